@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are either whole or absent, and their hashes."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from saccade.plugins.errors import SaccadeError
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_bytes(value: Any) -> bytes:
+    """The same value gives the same bytes: sorted keys, indented, one line end."""
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file beside its place and move it there, so that no reader sees half of it.
+
+    Raises: SaccadeError if the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another place.") from error
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.chmod(0o644)
+        partial.replace(path)
+    except OSError as error:
+        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another place.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """A folder to fill that becomes `path` only when the block ends without an error.
+
+    Raises: SaccadeError if `path` exists and `force` is false, or cannot be written.
+    """
+    refuse_existing(path, force=force)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another place.") from error
+    partial.chmod(0o755)
+    try:
+        yield partial
+        _swap(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Stop before any work is done for an output that would be in the way.
+
+    Raises: SaccadeError if `path` exists and `force` is false.
+    """
+    if path.exists() and not force:
+        raise SaccadeError(
+            f"{path}: exists already. Choose another place with --out, or pass --force to replace it."
+        )
+
+
+def _swap(partial: Path, path: Path) -> None:
+    if not path.exists():
+        partial.rename(path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent)) / path.name
+    path.rename(old)
+    try:
+        partial.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    finally:
+        shutil.rmtree(old.parent, ignore_errors=True)
