@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+EXTRAS := export,cpu,serve,bench,dev
+STAMP := $(VENV)/.saccade-installed
+
+.PHONY: help demo test check bench
+
+help: ## what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+demo: $(STAMP) ## train, export, verify, serve and benchmark; ends with a table and a report
+	$(BIN)/saccade demo --out build/demo --force
+
+test: $(STAMP) ## the whole test suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## ruff, ruff format, mypy on the built wheel
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/typecheck build/lib build/bdist.*
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build/typecheck .
+	$(BIN)/python -m zipfile -e build/typecheck/saccade-*.whl build/typecheck/site
+	cd build/typecheck && MYPYPATH=site ../../$(BIN)/python -m mypy \
+		--config-file ../../pyproject.toml -p saccade
+
+bench: $(STAMP) ## the figures of the README: fold, served against in-process, mixed load
+	$(BIN)/python benchmarks/fold.py
+	$(BIN)/python benchmarks/served.py
+	$(BIN)/python benchmarks/mixed_load.py
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $(STAMP)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every data set by one name or path, as uint8 images and class indices."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.errors import SaccadeError, ShapeError
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One split of a data set.
+
+    Shapes: images [n h w c] uint8, labels [n] int64, indices into class_names.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    name: str
+    sha256: str  # of this split's images, labels and class names
+
+
+def load_data(
+    name_or_path: str | Path,
+    split: str,
+    *,
+    preprocessing: Preprocessing | None = None,
+    side_px: int = 32,
+) -> Dataset:
+    """One split of `digits`, `digits-sum`, a folder of class folders, or an .npz.
+
+    A folder's images are resized to `preprocessing`, the trained model's, or for a new model to
+    `side_px` by `side_px`, grey where every file is grey. Splits of user data are drawn per class
+    with seed 0: 70 % train, 10 % validation, 20 % test.
+    Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do
+        not have the shape that `preprocessing` wants.
+    """
+    if split not in SPLITS:
+        raise SaccadeError(f"split is {split!r}, expected one of {', '.join(SPLITS)}.")
+    images, labels, class_names = _source(str(name_or_path))(split, preprocessing, side_px)
+    if preprocessing is not None:
+        found = images.shape[1:]
+        expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
+        if found != expected:
+            raise ShapeError(
+                f"{name_or_path}: images are {found} (height, width, channels), the model wants "
+                f"{expected}. Pass the data that the model was trained for, or train again."
+            )
+    names = Path(name_or_path).name if Path(name_or_path).exists() else str(name_or_path)
+    return Dataset(images, labels, class_names, names, _digest(images, labels, class_names))
+
+
+_Parts = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
+_Source = Callable[[str, Preprocessing | None, int], _Parts]
+
+
+def _source(name: str) -> _Source:
+    from saccade.models.data.digits import digits, digits_sum
+    from saccade.models.data.user_data import folder, npz
+
+    if name == "digits":
+        return lambda split, preprocessing, side_px: digits(split)
+    if name == "digits-sum":
+        return lambda split, preprocessing, side_px: digits_sum(split)
+    path = Path(name)
+    if path.is_dir():
+        return lambda split, preprocessing, side_px: folder(path, split, preprocessing, side_px)
+    if path.is_file() and path.suffix == ".npz":
+        return lambda split, preprocessing, side_px: npz(path, split)
+    found = "a file that is not an .npz" if path.is_file() else "neither a name nor a path"
+    raise SaccadeError(
+        f"data '{name}': found {found}. "
+        "Pass digits, digits-sum, a folder of class folders, or an .npz with images and labels."
+    )
+
+
+def _digest(images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(repr((images.shape, class_names)).encode())
+    digest.update(np.ascontiguousarray(images))
+    digest.update(np.ascontiguousarray(labels))
+    return digest.hexdigest()

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's own images: a folder of class folders, or an .npz."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from saccade.models.data.splits import stratified_split
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.errors import SaccadeError, ShapeError
+
+FORMATS = {"PNG": (".png",), "JPEG": (".jpg", ".jpeg"), "WEBP": (".webp",)}
+_SUFFIXES = {suffix for suffixes in FORMATS.values() for suffix in suffixes}
+_LEAST_PER_CLASS = 10  # fewer, and a class can be absent from validation
+_GREY_MODES = {"1", "L", "I", "I;16", "I;16B", "F"}
+_CAPS = Preprocessing(1, 1, 1, (0.0,), (1.0,))
+
+
+def folder(
+    path: Path, split: str, preprocessing: Preprocessing | None, side_px: int
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """One split of a folder whose sub-folders are classes, in the order of their names.
+
+    Shapes: images [n h w c] uint8, labels [n] int64.
+    Raises: SaccadeError if a class or file cannot be used; hidden files are not looked at.
+    """
+    classes = sorted(entry for entry in _visible(path) if entry.is_dir())
+    stray = [entry.name for entry in _visible(path) if not entry.is_dir()]
+    if stray:
+        raise SaccadeError(
+            f"{path}: found files beside the class folders (first: {sorted(stray)[:3]}), expected "
+            "one folder a class and nothing else. Move them."
+        )
+    files = {entry.name: _class_files(entry) for entry in classes}
+    labels = np.repeat(np.arange(len(classes)), [len(each) for each in files.values()])
+    names = tuple(files)
+    _check_classes(path, labels, names)
+    everything = [file for each in files.values() for file in each]
+    if preprocessing is None:
+        height, width, resize = side_px, side_px, "bilinear"
+        channels = 1 if all(_is_grey(file) for file in everything) else 3
+    else:
+        height, width, resize = (
+            preprocessing.height_px,
+            preprocessing.width_px,
+            preprocessing.resize,
+        )
+        channels = preprocessing.channels
+    part = _part(labels, split)
+    images = [_read_image(everything[i], height, width, channels, resize) for i in part]
+    return np.stack(images), labels[part].astype(np.int64), names
+
+
+def npz(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """One split of an .npz with `images`, `labels` and, if it likes, `class_names`.
+
+    Shapes: images [n h w] or [n h w c] uint8, labels [n] of any integer type, class_names [k].
+    Raises: SaccadeError if an array is missing or of the wrong type, ShapeError if shapes differ.
+    """
+    arrays = _read_arrays(path)
+    images, labels = arrays["images"], arrays["labels"]
+    if images.dtype != np.uint8:
+        raise SaccadeError(
+            f"{path}: images are {images.dtype}, expected uint8 from 0 to 255. Convert them, for "
+            "example with (255 * images).round().astype('uint8')."
+        )
+    images = images[..., None] if images.ndim == 3 else images
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
+        raise ShapeError(
+            f"{path}: images are {arrays['images'].shape}, expected (n, h, w), (n, h, w, 1) or "
+            "(n, h, w, 3), none of them 0."
+        )
+    if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
+        raise ShapeError(
+            f"{path}: labels are {labels.dtype} {labels.shape}, expected one whole number for "
+            f"each of the {len(images)} images."
+        )
+    names = _npz_names(path, labels, arrays.get("class_names"))
+    _check_classes(path, labels, names)
+    part = _part(labels, split)
+    return np.ascontiguousarray(images[part]), labels[part].astype(np.int64), names
+
+
+def _part(labels: np.ndarray, split: str) -> np.ndarray:
+    count = len(labels)
+    return stratified_split(labels, validation=count // 10, test=count // 5)[split]
+
+
+def _check_classes(path: Path, labels: np.ndarray, names: tuple[str, ...]) -> None:
+    if len(names) < 2:
+        raise SaccadeError(
+            f"{path}: found {len(names)} classes {list(names)}, expected at least two. "
+            "A folder needs one sub-folder a class; an .npz labels from 0 to classes - 1."
+        )
+    counts = np.bincount(labels, minlength=len(names))
+    small = {names[i]: int(n) for i, n in enumerate(counts) if n < _LEAST_PER_CLASS}
+    if small:
+        raise SaccadeError(
+            f"{path}: too few images in {len(small)} classes (first: {dict(list(small.items())[:3])}"
+            f"), expected at least {_LEAST_PER_CLASS} each. Add images or remove the class."
+        )
+
+
+def _visible(path: Path) -> list[Path]:
+    return [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+
+
+def _class_files(path: Path) -> list[Path]:
+    files = sorted(_visible(path))
+    foreign = [f.name for f in files if f.is_dir() or f.suffix.lower() not in _SUFFIXES]
+    if foreign:
+        raise SaccadeError(
+            f"{path}: found {foreign[:3]}, expected only PNG, JPEG or WebP files. "
+            "Convert or move what is not an image."
+        )
+    return files
+
+
+def _is_grey(path: Path) -> bool:
+    try:
+        with Image.open(path, formats=list(FORMATS)) as image:
+            return image.mode in _GREY_MODES
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> SaccadeError:
+    return SaccadeError(
+        f"{path}: not a PNG, JPEG or WebP image that can be read ({type(error).__name__}, "
+        f"{path.stat().st_size} bytes). Replace or remove it."
+    )
+
+
+def _read_image(path: Path, height: int, width: int, channels: int, resize: str) -> np.ndarray:
+    """Decoded as the server decodes: EXIF rotation, alpha over white, 16 bits scaled to 8."""
+    try:
+        with Image.open(path, formats=list(FORMATS)) as image:
+            if getattr(image, "n_frames", 1) > 1:
+                raise SaccadeError(f"{path}: animated. Keep one frame, or remove it.")
+            megapixels = image.width * image.height / 1e6
+            if megapixels > _CAPS.max_megapixels or max(image.size) > _CAPS.max_side_px:
+                raise SaccadeError(
+                    f"{path}: {image.width}x{image.height} px, at most {_CAPS.max_megapixels} "
+                    f"megapixels and {_CAPS.max_side_px} px a side. Make it smaller."
+                )
+            upright = ImageOps.exif_transpose(image)
+            plain = _over_white(upright, "L" if channels == 1 else "RGB")
+            sized = plain.resize((width, height), Image.Resampling[resize.upper()])
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise _unreadable(path, error) from error
+    return np.asarray(sized, dtype=np.uint8).reshape(height, width, channels)
+
+
+def _over_white(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode in ("I", "I;16", "I;16B"):
+        scaled = np.asarray(image).astype(np.float64) * (255 / 65535)
+        image = Image.fromarray(np.rint(scaled.clip(0, 255)).astype(np.uint8))
+    if image.has_transparency_data:
+        layered = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), layered)
+    return image.convert("RGB").convert(mode)
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            wanted = {"images", "labels", "class_names"} & set(file.files)
+            arrays = {name: file[name] for name in wanted}
+            found = sorted(file.files)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise SaccadeError(
+            f"{path}: not an .npz of plain arrays ({error}). Write it with "
+            "numpy.savez(path, images=..., labels=...)."
+        ) from error
+    if "images" not in arrays or "labels" not in arrays:
+        raise SaccadeError(
+            f"{path}: found arrays {found}, expected images and labels. Write it with "
+            "numpy.savez(path, images=..., labels=...)."
+        )
+    return arrays
+
+
+def _npz_names(path: Path, labels: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
+    low, high = int(labels.min()), int(labels.max())
+    classes = high + 1 if given is None else len(given)
+    if low < 0 or high >= classes or classes > len(labels):
+        raise SaccadeError(
+            f"{path}: labels reach from {low} to {high}, expected 0 to classes - 1"
+            f"{'' if given is None else f' ({classes} class names)'}. Number the classes from 0."
+        )
+    if given is None:
+        return tuple(str(index) for index in range(classes))
+    if given.ndim != 1 or given.dtype.kind != "U" or len(set(given.tolist())) != classes:
+        raise SaccadeError(
+            f"{path}: class_names are {given.dtype} {given.shape}, expected different texts."
+        )
+    return tuple(given.tolist())

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is decided about a Neural Attentive Circuit before its weights exist."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from saccade.plugins.errors import SaccadeError
+
+CHOICES = {
+    "input": ("image", "tokens"),
+    "tokenizer": ("patch", "conv"),
+    "activation": ("gelu", "relu"),
+    "graph_prior": ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi"),
+    "connectivity": ("learned", "frozen", "dense"),
+    "signature_init": ("prior", "random"),
+    "kernel_draw": ("batch", "sample"),
+    "confidence": ("state", "module"),
+    "dropout_draw": ("uniform", "log-uniform"),
+}
+COUNTS = (
+    "height_px width_px channels patch_px modules readout_modules dim code_dim signature_dim "
+    "heads ffn_dim classes graph_group graph_refresh_steps"
+).split()
+MAX_MODULES = 4096
+
+
+@dataclass(frozen=True)
+class NACConfig:
+    """Configuration of a NAC; the comment of a field says what the paper leaves open.
+
+    Raises: SaccadeError naming the first field that is out of range.
+    Source: Weiss et al. 2022, Neural Attentive Circuits, section 2 and 4.4.
+    """
+
+    input: str = "image"  # image: uint8 values [b, h, w, c]; tokens: [b, n, token_dim] and a length
+    tokenizer: str = "patch"  # of images: one linear layer per patch, or three small convolutions
+    height_px: int = 8
+    width_px: int = 8
+    channels: int = 1
+    mean: tuple[float, ...] = (0.5,)  # per channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = (0.5,)
+    patch_px: int = 2
+    token_dim: int = 0  # width of a token that comes in
+    max_tokens: int = 0  # learned positions of incoming tokens; 0: they are a set
+    modules: int = 64  # processor modules, 1 to 4,096
+    readout_modules: int = 4
+    dim: int = 64  # width of a module's state
+    code_dim: int = 32
+    signature_dim: int = 16
+    propagator_layers: int = 2
+    heads: int = 4  # of the propagators; read-in and read-out have one
+    ffn_dim: int = 128
+    classes: int = 10
+    activation: str = "gelu"  # between the two layers of a ModFFN
+    alpha: float = 0.1  # initial strength of a ModFC's modulation, then learned
+    read_norm: bool = True  # LayerNorm in front of the read-in's and read-out's ModFFN, and on
+    # the processor states that the read-out polls
+    confidence: str = "state"  # a read-out module's scalar: linear in its state, or a constant
+    epsilon: float = 0.25  # bandwidth of the kernel, in units of cosine distance
+    tau: float = 0.5  # temperature of the Concrete sample, training only
+    delta: float = 1e-6  # in eq. 3's denominator, where it cancels: the bias does not need it
+    p_min: float = 1e-6  # link probabilities are clamped before sampling
+    p_max: float = 1 - 1e-4
+    kernel_draw: str = "batch"  # training draws one kernel a layer for the batch, or one a sample
+    connectivity: str = "learned"  # frozen: signatures without gradient; dense: no kernel at all
+    modulation: bool = True  # False: a ModFC is a plain layer; with dense, a Perceiver IO
+    signature_init: str = "prior"  # start at the graph prior, or at random; frozen needs the prior
+    graph_prior: str = "scale-free"
+    graph_degree: float = 8.0  # mean expected degree (scale-free, erdos-renyi)
+    graph_group: int = 16  # modules of a group or clique (planted-partition, ring-of-cliques)
+    graph_inside: float = 0.8  # link probability in a group, a clique, and of a ring's bridges
+    graph_outside: float = 0.02  # link probability between groups
+    graph_refresh_steps: int = 20  # the permutation onto the prior is found anew every so often
+    conditional: bool = False  # a circuit a sample: generated from `condition`, or the tokens
+    condition_dim: int = 0  # width of a condition token; 0: the input tokens are the condition
+    generator_modules: int = 0  # queries of the conditional generator; 0: as many as modules
+    module_dropout: float = 1.0  # smallest fraction of modules kept in a training step; 1: off
+    dropout_draw: str = "uniform"  # of the fraction, between module_dropout and 1
+    dropout_ordered: float = 0.8  # share of steps that keep the best connected modules instead of
+    # a random subset: those are the ones that a budget keeps
+    seed: int = 0  # of the initial weights
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
+        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        for name, allowed in CHOICES.items():
+            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+        for name in COUNTS:
+            value = getattr(self, name)
+            self._expect(name, type(value) is int and value >= 1, "a whole number of at least 1")
+        for name in ("token_dim", "max_tokens", "propagator_layers", "condition_dim"):
+            value = getattr(self, name)
+            self._expect(name, type(value) is int and value >= 0, "a whole number of at least 0")
+        self._check_sizes()
+        self._check_probabilities()
+
+    def _check_sizes(self) -> None:
+        self._expect("modules", self.modules <= MAX_MODULES, f"at most {MAX_MODULES}")
+        self._expect("heads", self.dim % self.heads == 0, f"a divisor of dim ({self.dim})")
+        self._expect(
+            "generator_modules",
+            self.generator_modules == 0
+            or (self.conditional and self.modules <= self.generator_modules <= MAX_MODULES),
+            "0, or in a conditional NAC between modules and 4096",
+        )
+        if self.input == "tokens":
+            self._expect("token_dim", self.token_dim >= 1, "at least 1 where input is 'tokens'")
+            return
+        size = f"a divisor of height_px ({self.height_px}) and width_px ({self.width_px})"
+        fits = self.height_px % self.patch_px == 0 and self.width_px % self.patch_px == 0
+        self._expect("patch_px", fits, size)
+        self._expect("channels", self.channels in (1, 3), "1 or 3")
+        self._expect("mean", len(self.mean) == self.channels, f"{self.channels} values")
+        self._expect("std", len(self.std) == self.channels, f"{self.channels} values")
+        self._expect("std", min(self.std) > 0, "above 0")
+
+    def _check_probabilities(self) -> None:
+        for name in ("epsilon", "tau", "graph_degree"):
+            self._expect(name, getattr(self, name) > 0, "above 0")
+        self._expect("delta", self.delta >= 0, "at least 0")
+        for name in ("p_min", "p_max", "graph_inside", "graph_outside"):
+            self._expect(name, 0 < getattr(self, name) < 1, "above 0 and below 1")
+        self._expect("p_min", self.p_min < self.p_max, f"below p_max ({self.p_max})")
+        self._expect("module_dropout", 0 < self.module_dropout <= 1, "above 0 and at most 1")
+        self._expect("dropout_ordered", 0 <= self.dropout_ordered <= 1, "from 0 to 1")
+        random_and_frozen = self.signature_init == "random" and self.connectivity == "frozen"
+        self._expect("signature_init", not random_and_frozen, "'prior' where links are frozen")
+
+    def _expect(self, name: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise SaccadeError(
+                f"NAC configuration: {name} is {getattr(self, name)!r}, "
+                f"expected {wanted}. Change that field."
+            )
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens an image gives; None where the input decides."""
+        if self.input == "tokens":
+            return None
+        return (self.height_px // self.patch_px) * (self.width_px // self.patch_px)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "NACConfig":
+        """The configuration that `to_dict` wrote.
+
+        Raises: SaccadeError on a key that no field has, or a value out of range.
+        """
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise SaccadeError(
+                f"NAC configuration: unknown field {unknown[0]!r} ({len(unknown)} in all). "
+                f"Expected the fields of NACConfig. The file may come from a newer saccade."
+            )
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise SaccadeError(
+                f"NAC configuration: a value has the wrong type ({error}). "
+                f"Write it with NACConfig.to_dict."
+            ) from error

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: one table of commands, each a verb of the Python API."""
+
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, get_args, get_origin
+
+import tyro
+from saccade.plugins.errors import SaccadeError
+from saccade.serving import commands
+
+COMMANDS: dict[str, Callable[..., commands.Answer]] = {
+    "train": commands.train,
+    "export": commands.export,
+    "verify": commands.verify,
+    "bench": commands.bench,
+    "repository": commands.repository,
+    "serve": commands.serve,
+    "classify": commands.classify,
+    "embed": commands.embed,
+    "demo": commands.demo,
+    "doctor": commands.doctor,
+}
+
+INTERRUPTED, OUR_BUG = 130, 70
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    0 done, 1 a gate or check failed, 2 wrong input or missing package, 3 the server failed,
+    130 interrupted, 70 our bug with its trace. Only the answer goes to standard output.
+    """
+    # A supervisor ends a service with SIGTERM: the same clean way out as Ctrl-C.
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        answer = _dispatch(arguments)
+    except SaccadeError as error:
+        print(f"saccade: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("saccade: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`saccade ... | head`): nothing is left to tell it.
+        sys.stderr.close()
+        return 0
+    except Exception:
+        traceback.print_exc()
+        print("saccade: this is a bug in saccade, please report it.", file=sys.stderr)
+        return OUR_BUG
+    return answer.exit_code
+
+
+def _dispatch(arguments: Sequence[str]) -> commands.Answer:
+    answer: commands.Answer = tyro.extras.subcommand_cli_from_dict(
+        dict(COMMANDS),
+        prog="saccade",
+        description="Checkpoints of attention-structured vision models to a served model.",
+        args=list(arguments),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        registry=_comma_separated(),
+    )
+    if answer.as_json:
+        print(json.dumps(answer.data, indent=1, allow_nan=False))
+    elif answer.text is not None:
+        _print_text(answer.text)
+    return answer
+
+
+def _print_text(text: Any) -> None:
+    from rich.console import Console
+
+    # A table that is piped into a file must not be cut at 80 columns.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(text, highlight=False, soft_wrap=isinstance(text, str), markup=False)
+
+
+def _comma_separated() -> tyro.constructors.ConstructorRegistry:
+    """Numbers of one option are written `1,0.5,0.25`, as the field's tools do."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def numbers(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+        kind = get_args(info.type)
+        if get_origin(info.type) is not tuple or kind not in ((float, ...), (int, ...)):
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="N[,N...]",
+            instance_from_str=lambda found: tuple(kind[0](part) for part in found[0].split(",")),
+            is_instance=lambda value: isinstance(value, tuple),
+            str_from_instance=lambda value: [",".join(f"{number:g}" for number in value)],
+        )
+
+    return registry
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a variant does without a server: its answers on a data set, and how fast it gives them."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from saccade.plugins.errors import ShapeError
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_SCORE_BATCH = 64
+
+
+@dataclass
+class Calls:
+    """Durations of equal calls to one session, gathered over several rounds.
+
+    Units: seconds a call; core_s is processor time of all calls together.
+    """
+
+    batch: int
+    seconds: list[float] = field(default_factory=list)
+    core_s: float = 0.0
+
+    @property
+    def inferences_per_second(self) -> float:
+        """Images over time, all calls together."""
+        return self.batch * len(self.seconds) / sum(self.seconds)
+
+    @property
+    def core_ms_per_image(self) -> float:
+        """Processor time an image, in milliseconds."""
+        return 1e3 * self.core_s / (self.batch * len(self.seconds))
+
+    def summary(self) -> dict[str, float]:
+        """Throughput and quantiles, as the frontier stores them."""
+        quantiles = np.percentile(1e3 * np.asarray(self.seconds), (50, 95, 99))
+        names = ("p50_ms", "p95_ms", "p99_ms")
+        return {
+            "inferences_per_second": round(self.inferences_per_second, 2),
+            **{name: round(float(value), 4) for name, value in zip(names, quantiles, strict=True)},
+            "calls": len(self.seconds),
+        }
+
+
+def sample(session: Any, images: np.ndarray, calls: Calls, *, seconds: float) -> None:
+    """Call the session on the same batch for a while and add the durations to `calls`.
+
+    Shapes: images [n h w c]; the batch repeats them as often as it takes.
+    """
+    batch = np.resize(images, (calls.batch, *images.shape[1:]))
+    feed = {session.get_inputs()[0].name: batch}
+    session.run(None, feed)  # the first call of a shape plans its memory
+    core = time.process_time()
+    end = time.perf_counter() + seconds
+    while True:
+        start = time.perf_counter()
+        session.run(None, feed)
+        stop = time.perf_counter()
+        calls.seconds.append(stop - start)
+        if stop >= end:
+            break
+    calls.core_s += time.process_time() - core
+
+
+def best_batch(calls: Mapping[int, Calls]) -> int:
+    """The batch size with the highest throughput; the smaller one where two are equal."""
+    return max(sorted(calls), key=lambda batch: calls[batch].inferences_per_second)
+
+
+def logits(session: Any, images: np.ndarray) -> np.ndarray:
+    """The session's logits for every image.
+
+    Shapes: images uint8 [n h w c] -> float32 [n classes].
+    Raises: ShapeError if the images are not what the model takes.
+    """
+    spec = session.get_inputs()[0]
+    if list(images.shape[1:]) != list(spec.shape[1:]) or images.dtype != np.uint8:
+        raise ShapeError(
+            f"The data's images are {images.dtype} {list(images.shape[1:])}, the model takes "
+            f"uint8 {list(spec.shape[1:])} (height, width, channels). "
+            "Name the data the model was trained on with --data."
+        )
+    parts = [
+        session.run(["logits"], {spec.name: images[at : at + _SCORE_BATCH]})[0]
+        for at in range(0, len(images), _SCORE_BATCH)
+    ]
+    return np.concatenate(parts)
+
+
+def correct(scores: np.ndarray, labels: np.ndarray, *, top: int = 1) -> np.ndarray:
+    """Whether each image's label is among its `top` highest scores.
+
+    Shapes: scores [n classes], labels [n] -> bool [n].
+    """
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+    hit: np.ndarray = (best == labels[:, None]).any(axis=1)
+    return hit

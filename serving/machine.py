@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a measurement was taken on: processor, cores, memory, versions, load."""
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "nvidia-pytriton", "tritonclient", "grpcio")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The host of a measurement, as it goes into every report.
+
+    Units: memory_mib is MiB; load_average is the number of runnable threads over one minute.
+    """
+
+    processor: str
+    cores: int
+    memory_mib: int
+    system: str
+    python: str
+    versions: dict[str, str]
+    load_average: float
+
+    @property
+    def device(self) -> str:
+        """The name under which a frontier files its measurements."""
+        return f"{self.processor}, {self.cores} core{'s' if self.cores != 1 else ''}"
+
+    @property
+    def runtime(self) -> str:
+        """The runtime that ran the variants, with its version."""
+        return f"onnxruntime {self.versions.get('onnxruntime', 'unknown')} CPU"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, device and runtime included."""
+        return {**asdict(self), "device": self.device, "runtime": self.runtime}
+
+
+def this_machine() -> Machine:
+    """The machine this process runs on, now."""
+    return Machine(
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _all_cores(),
+        memory_mib=_memory_mib(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        versions=_versions(),
+        load_average=os.getloadavg()[0],
+    )
+
+
+def _all_cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory_mib() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    # Both distributions are the module `onnxruntime`; the report speaks of the module.
+    if "onnxruntime-gpu" in found:
+        found.setdefault("onnxruntime", found["onnxruntime-gpu"])
+    return found
+
+
+def cpu_seconds(pid: int) -> dict[str, float]:
+    """Processor time used so far by a process and by each of its living descendants.
+
+    The key is `<pid> <name>`, so that a server and its helpers can be told apart.
+    """
+    ticks = os.sysconf("SC_CLK_TCK")
+    parents: dict[int, int] = {}
+    used: dict[int, tuple[str, float]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue  # the process ended between the listing and the reading
+        name, fields = (
+            text[text.index("(") + 1 : text.rindex(")")],
+            text[text.rindex(")") :].split(),
+        )
+        parents[int(path.parent.name)] = int(fields[2])
+        used[int(path.parent.name)] = name, (int(fields[12]) + int(fields[13])) / ticks
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return {f"{one} {used[one][0]}": used[one][1] for one in sorted(family) if one in used}
