@@ -17,10 +17,7 @@ CHOICES = {
     "confidence": ("state", "module"),
     "dropout_draw": ("uniform", "log-uniform"),
 }
-COUNTS = (
-    "height_px width_px channels patch_px modules readout_modules dim code_dim signature_dim "
-    "heads ffn_dim classes graph_group graph_refresh_steps"
-).split()
+COUNTS = ["height_px", "width_px", "channels", "patch_px", "modules", "readout_modules", "dim", "code_dim", "signature_dim", "heads", "ffn_dim", "classes", "graph_group", "graph_refresh_steps"]
 MAX_MODULES = 4096
 
 

@@ -76,7 +76,8 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     """
     if path.exists() and not force:
         raise SaccadeError(
-            f"{path}: exists already. Choose another place with --out, or pass --force to replace it."
+            f"{path}: exists already. "
+            "Choose another place with --out, or pass --force to replace it."
         )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
-
 from saccade.models.data.splits import stratified_split
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, ShapeError
@@ -98,8 +97,9 @@ def _check_classes(path: Path, labels: np.ndarray, names: tuple[str, ...]) -> No
     small = {names[i]: int(n) for i, n in enumerate(counts) if n < _LEAST_PER_CLASS}
     if small:
         raise SaccadeError(
-            f"{path}: too few images in {len(small)} classes (first: {dict(list(small.items())[:3])}"
-            f"), expected at least {_LEAST_PER_CLASS} each. Add images or remove the class."
+            f"{path}: too few images in {len(small)} classes (first: {min(small)!r} with "
+            f"{small[min(small)]}), expected at least {_LEAST_PER_CLASS} each. Add images or "
+            "remove the class."
         )
 
 
