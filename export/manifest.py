@@ -203,7 +203,11 @@ def _typed(kind: type[_T] | Any, value: Any, where: str) -> _T:
         if extra := sorted(set(value) - expected):
             raise SaccadeError(f"{where}unknown keys: {', '.join(extra)}. {_AGAIN}")
         hints = get_type_hints(kind)
-        return kind(**{key: _typed(hints[key], value[key], f"{where}{key}: ") for key in value})
+        checked = {key: _typed(hints[key], value[key], f"{where}{key}: ") for key in value}
+        try:
+            return kind(**checked)
+        except SaccadeError as error:
+            raise SaccadeError(f"{where}{error}") from error
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
         if not isinstance(value, list):

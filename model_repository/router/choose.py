@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variant answers a request: pure functions over routes.json, standard library only."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SCHEMA = "saccade.routes"
+VERSION = 1
+CHOICES = ("budget", "min_score", "max_latency_ms")
+# What the protocol, the server and its clients put among the parameters.
+RESERVED = {
+    "timeout", "priority", "headers", "classification", "binary_data", "binary_data_output",
+    "binary_data_size",
+}  # fmt: skip
+RESERVED_PREFIXES = ("sequence_", "triton_", "shared_memory_")
+HOW_TO_MEASURE = "Run `saccade bench` on the artefact folder, then `saccade repository` again"
+
+
+class RequestRefused(Exception):
+    """The caller asked for what cannot be; the message is the answer."""
+
+
+class Route(NamedTuple):
+    """One variant, as the choice sees it; figures are None where nothing was measured."""
+
+    name: str
+    sha256: str
+    budget: float
+    precision: str
+    score: float | None
+    lower_bound: float | None
+    inferences_per_second: float | None
+    p95_ms: float | None
+    run_batch: int
+    multiply_adds: int
+
+    @property
+    def quickness(self) -> float:
+        """Measured speed; without one, the fewer multiply-adds the quicker."""
+        return self.inferences_per_second or 1 / max(1, self.multiply_adds)
+
+
+class Routes(NamedTuple):
+    """The router's whole knowledge, as `saccade repository` wrote it."""
+
+    model: str
+    preprocessing: dict[str, Any]
+    outputs: tuple[str, ...]
+    score_name: str | None
+    variants: tuple[Route, ...]
+
+
+def read_routes(path: Path) -> Routes:
+    """The routes of one model.
+
+    Raises: ValueError for another schema or version.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    found = content.get("schema"), content.get("version")
+    if found != (SCHEMA, VERSION):
+        raise ValueError(f"routes.json is {found}, expected {(SCHEMA, VERSION)}")
+    return Routes(
+        model=content["model"],
+        preprocessing=content["preprocessing"],
+        outputs=tuple(content["outputs"]),
+        score_name=content["score_name"],
+        variants=tuple(Route(**each) for each in content["variants"]),
+    )
+
+
+def choose(routes: Routes, parameters: dict[str, Any]) -> Route:
+    """The variant for a request's parameters; without any, the largest budget.
+
+    Raises: RequestRefused for an unknown parameter, two choices, a value that is no number or
+        out of range, and where no variant meets the request.
+    """
+    own = [key for key in parameters if not is_reserved(key)]
+    if unknown := sorted(set(own) - set(CHOICES)):
+        raise RequestRefused(
+            f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(CHOICES)}"
+        )
+    if len(own) > 1:
+        raise RequestRefused(f"parameters {' and '.join(sorted(own))} given, expected one of them")
+    if not own:
+        return by_budget(routes, 1.0)
+    value = number(own[0], parameters[own[0]])
+    return {"budget": by_budget, "min_score": by_score, "max_latency_ms": by_latency}[own[0]](
+        routes, value
+    )
+
+
+def is_reserved(key: str) -> bool:
+    """Whether the protocol owns the parameter and the choice must not look at it."""
+    return key in RESERVED or key.startswith(RESERVED_PREFIXES)
+
+
+def number(name: str, value: Any) -> float:
+    """A finite number above zero from a string, an integer or a double.
+
+    Raises: RequestRefused otherwise, and for a budget or score above 1.
+    """
+    expected = "a number above 0" + ("" if name == "max_latency_ms" else " and at most 1")
+    try:
+        parsed = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        parsed = math.nan
+    if not (math.isfinite(parsed) and parsed > 0 and (parsed <= 1 or name == "max_latency_ms")):
+        raise RequestRefused(f"parameter {name} is {value!r:.60}, expected {expected}")
+    return parsed
+
+
+def by_budget(routes: Routes, budget: float) -> Route:
+    """The largest variant with at most this budget; of two precisions the quicker one."""
+    fitting = [route for route in routes.variants if route.budget <= budget]
+    if not fitting:
+        raise RequestRefused(f"no variant has a budget of at most {budget:g}.{table(routes)}")
+    return max(fitting, key=lambda route: (route.budget, route.quickness))
+
+
+def by_score(routes: Routes, score: float) -> Route:
+    """The fastest variant whose lower 95 % bound is at least this score."""
+    measured = [each for each in routes.variants if each.lower_bound is not None]
+    _require_figures(measured, "min_score", "scores")
+    fitting = [each for each in measured if each.lower_bound >= score]
+    if not fitting:
+        raise RequestRefused(
+            f"no variant has a {routes.score_name} whose lower 95 % bound is at least {score:g}."
+            + table(routes)
+        )
+    return max(fitting, key=lambda route: (route.quickness, route.score))
+
+
+def by_latency(routes: Routes, milliseconds: float) -> Route:
+    """The best-scoring variant whose measured p95 is at most this; ties go to the faster."""
+    measured = [each for each in routes.variants if each.p95_ms is not None]
+    _require_figures(measured, "max_latency_ms", "latencies")
+    fitting = [each for each in measured if each.p95_ms <= milliseconds]
+    if not fitting:
+        raise RequestRefused(f"no variant has a p95 of at most {milliseconds:g} ms.{table(routes)}")
+    return max(fitting, key=lambda route: (route.score, -route.p95_ms, route.quickness))
+
+
+def table(routes: Routes) -> str:
+    """The variants with their figures, for a caller who asked for what is not there."""
+    rows = [
+        f"{route.name}: budget {route.budget:g}"
+        + (f", score {route.score:.4f}" if route.score is not None else "")
+        + (f" (at least {route.lower_bound:.4f})" if route.lower_bound is not None else "")
+        + (f", p95 {route.p95_ms:.2f} ms" if route.p95_ms is not None else "")
+        for route in routes.variants
+    ]
+    return " Variants:\n" + "\n".join(rows)
+
+
+def _require_figures(measured: list[Route], parameter: str, what: str) -> None:
+    if not measured:
+        raise RequestRefused(
+            f"{parameter} needs measured {what}, and this repository has none. {HOW_TO_MEASURE}, "
+            "or ask by budget"
+        )

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The circuit generator: one signature and one code for each processor module."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.models.modulation import linear
+from saccade.models.nac_config import NACConfig
+from saccade.plugins.errors import ShapeError
+
+
+class Circuit(NamedTuple):
+    """Descriptors of the processor modules; with a leading batch axis where they depend on it."""
+
+    signatures: Tensor | None  # [u s] or [b u s]; None where every module hears every other
+    codes: Tensor  # [u c] or [b u c]
+
+
+class UnconditionalGenerator(nn.Module):
+    """Signatures and codes are parameters (frozen signatures: a buffer, absent if dense).
+
+    Source: section 2.2.
+    """
+
+    signatures: Tensor | None
+
+    def __init__(self, config: NACConfig, signatures: Tensor | None) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(config.modules, config.code_dim))
+        if config.connectivity == "learned" and signatures is not None:
+            self.signatures = nn.Parameter(signatures)
+        else:
+            self.register_buffer("signatures", signatures)
+
+    def forward(self, modules: Tensor | None = None) -> Circuit:
+        if modules is None:
+            return Circuit(self.signatures, self.codes)
+        signatures = None if self.signatures is None else self.signatures[modules]
+        return Circuit(signatures, self.codes[modules])
+
+
+class ConditionalGenerator(nn.Module):
+    """Queries, one a module, look at the condition (cross-attention, FFN) and at each other
+    (self-attention); one FFN makes signatures of them, a parallel one codes.
+
+    All queries take part as keys and values even where only some modules are wanted, so a pruned
+    circuit is a selection of the full one.
+
+    Shapes: condition [b n k], length [b], modules [m] -> signatures [b m s], codes [b m c].
+    Source: section 4.4.
+    """
+
+    kept: Tensor
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        total, dim = config.generator_modules or config.modules, config.dim
+        self.width = config.condition_dim or dim
+        self.queries = nn.Parameter(torch.randn(total, dim))
+        self.condition = linear(self.width, dim)
+        self.norm_condition = nn.LayerNorm(dim)
+        self.norm_queries = nn.LayerNorm(dim)
+        self.cross = Attention(dim, config.heads)
+        self.norm_ffn = nn.LayerNorm(dim)
+        self.ffn = feed_forward(dim, config.ffn_dim, dim)
+        self.norm_self = nn.LayerNorm(dim)
+        self.mix = Attention(dim, config.heads)
+        self.norm_out = nn.LayerNorm(dim)
+        self.to_signature = feed_forward(dim, config.ffn_dim, config.signature_dim)
+        self.to_code = feed_forward(dim, config.ffn_dim, config.code_dim)
+        self.register_buffer("kept", torch.arange(config.modules))
+
+    def forward(
+        self, condition: Tensor, length: Tensor | None = None, modules: Tensor | None = None
+    ) -> Circuit:
+        if condition.dim() != 3 or condition.shape[-1] != self.width:
+            raise ShapeError(
+                f"condition: found shape {list(condition.shape)}, expected [b, n, {self.width}]. "
+                f"Bring each condition token to {self.width} values."
+            )
+        seen = self.norm_condition(self.condition(condition.to(self.queries.dtype)))
+        queries = self.queries.expand(condition.shape[0], -1, -1)
+        x = queries + self.cross(self.norm_queries(queries), seen, length)
+        x = x + self.ffn(self.norm_ffn(x))
+        kept = self.kept if modules is None else self.kept[modules]
+        every = self.norm_self(x)
+        x = self.norm_out(x[:, kept] + self.mix(every[:, kept], every))
+        return Circuit(self.to_signature(x), self.to_code(x))
+
+
+class Attention(nn.Module):
+    """Plain multi-head attention.
+
+    Shapes: x [b i d], seen [b j d], length [b] (of seen) -> [b i d].
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (linear(dim, dim) for _ in range(4))
+
+    def forward(self, x: Tensor, seen: Tensor, length: Tensor | None = None) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for y in (self.query(x), self.key(seen), self.value(seen))
+        )
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if length is not None:
+            hidden = torch.arange(seen.shape[1], device=seen.device) >= length[:, None]
+            scores = scores.masked_fill(hidden[:, None, None], -math.inf)
+        return self.output((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def feed_forward(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two linear layers with a GELU between them."""
+    return nn.Sequential(linear(inputs, hidden), nn.GELU(), linear(hidden, outputs))
+
+
+class InitialState(nn.Module):
+    """theta^(0): a two-layer MLP of the code, for processor and read-out modules alike.
+
+    Shapes: code [... c] -> [... d].
+    Source: section 2.2.
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        self.first = linear(config.code_dim, config.dim)
+        self.second = linear(config.dim, config.dim, scale=math.sqrt(2))
+
+    def forward(self, code: Tensor) -> Tensor:
+        return self.second(F.gelu(self.first(code)))

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The circuit executor's three layers: read-in, propagator, read-out."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from saccade.models.modulation import ModFC, ModFFN, linear
+from saccade.models.nac_config import NACConfig
+from saccade.models.skmdpa import skmdpa
+
+
+def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:
+    """A ModFC with the configured code, alpha and switch."""
+    return ModFC(
+        inputs,
+        outputs,
+        config.code_dim,
+        alpha=config.alpha,
+        modulation=config.modulation,
+        scale=scale,
+    )
+
+
+def mod_ffn(config: NACConfig, *, scale: float = 1.0) -> ModFFN:
+    """A ModFFN with the configured width, activation, code, alpha and switch."""
+    return ModFFN(
+        config.dim,
+        config.ffn_dim,
+        config.code_dim,
+        activation=config.activation,
+        alpha=config.alpha,
+        modulation=config.modulation,
+        scale=scale,
+    )
+
+
+def optional_norm(config: NACConfig) -> nn.Module:
+    """LayerNorm where the configuration has one in read-in and read-out."""
+    return nn.LayerNorm(config.dim) if config.read_norm else nn.Identity()
+
+
+def length_mask(length: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """Which tokens take part.
+
+    Shapes: length [b], tokens [b n d] -> bool [b 1 n].
+    """
+    if length is None:
+        return None
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    return position < length[:, None, None]
+
+
+class ReadIn(nn.Module):
+    """Each module looks at the tokens through its own keys and values, then a residual ModFFN.
+
+    In evaluation this is eq. 4 and 5 as written, with the softmax that eq. 5 leaves out. In
+    training the same function is computed without the keys and values of every module and token:
+    the gain moves to the query (q . W(x * m) = (W^T q * m) . x, and q . b is constant over the
+    tokens), and values are projected after pooling, because the weights sum to 1. `direct` forces
+    one of the two.
+
+    Shapes: theta [u d] or [b u d], tokens [b n d], code [u c] or [b u c], length [b] of at least 1
+            -> [b u d].
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        self.direct: bool | None = None
+        self.query = mod_fc(config, config.dim, config.dim)
+        self.key = mod_fc(config, config.dim, config.dim)
+        self.value = mod_fc(config, config.dim, config.dim)
+        self.output = mod_fc(config, config.dim, config.dim)
+        self.norm = optional_norm(config)
+        self.ffn = mod_ffn(config)
+
+    def forward(
+        self, theta: Tensor, tokens: Tensor, code: Tensor, length: Tensor | None = None
+    ) -> Tensor:
+        mask = length_mask(length, tokens)
+        direct = not self.training if self.direct is None else self.direct
+        attend = self._attend if direct else self._attend_reassociated
+        y = self.output(attend(self.query(theta, code), tokens, code, mask), code)
+        return y + self.ffn(self.norm(y), code)
+
+    def _attend(self, q: Tensor, tokens: Tensor, code: Tensor, mask: Tensor | None) -> Tensor:
+        k = self.key(tokens.unsqueeze(1), code.unsqueeze(-2))  # [b u n d]
+        v = self.value(tokens.unsqueeze(1), code.unsqueeze(-2))
+        scores = (k @ q.unsqueeze(-1)).squeeze(-1) / math.sqrt(q.shape[-1])
+        weights = _masked_softmax(scores, mask)
+        return (weights.unsqueeze(-2) @ v).squeeze(-2)
+
+    def _attend_reassociated(
+        self, q: Tensor, tokens: Tensor, code: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        probe = (q @ self.key.linear.weight) * self.key.gain(code) / math.sqrt(q.shape[-1])
+        weights = _masked_softmax(probe @ tokens.mT, mask)
+        return self.value(weights @ tokens, code)
+
+
+def _masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(-1)
+
+
+class Propagator(nn.Module):
+    """One round of messages between modules, then one of computation; both pre-LN, residual.
+
+    Shapes: theta [b u d], code [u c] or [b u c], bias [u u] or [b u u] -> [b u d].
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        scale = 1 / math.sqrt(2 * max(1, config.propagator_layers))  # the residual sum stays O(1)
+        self.heads = config.heads
+        self.norm_attention = nn.LayerNorm(config.dim)
+        self.query = mod_fc(config, config.dim, config.dim)
+        self.key = mod_fc(config, config.dim, config.dim)
+        self.value = mod_fc(config, config.dim, config.dim)
+        self.output = mod_fc(config, config.dim, config.dim, scale=scale)
+        self.norm_ffn = nn.LayerNorm(config.dim)
+        self.ffn = mod_ffn(config, scale=scale)
+
+    def forward(self, theta: Tensor, code: Tensor, bias: Tensor | None) -> Tensor:
+        x = self.norm_attention(theta)
+        q, k, v = (layer(x, code) for layer in (self.query, self.key, self.value))
+        theta = theta + self.output(skmdpa(q, k, v, bias, heads=self.heads), code)
+        return theta + self.ffn(self.norm_ffn(theta), code)
+
+
+class ReadOut(nn.Module):
+    """Read-out modules poll the processor's final states; their confidences weight the sum.
+
+    Queries take the read-out module's code, keys and values the processor module's.
+
+    Shapes: initial [r d], code [r c], theta [b u d], processor_code [u c] or [b u c],
+            bias [r u] or [b r u] -> [b d], the confidence-weighted state.
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        self.query = mod_fc(config, config.dim, config.dim)
+        self.key = mod_fc(config, config.dim, config.dim)
+        self.value = mod_fc(config, config.dim, config.dim)
+        self.output = mod_fc(config, config.dim, config.dim)
+        self.norm_states = optional_norm(config)
+        self.norm = optional_norm(config)
+        self.ffn = mod_ffn(config)
+        if config.confidence == "state":
+            self.confidence = linear(config.dim, 1)
+        else:
+            self.confidence_scalars = nn.Parameter(torch.zeros(config.readout_modules))
+
+    def forward(
+        self,
+        initial: Tensor,
+        code: Tensor,
+        theta: Tensor,
+        processor_code: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        x = self.norm_states(theta)
+        q = self.query(initial, code).expand(x.shape[0], -1, -1)
+        k, v = self.key(x, processor_code), self.value(x, processor_code)
+        y = self.output(skmdpa(q, k, v, bias), code)
+        return self.pool(y + self.ffn(self.norm(y), code))
+
+    def pool(self, states: Tensor) -> Tensor:
+        """The states' sum, weighted by the softmax of the confidences.
+
+        Shapes: states [b r d] -> [b d].
+        """
+        if hasattr(self, "confidence"):
+            scores = self.confidence(states).squeeze(-1)
+        else:
+            scores = self.confidence_scalars.expand(states.shape[:2])
+        return (scores.softmax(-1).unsqueeze(1) @ states).squeeze(1)

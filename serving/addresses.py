@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How and where the server listens, and whether those places are free."""
+
+import ipaddress
+import socket
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from saccade.plugins.errors import SaccadeError
+
+PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where the server listens and what happens when it fails. Port 0 takes a free one."""
+
+    host: str = "127.0.0.1"  # address to listen on; anything but loopback needs your consent
+    grpc_port: int = 8001  # inference over gRPC
+    http_port: int = 8000  # inference over HTTP
+    metrics_port: int = 8002  # Prometheus metrics
+    ready_port: int = 8003  # GET /ready answers 200 or 503
+    start_timeout_s: float = 60  # the server has this long to load every model and answer
+    probe_interval_s: float = 5  # each variant makes one inference this often
+    probe_timeout_s: float = 2  # and has this long for it
+    grace_s: float = 1  # after a variant dies the others answer this long before the restart
+    server_log: Path | None = None  # the server's own log, as it wrote it
+    restart: bool = True  # restart a server that fails; otherwise exit with 3
+    accept_risk: bool = False  # consent to listen beyond loopback
+
+    def __post_init__(self) -> None:
+        for name in PORTS:
+            if not 0 <= getattr(self, name) <= 65535:
+                raise SaccadeError(
+                    f"{_flag(name)} {getattr(self, name)} is not a port. "
+                    "Give 1 to 65535, or 0 for a free one."
+                )
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least_is_open = field.name != "grace_s"
+            if field.name.endswith("_s") and not (value > 0 or (value == 0 and not least_is_open)):
+                raise SaccadeError(f"{_flag(field.name)} {value} is not a duration. Give seconds.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def with_ports(options: ServeOptions) -> ServeOptions:
+    """The same options with every 0 replaced by a free port, and the others found free.
+
+    Raises: SaccadeError naming the port that is taken and the flag that changes it.
+    """
+    held: list[socket.socket] = []
+    chosen: dict[str, int] = {}
+    try:
+        # All are held until the last is found, so that no two get the same one.
+        for name in sorted(PORTS, key=lambda name: getattr(options, name) == 0):
+            listener = _bind(options.host, getattr(options, name), name, chosen)
+            held.append(listener)
+            chosen[name] = listener.getsockname()[1]
+    finally:
+        for listener in held:
+            listener.close()
+    return replace(options, **chosen)  # type: ignore[arg-type]
+
+
+def address(host: str, port: int) -> str:
+    """`host:port` as a client on this machine writes it."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
+
+
+def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.socket:
+    for other, taken in chosen.items():
+        if taken == port:
+            raise SaccadeError(f"{_flag(name)} and {_flag(other)} are both {port}. Change one.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    # As the server does: a port that only has connections in TIME_WAIT is free.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        if isinstance(error, socket.gaierror) or error.errno == 99:
+            raise SaccadeError(
+                f"--host {host}: this machine has no such address ({error.strerror}). "
+                "Give an address of its own, or leave the option out for 127.0.0.1."
+            ) from error
+        raise SaccadeError(
+            f"Port {port} on {host} cannot be used ({error.strerror}). "
+            f"End what holds it, or choose another with {_flag(name)} (0 takes a free one)."
+        ) from error
+    return listener
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

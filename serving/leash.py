@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Become a program that dies with its parent: `python leash.py PARENT_PID PROGRAM ARGUMENT...`.
+
+Run as a file by an interpreter of its own: a hook between fork and exec would be unsafe in a
+parent with threads. The kernel sends the signal when the parent's *thread* ends.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Tie this process to its parent and replace it by the program."""
+    parent, program = int(sys.argv[1]), sys.argv[2]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        raise SystemExit("the parent ended before the program began")
+    # Ignored signals survive exec; Python ignores SIGPIPE, a background shell ignores SIGINT.
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.execv(program, sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server is told of each model: the protobuf message in text form, never pasted strings.
+
+Only fields that server 2.51 knows: one that it does not know stops the load.
+"""
+
+from typing import Any
+
+from saccade.export.manifest import Manifest, TensorSpec
+from saccade.plugins.errors import SaccadeError
+
+MAX_BATCH = 64
+QUEUED_BATCHES = 4
+LABELS_FILE = "labels.txt"
+MODEL_FILE = "model.onnx"
+RUN_BATCH = "saccade_run_batch"
+_TYPES = {"uint8": "TYPE_UINT8", "float32": "TYPE_FP32", "int64": "TYPE_INT64"}
+
+
+def variant_config(manifest: Manifest, *, run_batch: int) -> str:
+    """One variant as an `onnxruntime` model, the same for both servers.
+
+    Units:  run_batch is the number of images that run fastest in one call, as measured.
+    Raises: SaccadeError for a tensor whose first axis is not the batch or with another word.
+    """
+    config = _messages().ModelConfig(
+        name=manifest.variant.name, backend="onnxruntime", default_model_filename=MODEL_FILE
+    )
+    for spec in manifest.inputs:
+        config.input.add(name=spec.name, data_type=_type(spec), dims=_dims(spec))
+    for spec in manifest.outputs:
+        config.output.add(
+            name=spec.name,
+            data_type=_type(spec),
+            dims=_dims(spec),
+            label_filename=LABELS_FILE if spec.name == "probabilities" else "",
+        )
+    # One thread a run: two runs side by side use two cores better than one run on both.
+    threads = {"intra_op_thread_count": "1", "inter_op_thread_count": "1", "execution_mode": "0"}
+    for key, value in {**threads, RUN_BATCH: str(run_batch)}.items():
+        config.parameters[key].string_value = value
+    _batch(config, preferred=run_batch, max_batch=MAX_BATCH)
+    for size in sorted({1, run_batch}):
+        warmup = config.model_warmup.add(name=f"zeros of batch {size}", batch_size=size)
+        for spec in manifest.inputs:
+            warmup.inputs[spec.name].data_type = _messages().DataType.Value(_type(spec))
+            warmup.inputs[spec.name].dims.extend(_dims(spec))
+            warmup.inputs[spec.name].zero_data = True
+    return _text(config)
+
+
+def router_config(name: str, manifest: Manifest, *, max_images: int) -> str:
+    """The router: encoded images in, the chosen variant's outputs and name out.
+
+    It has no warm-up: its calls to the variants would be answered "Server not ready".
+    """
+    config = _messages().ModelConfig(name=name, backend="python")
+    config.input.add(name="image", data_type="TYPE_STRING", dims=[1])
+    for spec in manifest.outputs:
+        config.output.add(
+            name=spec.name,
+            data_type=_type(spec),
+            dims=_dims(spec),
+            label_filename=LABELS_FILE if spec.name == "probabilities" else "",
+        )
+    for output in ("variant", "variant_sha256"):
+        config.output.add(name=output, data_type="TYPE_STRING", dims=[1])
+    _batch(config, preferred=1, max_batch=max_images)
+    return _text(config)
+
+
+def parse_config(text: str) -> Any:
+    """The `ModelConfig` message of a config.pbtxt: compare these, not the text."""
+    from google.protobuf import text_format
+
+    return text_format.Parse(text, _messages().ModelConfig())
+
+
+def _batch(config: Any, *, preferred: int, max_batch: int) -> None:
+    config.max_batch_size = max_batch
+    config.instance_group.add(count=1, kind="KIND_CPU")
+    batching = config.dynamic_batching
+    batching.max_queue_delay_microseconds = 0
+    if preferred > 1:
+        batching.preferred_batch_size.append(preferred)
+    policy = batching.default_queue_policy
+    # The server counts requests: four batches of single images, answered UNAVAILABLE beyond.
+    policy.max_queue_size = QUEUED_BATCHES * MAX_BATCH
+    # REJECT is 0 and does not show in the text; what waits longer than its caller is not run.
+    policy.timeout_action = policy.REJECT
+    policy.allow_timeout_override = True
+
+
+def _messages() -> Any:
+    from tritonclient.grpc import model_config_pb2
+
+    return model_config_pb2
+
+
+def _type(spec: TensorSpec) -> str:
+    if spec.dtype not in _TYPES:
+        raise SaccadeError(
+            f"tensor {spec.name!r} holds {spec.dtype}, expected one of {', '.join(_TYPES)}. "
+            "Export again."
+        )
+    return _TYPES[spec.dtype]
+
+
+def _dims(spec: TensorSpec) -> list[int]:
+    batch, *rest = spec.shape
+    if batch != "b" or not all(isinstance(axis, int) for axis in rest):
+        raise SaccadeError(
+            f"tensor {spec.name!r} has axes {spec.axes!r}, expected 'b' first and then numbers. "
+            "Export again."
+        )
+    return [int(axis) for axis in rest]
+
+
+def _text(config: Any) -> str:
+    from google.protobuf import text_format
+
+    return text_format.MessageToString(config, as_utf8=True)

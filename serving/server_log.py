@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's output, line by line: into our log, into a file, and its last words kept."""
+
+import logging
+import re
+import threading
+from collections import deque
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from saccade.plugins.errors import SaccadeError
+
+LOGGER = logging.getLogger("saccade.server")
+
+_LINE = re.compile(r"^([VIWEF])\d{4} [\d:.]+ \d+ (\S+)\] (.*)$")
+_LEVELS = {
+    "V": logging.DEBUG,
+    "I": logging.INFO,
+    "W": logging.WARNING,
+    "E": logging.ERROR,
+    "F": logging.CRITICAL,
+}
+# Seen at every start without a GPU, and at every clean end.
+_HARMLESS = (
+    "CudaDriverHelper has not been initialized",
+    "Unable to allocate pinned system memory",
+    "Failed to initialize NVML",
+    "DCGM unable to start",
+    "Unable to get NVML",
+    "Exit timeout expired",
+)
+_IDLE = "All models are stopped"
+_KEPT = 400
+
+
+class ServerLog:
+    """Reads what one server after the other writes; `last_lines` is what an error shows.
+
+    Raises: SaccadeError if the file for the raw log cannot be opened.
+    """
+
+    def __init__(self, raw: Path | None = None) -> None:
+        self._last: deque[tuple[int, str]] = deque(maxlen=_KEPT)
+        self._raw = _open(raw)
+        self.idle = threading.Event()
+
+    def follow(self, output: IO[bytes]) -> threading.Thread:
+        """Read `output` to its end in a thread of its own."""
+        self._last.clear()
+        self.idle.clear()
+        reader = threading.Thread(target=self._read, args=(output,), name="server-log", daemon=True)
+        reader.start()
+        return reader
+
+    def last_lines(self, count: int = 8) -> str:
+        """The newest lines that matter: errors and warnings if there are any, else all."""
+        lines = list(self._last)
+        grave = [text for level, text in lines if level >= logging.WARNING]
+        chosen = (grave or [text for _, text in lines])[-count:]
+        return "\n".join(f"  | {text}" for text in chosen) or "  | (it wrote nothing)"
+
+    def says(self, text: str) -> bool:
+        """Whether a kept line holds `text`."""
+        return any(text in line for _, line in list(self._last))
+
+    def close(self) -> None:
+        """Close the raw log."""
+        if self._raw:
+            self._raw.close()
+
+    def _read(self, output: IO[bytes]) -> None:
+        level = logging.INFO
+        with output:
+            for raw in output:
+                if self._raw and not self._raw.closed:
+                    self._raw.write(raw)
+                    self._raw.flush()
+                line = raw.decode(errors="replace").rstrip()
+                level, text = read_line(line, level)
+                if not text:
+                    continue
+                if _IDLE in text:
+                    self.idle.set()
+                self._last.append((level, text))
+                LOGGER.log(level, "%s", text)
+
+
+def read_line(line: str, level: int) -> tuple[int, str]:
+    """Level and message of one line; one without a head goes on at the level before it.
+
+    Tables of a start are for debugging; so are lines that are known to mean nothing.
+    """
+    head = _LINE.match(line)
+    if head:
+        text = head[3].strip()
+        # Messages come as JSON strings, tables as an empty message and lines below it.
+        if len(text) > 1 and text[0] == text[-1] == '"':
+            text = text[1:-1].replace('\\"', '"').replace("\\n", "\n")
+        level = _LEVELS[head[1]]
+    else:
+        text = line
+        if line.startswith(("+", "|")):
+            level = logging.DEBUG
+    if any(phrase in text for phrase in _HARMLESS):
+        return logging.DEBUG, text
+    return level, text
+
+
+def _open(path: Path | None) -> BinaryIO | None:
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("wb")
+    except OSError as error:
+        raise SaccadeError(
+            f"{path}: the server's log cannot be written there ({error.strerror}). "
+            "Choose another place with --server-log."
+        ) from error
