@@ -150,29 +150,51 @@ def read_manifest(path: Path) -> Manifest:
 def read_folder(folder: Path) -> list[Manifest]:
     """The manifests of an artefact folder, largest budget first, each file's hash checked.
 
-    Raises: SaccadeError if there is none, a file lacks its manifest or does not fit its hash,
-        or the manifests do not belong to one model and one checkpoint.
+    Raises: SaccadeError for what `read_manifests` refuses and a file that is not its manifest's.
+    """
+    manifests = read_manifests(folder)
+    for manifest in manifests:
+        check_file(folder, manifest)
+    return manifests
+
+
+def read_manifests(folder: Path) -> list[Manifest]:
+    """The manifests of an artefact folder, largest budget first; the files are not opened.
+
+    Raises: SaccadeError if there is none, an artefact lacks its manifest, or the manifests do
+        not belong to one model and one checkpoint.
     """
     if not folder.is_dir():
         raise SaccadeError(f"{folder}: no such folder. Make it with: saccade export CHECKPOINT")
     manifests = [read_manifest(path) for path in sorted(folder.glob("*" + SUFFIX))]
     if not manifests:
         raise SaccadeError(f"{folder}: no {SUFFIX} in it. Make it with: saccade export CHECKPOINT")
-    if strays := sorted(
-        {path.name for path in folder.glob("*.onnx")} - {each.file.name for each in manifests}
-    ):
+    known = {each.file.name for each in manifests}
+    if strays := sorted({path.name for path in folder.glob("*.onnx")} - known):
         raise SaccadeError(f"{folder / strays[0]}: has no manifest. Remove it, or export again.")
-    for manifest in manifests:
-        _check_file(folder, manifest)
-        if (manifest.variant.model, manifest.parent) != (
-            manifests[0].variant.model,
-            manifests[0].parent,
-        ):
+    first = manifests[0]
+    for each in manifests:
+        if (each.variant.model, each.parent) != (first.variant.model, first.parent):
             raise SaccadeError(
-                f"{folder}: {manifest.variant.name} and {manifests[0].variant.name} come from "
-                "different models or checkpoints. Export each into its own folder."
+                f"{folder}: {each.variant.name} and {first.variant.name} come from different "
+                "models or checkpoints. Export each into its own folder."
             )
     return sorted(manifests, key=lambda each: (-each.variant.budget, each.variant.name))
+
+
+def check_file(folder: Path, manifest: Manifest) -> None:
+    """The artefact is there and has the bytes that its manifest promises.
+
+    Raises: SaccadeError otherwise.
+    """
+    path = folder / manifest.file.name
+    if not path.is_file():
+        raise SaccadeError(f"{path}: missing, though its manifest is there. {_AGAIN}")
+    if (found := sha256_of(path)) != manifest.file.sha256:
+        raise SaccadeError(
+            f"{path}: SHA-256 is {found[:12]}..., its manifest says {manifest.file.sha256[:12]}... "
+            f"The file was changed after its export. {_AGAIN}"
+        )
 
 
 _AGAIN = "Export again with: saccade export CHECKPOINT"
@@ -261,14 +283,5 @@ def _check_tensors(manifest: Manifest, path: Path) -> None:
         raise SaccadeError(
             f"{path}: keeps {entry.modules_kept} of {entry.modules_total} modules. {_AGAIN}"
         )
-
-
-def _check_file(folder: Path, manifest: Manifest) -> None:
-    path = folder / manifest.file.name
-    if not path.is_file():
-        raise SaccadeError(f"{path}: missing, though its manifest is there. {_AGAIN}")
-    if (found := sha256_of(path)) != manifest.file.sha256:
-        raise SaccadeError(
-            f"{path}: SHA-256 is {found[:12]}..., its manifest says {manifest.file.sha256[:12]}... "
-            f"The file was changed after its export. {_AGAIN}"
-        )
+    if unknown := set(manifest.parity.overridden) - set(manifest.parity.thresholds):
+        raise SaccadeError(f"{path}: overrides {sorted(unknown)} have no threshold. {_AGAIN}")

@@ -47,9 +47,9 @@ class Checkpoint:
             configuration is out of range.
         """
         torch: Any = require("torch", extra="export")
-        from saccade.models.families import build_model
+        from saccade.models.families import build
 
-        model = build_model(self.family, self.config)
+        model = build(self.family, self.config)
         _check_fit(self, model.state_dict())
         model.load_state_dict(self.weights)
         return model.to(dtype or torch.float32).eval()

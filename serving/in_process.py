@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.plugins.errors import ShapeError
+from saccade.plugins.progress import Advance
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _SCORE_BATCH = 64
@@ -64,6 +65,27 @@ def sample(session: Any, images: np.ndarray, calls: Calls, *, seconds: float) ->
         if stop >= end:
             break
     calls.core_s += time.process_time() - core
+
+
+def sample_all(
+    sessions: Mapping[str, Any],
+    images: np.ndarray,
+    *,
+    seconds: float,
+    rounds: int,
+    advance: Advance,
+) -> dict[str, dict[int, Calls]]:
+    """Each session at each batch size, taking turns, so that drift meets all alike.
+
+    Units: seconds a session and batch size over all rounds.
+    """
+    found = {name: {batch: Calls(batch) for batch in BATCHES} for name in sessions}
+    for _ in range(rounds):
+        for batch in BATCHES:
+            for name, session in sessions.items():
+                sample(session, images, found[name][batch], seconds=seconds / rounds)
+                advance(1, f"{name} in process, batch {batch}")
+    return found
 
 
 def best_batch(calls: Mapping[int, Calls]) -> int:

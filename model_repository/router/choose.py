@@ -33,7 +33,6 @@ class Route(NamedTuple):
     lower_bound: float | None
     inferences_per_second: float | None
     p95_ms: float | None
-    run_batch: int
     multiply_adds: int
 
     @property

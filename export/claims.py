@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manifest says, held against the file beside it and the checkpoint it names."""
+
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from saccade.export.manifest import Manifest
+from saccade.export.onnx_graph import flaws, tensor_specs
+from saccade.export.variants import modules_kept
+from saccade.models.checkpoint import Checkpoint
+
+
+def contradictions(path: Path, manifest: Manifest, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Every claim that does not hold; empty if all do."""
+    try:
+        proto = onnx.load_model_from_string(path.read_bytes())
+        onnx.checker.check_model(proto, full_check=True)
+    except (DecodeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
+    total = checkpoint.config["modules"]
+    inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)
+    claims = (
+        ("inputs", manifest.inputs, inputs),
+        ("outputs", manifest.outputs, outputs),
+        ("labels", manifest.labels, checkpoint.labels),
+        ("preprocessing", manifest.preprocessing, checkpoint.preprocessing),
+        ("family", manifest.variant.family, checkpoint.family),
+        ("modules_total", manifest.variant.modules_total, total),
+        (
+            "modules_kept",
+            manifest.variant.modules_kept,
+            modules_kept(manifest.variant.budget, total),
+        ),
+        ("bytes", manifest.file.bytes, path.stat().st_size),
+        ("opset and IR version", (manifest.opset, manifest.ir_version), _versions(proto)),
+    )
+    wrong = [
+        f"the manifest's {what} are {claimed}, found {found}. Export it again."
+        for what, claimed, found in claims
+        if claimed != found
+    ]
+    return (*flaws(proto), *wrong)
+
+
+def _versions(proto: onnx.ModelProto) -> tuple[int, int]:
+    opsets = {each.domain: each.version for each in proto.opset_import}
+    return opsets.get("", 0), proto.ir_version

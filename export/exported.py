@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint becomes a folder of ONNX files, one a variant, each through the gate."""
+
+import hashlib
+import shutil
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from saccade.export.compare import thresholds_of
+from saccade.export.gate import Samples, measure, reference_outputs
+from saccade.export.manifest import (
+    FileEntry,
+    Manifest,
+    ParentEntry,
+    VariantEntry,
+    write_manifest,
+)
+from saccade.export.runners import onnx_runner, onnx_session
+from saccade.export.variants import (
+    EXPORTED_PRECISIONS,
+    Variant,
+    check_model_name,
+    choose_variants,
+    default_model_name,
+    parse_budgets,
+)
+from saccade.export.verdict import GateReport, VariantReport
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.plugins.errors import GateFailed, SaccadeError, require
+from saccade.plugins.files import new_folder, refuse_existing, sha256_of
+from saccade.plugins.progress import progress
+
+if TYPE_CHECKING:
+    from saccade.models.nac import NAC
+
+_TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Export a checkpoint to ONNX, one file a budget, each proved against the checkpoint."""
+
+    out: Path  # folder to make
+    name: str | None = None  # the model's name, by default the checkpoint's stem
+    budget: tuple[float, ...] = (1, 0.5, 0.25, 0.125)  # fractions of the modules to keep
+    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"  # type of the weights
+    threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
+    force: bool = False  # replace an existing folder
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """The folder, and what is promised of each file in it."""
+
+    folder: Path
+    manifests: tuple[Manifest, ...]
+
+    @property
+    def report(self) -> GateReport:
+        """The gate's figures as they stand in the manifests."""
+        rows = tuple(VariantReport.of(each.variant.name, each.parity) for each in self.manifests)
+        return GateReport(self.folder, rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        manifests = [each.to_dict() for each in self.manifests]
+        return {"folder": str(self.folder), "manifests": manifests}
+
+
+def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> ExportedModel:
+    """Write `<name>.safetensors`, and an ONNX file with its manifest for each budget.
+
+    The folder appears when every variant has passed the gate, or not at all. The same weights
+    and versions give the same bytes.
+
+    Raises: GateFailed if a variant does not pass, SaccadeError for an option or a checkpoint
+        that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.
+    """
+    refuse_existing(options.out, force=options.force)
+    budgets = parse_budgets(options.budget)
+    _check_precision(options.precision)
+    thresholds_of(options.precision, options.threshold)
+    source = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint)
+    name = check_model_name(options.name) if options.name else default_model_name(source)
+    torch = require("torch", extra="export")
+    for package in ("onnx", "onnxscript"):
+        require(package, extra="export")
+    require("onnxruntime", extra="cpu")
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = load(source)
+    model = checkpoint.build(torch.float64)
+    _check_input(checkpoint, model)
+    variants = choose_variants(
+        name, checkpoint.family, budgets, options.precision, model.config.modules
+    )
+    samples = Samples.of(checkpoint)
+    with new_folder(options.out, force=options.force) as folder:
+        parent = _copy_parent(checkpoint, folder / f"{name}.safetensors")
+        manifests = []
+        with progress("export", len(variants)) as advance:
+            for variant, kept in variants.items():
+                advance(0, note=variant.name)
+                entry = _entry(variant, kept, model.config.modules)
+                manifest = _export_variant(
+                    folder, entry, parent, checkpoint, model, samples, options
+                )
+                write_manifest(folder, manifest)
+                manifests.append(manifest)
+                advance()
+    return ExportedModel(options.out, tuple(manifests))
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in EXPORTED_PRECISIONS:
+        raise SaccadeError(
+            f"precision {precision!r} is not exported by this release, only "
+            f"{', '.join(EXPORTED_PRECISIONS)}: the others come with the engines that use them. "
+            "Pass --precision fp32."
+        )
+
+
+def _check_input(checkpoint: Checkpoint, model: "NAC") -> None:
+    config = model.config
+    if config.input != "image" or (config.conditional and config.condition_dim):
+        kind = "tokens" if config.input != "image" else "an image and a condition"
+        raise SaccadeError(
+            f"{checkpoint.path}: this NAC takes {kind}; export proves a file on the checkpoint's "
+            "calibration images, and those are all that a checkpoint holds. "
+            "Export a NAC whose only input is the image."
+        )
+
+
+def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
+    shutil.copyfile(checkpoint.path, target)
+    if (found := sha256_of(target)) != checkpoint.sha256:
+        raise SaccadeError(
+            f"{checkpoint.path}: changed while it was read (SHA-256 was {checkpoint.sha256[:12]}"
+            f"..., is {found[:12]}...). Export it again when its writer is done."
+        )
+    return ParentEntry(target.name, checkpoint.sha256)

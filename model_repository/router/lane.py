@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One variant's lane through the router: a bounded queue and the thread that serves it.
+
+Every variant has its own, so that a request for a cheap one never waits for a dear one.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Ticket(NamedTuple):
+    """A request that has been routed and waits for its answer."""
+
+    images: list[bytes]
+    wanted: tuple[str, ...]
+    sender: Any
+    deadline_s: float | None  # on time.monotonic(), where the caller set a timeout
+    arrived_s: float
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the caller's time has run out."""
+        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
+
+
+class Lane:
+    """Groups what waits, at most `group_images` at a time, and hands each group to `answer`."""
+
+    def __init__(
+        self, answer: Callable[[list[Ticket]], None], *, group_images: int, max_waiting: int
+    ) -> None:
+        self._answer = answer
+        self._group_images = group_images
+        self._max_waiting = max_waiting
+        self._waiting: deque[Ticket] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def offer(self, ticket: Ticket) -> bool:
+        """Queue a request; False if the lane is full."""
+        with self._changed:
+            if len(self._waiting) >= self._max_waiting:
+                return False
+            self._waiting.append(ticket)
+            self._changed.notify()
+        return True
+
+    def close(self) -> None:
+        """Answer what is queued, then end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        while group := self._next_group():
+            self._answer(group)
+
+    def _next_group(self) -> list[Ticket]:
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            group: list[Ticket] = []
+            images = 0
+            while self._waiting:
+                images += len(self._waiting[0].images)
+                if group and images > self._group_images:
+                    break
+                group.append(self._waiting.popleft())
+            return group

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured of each variant, in `frontier.json`: score against speed, and who dominates."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.plugins.errors import SaccadeError, ShapeError
+from saccade.plugins.files import json_bytes, write_atomically
+
+SCHEMA = "saccade.frontier"
+VERSION = 1
+FILE_NAME = "frontier.json"
+_Z95 = 1.959963984540054
+_POINT = re.compile(r"batch_[1-9][0-9]*|(router_)?concurrency_[1-9][0-9]*")
+_FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the variant is good at: a figure, its interval, and the data that it comes from."""
+
+    name: str
+    value: float
+    higher_is_better: bool
+    unit: str
+    n: int
+    interval: tuple[float, float]
+    data: str
+    data_sha256: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One variant on one runtime and device; the hash says which bytes were measured."""
+
+    variant: str
+    sha256: str
+    budget: float
+    precision: str
+    runtime: str
+    device: str
+    score: Score
+    top5: float | None
+    in_process: dict[str, Any]  # threads, best_batch, and a point for each batch_<n>
+    grpc: dict[str, Any] | None  # a point for each concurrency_<n>, router_concurrency_<n>
+    dominated_by: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What the measurement is of; a newer one of the same key replaces it."""
+        return self.sha256, self.runtime, self.device
+
+    @property
+    def speed(self) -> float:
+        """Inferences per second: through gRPC at the highest concurrency, else in process."""
+        direct = [key for key in self.grpc or () if key.startswith("concurrency_")]
+        if self.grpc and direct:
+            return float(self.grpc[max(direct, key=_count)]["inferences_per_second"])
+        return float(self.in_process[f"batch_{self.best_batch}"]["inferences_per_second"])
+
+    @property
+    def best_batch(self) -> int:
+        """The number of images that run fastest in one call."""
+        return int(self.in_process["best_batch"])
+
+    @property
+    def p95_ms(self) -> float | None:
+        """The latency of one image at concurrency 1, through the router where that was measured."""
+        for key in ("router_concurrency_1", "concurrency_1"):
+            if self.grpc and key in self.grpc:
+                return float(self.grpc[key]["p95_ms"])
+        return None
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """All measurements of one model's variants."""
+
+    model: str
+    entries: tuple[Entry, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object, schema and version included."""
+        return {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+
+
+def read_frontier(path: Path) -> Frontier:
+    """A frontier file, every key checked.
+
+    Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown, missing
+        or wrong key, and the same measurement twice.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        schema, version = content.pop("schema"), content.pop("version")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SaccadeError(f"{path}: is no frontier file ({error!r:.200}). {_AGAIN}") from error
+    if (schema, version) != (SCHEMA, VERSION):
+        raise SaccadeError(
+            f"{path}: is {schema!r} version {version!r}, expected {SCHEMA!r} version {VERSION}. "
+            f"{_AGAIN}"
+        )
+    try:
+        _require_keys(content, Frontier, "frontier")
+        entries = tuple(_entry(each) for each in content["entries"])
+        model = _of_type(content["model"], str, "model")
+    except (ValueError, TypeError) as error:
+        raise SaccadeError(f"{path}: {error}. {_AGAIN}") from error
+    if len({entry.key for entry in entries}) < len(entries):
+        raise SaccadeError(f"{path}: holds the same measurement twice. {_AGAIN}")
+    return Frontier(model, entries)
+
+
+def write_frontier(path: Path, frontier: Frontier) -> None:
+    """Write a frontier file; the same figures are the same bytes."""
+    write_atomically(path, json_bytes(frontier.to_dict()))
+
+
+def merge(old: Iterable[Entry], new: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Old and new measurements, a new one in the place of an old one of the same key."""
+    merged = {entry.key: entry for entry in (*old, *new)}
+    return tuple(
+        sorted(merged.values(), key=lambda each: (each.device, each.runtime, -each.budget, each.variant))
+    )
+
+
+def mark_dominated(
+    entries: Iterable[Entry], correct: Mapping[str, np.ndarray], *, seed: int = 0
+) -> tuple[Entry, ...]:
+    """The entries with `dominated_by` set.
+
+    A is dominated by B, both on the same runtime and device, if B is at least as fast and the
+    paired bootstrap's 95 % interval of score(B) - score(A) lies above 0; or if both are right on
+    exactly the same images and B is faster. A difference that the data cannot tell from chance
+    dominates nobody. Of several such B the best-scoring one is named, then the faster.
+    Shapes: correct[variant] [n], 0 or 1 for each test image in the same order.
+    """
+    entries = tuple(entries)
+
+    def dominates(b: Entry, a: Entry) -> bool:
+        if (b.runtime, b.device) != (a.runtime, a.device) or b.speed < a.speed or b is a:
+            return False
+        if np.array_equal(correct[b.variant], correct[a.variant]):
+            return b.speed > a.speed
+        return paired_bootstrap(correct[b.variant], correct[a.variant], seed)[0] > 0
+
+    def strongest(a: Entry) -> str | None:
+        above = [b for b in entries if dominates(b, a)]
+        return max(above, key=lambda b: (b.score.value, b.speed)).variant if above else None
+
+    return tuple(replace(entry, dominated_by=strongest(entry)) for entry in entries)
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """The 95 % score interval of a proportion.
+
+    Source: Wilson 1927, without continuity correction.
+    """
+    if not (n > 0 and 0 <= successes <= n):
+        raise ValueError(f"{successes} of {n} is no proportion")
+    share, z2 = successes / n, _Z95**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def paired_bootstrap(
+    correct_a: np.ndarray, correct_b: np.ndarray, seed: int, *, samples: int = 10_000
+) -> tuple[float, float]:
+    """The 95 % percentile interval of mean(a) - mean(b) under resampling of the images.
+
+    A resample of n pairs is a multinomial draw of how many favour a, b and neither.
+    Shapes: correct_a, correct_b [n], 0 or 1, the same image at the same place.
+    Raises: ShapeError if they are not two such vectors of one length.
+    """
+    a, b = np.asarray(correct_a).astype(np.int64), np.asarray(correct_b).astype(np.int64)
+    if a.ndim != 1 or a.shape != b.shape or not len(a) or not np.isin((a, b), (0, 1)).all():
+        raise ShapeError(
+            f"correct answers have shapes {a.shape} and {b.shape}, expected two vectors of 0 and 1 "
+            "of one length. Take both on the same images."
+        )
+    n = len(a)
+    for_a, for_b = int(np.sum(a > b)), int(np.sum(a < b))
+    draws = np.random.default_rng(seed).multinomial(
+        n, np.array([for_a, for_b, n - for_a - for_b]) / n, size=samples
+    )
+    low, high = np.percentile((draws[:, 0] - draws[:, 1]) / n, (2.5, 97.5))
+    return float(low), float(high)
+
+
+_AGAIN = "Measure again with: saccade bench FOLDER"
+
+
+def _entry(value: Any) -> Entry:
+    _require_keys(value, Entry, "entry")
+    where = f"entry {value['variant']!r}: "
+    score = value["score"]
+    _require_keys(score, Score, where + "score")
+    for holder, keys, kind in (
+        (value, ("variant", "sha256", "precision", "runtime", "device"), str),
+        (value, ("budget",), float),
+        (score, ("name", "unit", "data", "data_sha256"), str),
+        (score, ("higher_is_better",), bool),
+        (score, ("n",), int),
+        (score, ("value",), float),
+    ):
+        for key in keys:
+            _of_type(holder[key], kind, where + key)
+    low, high = (float(_of_type(each, float, where + "interval")) for each in score["interval"])
+    _check_points(value["in_process"], where + "in_process")
+    best = _of_type(value["in_process"].get("best_batch"), int, where + "best_batch")
+    if f"batch_{best}" not in value["in_process"]:
+        raise ValueError(f"{where}best_batch is {best}, but batch_{best} was not measured")
+    if value["grpc"] is not None:
+        _check_points(value["grpc"], where + "grpc")
+    return Entry(**{**value, "score": Score(**{**score, "interval": (low, high)})})
+
+
+def _check_points(points: Any, where: str) -> None:
+    for key, point in _of_type(points, dict, where).items():
+        if _POINT.fullmatch(key):
+            for figure in _FIGURES:
+                _of_type(_of_type(point, dict, f"{where} {key}").get(figure), float, f"{where} {key} {figure}")
+        elif key not in ("threads", "best_batch"):
+            raise ValueError(f"{where}: key {key!r} is not known")
+
+
+def _require_keys(value: Any, kind: type, where: str) -> None:
+    expected = {field.name for field in fields(kind)}
+    if found := set(_of_type(value, dict, where)) ^ expected:
+        raise ValueError(f"{where}: keys {sorted(found)} are unknown or missing")
+
+
+def _of_type(value: Any, kind: type, where: str) -> Any:
+    fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+    if not fits or (kind is not bool and isinstance(value, bool)):
+        raise ValueError(f"{where} is {value!r:.60}, expected {kind.__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{where} is {value!r}, expected a finite number")
+    return value
+
+
+def _count(key: str) -> int:
+    return int(key.rpartition("_")[2])

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One small inference of a model, to see whether it answers."""
+
+import io
+import queue
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.serving.rpc_errors import is_queue_full, explain
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What came of one: no reason means that the model answered.
+
+    `late` is set where nothing at all came back within the deadline.
+    """
+
+    model: str
+    reason: str = ""
+    late: bool = False
+
+
+class Prober:
+    """Sends probes over one connection and collects what comes back; nothing here waits.
+
+    Units: timeout_s is seconds, the deadline of one probe.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        from tritonclient.grpc import InferenceServerClient
+
+        self.url = url
+        self.timeout_s = timeout_s
+        self._client = InferenceServerClient(url)
+        self._requests: dict[str, dict[str, Any]] = {}
+        self._answers: queue.SimpleQueue[Probe] = queue.SimpleQueue()
+        self._asked: set[str] = set()
+
+    def ask(self, model: str) -> None:
+        """Send a probe, unless one of this model is still out."""
+        from tritonclient.utils import InferenceServerException
+
+        if model in self._asked:
+            return
+        self._asked.add(model)
+
+        def answered(result: Any, error: Any) -> None:
+            self._answers.put(self._judge(model, error))
+
+        try:
+            if model not in self._requests:
+                self._requests[model] = self._request(model)
+            self._client.async_infer(
+                model, callback=answered, client_timeout=self.timeout_s, **self._requests[model]
+            )
+        except InferenceServerException as error:
+            answered(None, error)
+
+    def answers(self, wait_s: float = 0) -> list[Probe]:
+        """Probes that came to an end; waits for the first up to `wait_s` seconds."""
+        found = []
+        try:
+            found.append(self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait())
+            while True:
+                found.append(self._answers.get_nowait())
+        except queue.Empty:
+            pass
+        self._asked -= {probe.model for probe in found}
+        return found
+
+    def all_of(self, models: tuple[str, ...]) -> list[Probe]:
+        """Probe these models and wait for each."""
+        for model in models:
+            self.ask(model)
+        found: dict[str, Probe] = {}
+        end = time.monotonic() + self.timeout_s + 1
+        while len(found) < len(models) and time.monotonic() < end:
+            found |= {probe.model: probe for probe in self.answers(0.1)}
+        return [found.get(model, Probe(model, "no answer", late=True)) for model in models]
+
+    def is_busy(self, model: str) -> bool:
+        """Whether the model has made an inference within the last deadline, for whomever."""
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            found = self._client.get_inference_statistics(model, client_timeout=1)
+        except InferenceServerException:
+            return False
+        newest_ms = max((one.last_inference for one in found.model_stats), default=0)
+        return time.time() - newest_ms / 1000 < self.timeout_s
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _request(self, model: str) -> dict[str, Any]:
+        metadata = self._client.get_model_metadata(model, client_timeout=self.timeout_s)
+        return probe_request(metadata)
+
+    def _judge(self, model: str, error: Any) -> Probe:
+        if error is None or is_queue_full(error):
+            return Probe(model)
+        late = str(error.status()).endswith(("DEADLINE_EXCEEDED", "UNAVAILABLE"))
+        text = str(explain(error, self.url, model, self.timeout_s))
+        return Probe(model, text, late)
+
+
+def probe_request(metadata: Any) -> dict[str, Any]:
+    """Zeros of the shapes that a model declares, or a small picture where it takes files."""
+    from tritonclient.grpc import InferInput
+    from tritonclient.utils import triton_to_np_dtype
+
+    inputs = []
+    for declared in metadata.inputs:
+        shape = [max(1, size) for size in declared.shape]
+        found = InferInput(declared.name, shape, declared.datatype)
+        if declared.datatype == "BYTES":
+            found.set_data_from_numpy(np.full(shape, small_picture(), dtype=object))
+        else:
+            found.set_data_from_numpy(np.zeros(shape, triton_to_np_dtype(declared.datatype)))
+        inputs.append(found)
+    return {"inputs": inputs}
+
+
+def small_picture() -> bytes:
+    """A grey PNG of 8 x 8 pixels."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("L", (8, 8)).save(file, "PNG")
+    return file.getvalue()

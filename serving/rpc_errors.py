@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a failed call means, in words that name the server, the variant and what to do."""
+
+import re
+from typing import Any
+
+from saccade.plugins.errors import SaccadeError, ServerFailed
+
+_UNREACHABLE = re.compile(
+    r"failed to connect|connection refused|socket closed|connection reset|recvmsg|broken pipe"
+    r"|connection attempt|dns|name resolution|goaway|http2|end of tcp stream",
+    re.IGNORECASE,
+)
+_INSTANCE = re.compile(r"'?([a-z0-9-]+)_\d+_\d+'?")
+
+
+def is_queue_full(error: Any) -> bool:
+    """Whether the server refused a request only because many others wait."""
+    return "maximum queue size" in str(error.message()).lower()
+
+
+def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
+    """The error to raise for an InferenceServerException of a call to `model` at `url`."""
+    status = str(error.status() or "").removeprefix("StatusCode.")
+    said = " ".join(str(error.message()).split())
+    if status == "UNAVAILABLE" and _UNREACHABLE.search(said):
+        return ServerFailed(
+            f"{url}: no server answers there ({_short(said)}). "
+            "Start one with `saccade serve REPOSITORY`, or give its address with --url."
+        )
+    if status == "DEADLINE_EXCEEDED":
+        return ServerFailed(
+            f"{url}: no answer from {model} within {timeout_s:g} s. The server hangs, is overloaded "
+            f"or needs longer: see `saccade doctor --url {url}`, or allow more time."
+        )
+    if "not healthy" in said or "stub" in said.lower():
+        dead = _INSTANCE.search(said)
+        return ServerFailed(
+            f"{url}: variant {dead[1] if dead else model} has died and answers nothing until its "
+            "server is restarted, which `saccade serve` does by itself. Try again in some seconds."
+        )
+    if "unknown model" in said or status == "NOT_FOUND":
+        return SaccadeError(
+            f"{url}: there is no model '{model}' ({said}). Name the model that the repository was "
+            "made for; `saccade serve` shows it at its start."
+        )
+    if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED"):
+        return SaccadeError(f"{url}: {model} refuses the request: {said}")
+    if status == "UNAVAILABLE":
+        return ServerFailed(f"{url}: {model} takes no request now: {said} Try again later.")
+    return ServerFailed(f"{url}: {model} failed ({status or 'no status'}): {said}")
+
+
+def _short(said: str) -> str:
+    # gRPC repeats the address and the cause in several layers; the innermost is the last.
+    parts = [part for part in re.split(r"[;:] ", said) if part.strip()]
+    return parts[-1].strip(" .{}") if parts else said

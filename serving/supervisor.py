@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches one server: starts it, sees what dies or hangs, restarts it, says who answers."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from saccade.plugins.errors import SaccadeError, ServerFailed
+from saccade.serving.addresses import ServeOptions, address
+from saccade.serving.probe import Probe, Prober
+from saccade.serving.readiness import Board
+from saccade.serving.run_folder import RunFolder
+from saccade.serving.server_log import ServerLog
+from saccade.serving.server_process import ServerProcess
+
+LOGGER = logging.getLogger("saccade.serve")
+
+LIVENESS_INTERVAL_S = 0.25
+MISSES = 3  # probes in a row without an answer before the server counts as hung
+TROUBLES = 5  # restarts without a minute of service between them
+CALM_S = 60
+
+
+class Supervisor(threading.Thread):
+    """The thread that owns the server from its start to its end.
+
+    The kernel ends the server with the thread that started it, so it is always this one.
+    `settled` is set when the first start has succeeded or failed, `failure` says how it ended.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[RunFolder], ServerProcess],
+        options: ServeOptions,
+        board: Board,
+        log: ServerLog,
+    ) -> None:
+        super().__init__(name="saccade-supervisor", daemon=True)
+        self._start_process = start
+        self._options = options
+        self._board = board
+        self._log = log
+        self._stop = threading.Event()
+        self._hurry = False
+        self._process: ServerProcess | None = None
+        self.settled = threading.Event()
+        self.failure: BaseException | None = None
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server that runs now, 0 if none does."""
+        return self._process.pid if self._process else 0
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ask for the end; `at_once` does not let requests in flight finish."""
+        self._hurry |= at_once
+        self._stop.set()
+
+    def run(self) -> None:
+        """Serve until asked to stop or out of patience with the server."""
+        try:
+            with RunFolder() as folder:
+                self._serve(folder)
+            self._board.reset("stopped")
+        except BaseException as error:
+            self.failure = error
+            self._board.reset("failed")
+        finally:
+            self._log.close()
+            self.settled.set()
+
+    def _serve(self, folder: RunFolder) -> None:
+        troubles = 0
+        while True:
+            trouble, calm_s = self._one_life(folder)
+            if trouble is None:
+                return
+            if not self.settled.is_set() or not self._options.restart:
+                raise ServerFailed(f"{trouble} Its last lines:\n{self._log.last_lines()}")
+            troubles = 1 if calm_s > CALM_S else troubles + 1
+            if troubles > TROUBLES:
+                raise ServerFailed(
+                    f"{trouble} It was restarted {TROUBLES} times without a minute of service "
+                    f"between. Its last lines:\n{self._log.last_lines()}"
+                )
+            LOGGER.error("%s Restarting it.", trouble)
+            self._board.reset("restarting")
+            if self._stop.wait(0 if troubles == 1 else 2.0 ** (troubles - 2)):
+                return
+            self.restarts += 1
+
+    def _one_life(self, folder: RunFolder) -> tuple[str | None, float]:
+        """Start a server and watch it. Returns what went wrong, and the seconds it served."""
+        process = self._process = self._start_process(folder)
+        prober = Prober(
+            address(self._options.host, self._options.grpc_port), self._options.probe_timeout_s
+        )
+        served_from = time.monotonic()
+        try:
+            trouble = self._wait_loaded(process, prober)
+            if trouble is None and not self._stop.is_set():
+                self._board.enter("serving")
+                self.settled.set()
+                served_from = time.monotonic()
+                trouble = self._watch(process, prober)
+        finally:
+            self._process = None
+            prober.close()
+            process.stop(at_once=self._hurry)
+        return trouble, time.monotonic() - served_from
+
+    def _wait_loaded(self, process: ServerProcess, prober: Prober) -> str | None:
+        end = time.monotonic() + self._options.start_timeout_s
+        models = (*self._board.variants, self._board.model)
+        reason = "it does not say that its models are loaded."
+        while not self._stop.wait(0.05):
+            if ended := process.exit_text():
+                return f"The server ended while it started ({ended})."
+            if time.monotonic() > end:
+                return (
+                    f"The server was not ready within {self._options.start_timeout_s:g} s: {reason}"
+                    " Allow more with --start-timeout-s."
+                )
+            if not process.loaded():
+                continue
+            process.find_stubs()
+            probes = prober.all_of(models)
+            for probe in probes:
+                self._board.mark(probe.model, probe.reason)
+            reason = next((probe.reason for probe in probes if probe.reason), "")
+            if not reason:
+                return None
+        return None
+
+    def _watch(self, process: ServerProcess, prober: Prober) -> str | None:
+        models = (self._board.model, *self._board.variants)
+        misses = dict.fromkeys(models, 0)
+        # Spread over the interval, so that probes never come as a burst beside real requests.
+        step_s = self._options.probe_interval_s / len(models)
+        turn, next_ask = 0, time.monotonic() + step_s
+        while not self._stop.wait(LIVENESS_INTERVAL_S):
+            if trouble := self._dead(process):
+                return trouble
+            for probe in prober.answers():
+                if trouble := self._judge(probe, misses, prober):
+                    return trouble
+            for model, count in misses.items():
+                if count:
+                    prober.ask(model)
+            if time.monotonic() >= next_ask:
+                prober.ask(models[turn % len(models)])
+                turn, next_ask = turn + 1, time.monotonic() + step_s
+        return None
+
+    def _dead(self, process: ServerProcess) -> str | None:
+        if ended := process.exit_text():
+            self._board.reset("restarting")
+            return f"The server ended ({ended})."
+        dead = process.dead_stubs()
+        if not dead:
+            return None
+        for stub in dead:
+            self._board.mark(stub.model or self._board.model, "its process has died")
+        names = ", ".join(stub.model or str(stub.pid) for stub in dead)
+        LOGGER.error("The process of %s has died; the server is not ready.", names)
+        if self._options.restart:
+            # Whoever asks /ready can turn away before the other variants pause, too.
+            self._stop.wait(self._options.grace_s)
+        return f"The process of {names} has died (out of memory, or killed)."
+
+    def _judge(self, probe: Probe, misses: dict[str, int], prober: Prober) -> str | None:
+        if probe.late and prober.is_busy(probe.model):
+            probe = Probe(probe.model)
+        misses[probe.model] = misses[probe.model] + 1 if probe.reason else 0
+        if self._board.mark(probe.model, probe.reason) and probe.reason:
+            LOGGER.warning("%s does not answer: %s", probe.model, probe.reason)
+        if misses[probe.model] >= MISSES:
+            return f"{probe.model} does not answer: {probe.reason}"
+        return None

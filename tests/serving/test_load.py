@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load generator counts what a server really did, and never hides a failure."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from saccade.plugins.errors import ServerFailed
+from saccade.serving.load import LoadGenerator, Stream, refuse_errors
+from saccade.serving.machine import cpu_seconds
+from saccade.serving.served import encoded_request, point, tensor_request
+
+DELAY_S = 0.02
+
+
+class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers after a fixed delay; `failing` refuses, `empty` has an output without bytes."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+
+    def ModelInfer(self, request, context):  # noqa: N802
+        self.seen[request.model_name] += 1
+        if request.model_name == "failing":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the queue of failing is full")
+        time.sleep(DELAY_S)
+        content = b"" if request.model_name == "empty" else b"\0\0\0\0"
+        return service_pb2.ModelInferResponse(raw_output_contents=[content])
+
+    def ModelStatistics(self, request, context):  # noqa: N802
+        answer = service_pb2.ModelStatisticsResponse()
+        for name, count in self.seen.items():
+            statistics = answer.model_stats.add(name=name, inference_count=count)
+            statistics.batch_stats.add(batch_size=1).compute_infer.count = count
+        return answer
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[tuple[FakeServer, str]]:
+    servicer = FakeServer()
+    with ThreadPoolExecutor(8) as threads:
+        server = grpc.server(threads)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield servicer, f"127.0.0.1:{port}"
+        server.stop(0).wait()
+
+
+@pytest.fixture(scope="module")
+def generator(fake: tuple[FakeServer, str]) -> Iterator[LoadGenerator]:
+    with LoadGenerator(fake[1], server_pid=os.getpid()) as started:
+        yield started
+
+
+def stream(model: str, concurrency: int = 1) -> Stream:
+    request = tensor_request(model, np.zeros((1, 8, 8, 1), np.uint8))
+    return Stream(model, model, concurrency, (request,))
+
+
+def test_counts_and_durations_are_the_servers(generator: LoadGenerator, fake) -> None:
+    result = generator.run([stream("steady", 4)], seconds=0.6, warmup_s=0.1)
+    latencies = np.asarray(result.streams["steady"].latencies_ms)
+    assert (latencies >= 1e3 * DELAY_S).all()
+    # Four clients, each served every 20 ms or later; a busy machine may halve that.
+    assert 0.5 * 4 * 0.6 / DELAY_S <= len(latencies) <= 4 * 0.65 / DELAY_S + 4
+    # The window lies inside the run, and the server's own count for it is nearly ours.
+    assert fake[0].seen["steady"] > len(latencies)
+    assert abs(result.statistics["steady"]["inferences"] - len(latencies)) <= 8
+    assert result.seconds == pytest.approx(0.6, abs=0.3)
+    assert result.client_cpu_s > 0
+    assert sum(result.server_cpu_s.values()) > 0
+
+    found = point(stream("steady", 4), [result])
+    assert found["p50_ms"] == pytest.approx(np.percentile(latencies, 50), abs=1e-3)
+    assert found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"] <= latencies.max() + 1e-3
+    assert found["inferences_per_second"] == pytest.approx(len(latencies) / result.seconds, abs=0.1)
+    assert 0 < found["client_cpu_share"] < 1
+
+
+def test_streams_run_together_and_are_told_apart(generator: LoadGenerator) -> None:
+    result = generator.run([stream("one", 1), stream("three", 3)], seconds=0.4, warmup_s=0.05)
+    one, three = (len(result.streams[name].latencies_ms) for name in ("one", "three"))
+    assert one > 0
+    assert 1.5 * one < three < 6 * one
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [("failing", "UNAVAILABLE: the queue"), ("empty", "an output is empty")]
+)
+def test_a_failure_is_never_a_figure(generator: LoadGenerator, model: str, message: str) -> None:
+    result = generator.run([stream("steady"), stream(model)], seconds=0.15, warmup_s=0)
+    assert not result.streams["steady"].errors
+    with pytest.raises(ServerFailed, match=message):
+        refuse_errors(result, generator.url)
+
+
+def test_a_dead_load_process_is_an_error_and_no_hang(fake) -> None:
+    with LoadGenerator(fake[1]) as started:
+        assert started._process is not None
+        started._process.kill()
+        with pytest.raises(ServerFailed, match="load generator ended"):
+            started.run([stream("steady")], seconds=0.1, warmup_s=0)
+
+
+def test_processor_time_is_of_the_process_and_its_children() -> None:
+    before = sum(cpu_seconds(os.getpid()).values())
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    assert 0.1 < sum(cpu_seconds(os.getpid()).values()) - before < 2
+    assert any(name.startswith(f"{os.getpid()} ") for name in cpu_seconds(os.getpid()))
+
+
+def test_the_routers_request_holds_the_budget_and_whole_files() -> None:
+    images = np.arange(2 * 8 * 8, dtype=np.uint8).reshape(2, 8, 8, 1)
+    request = service_pb2.ModelInferRequest.FromString(encoded_request("nac", images, 0.125))
+    assert float(request.parameters["budget"].string_param) == 0.125
+    assert list(request.inputs[0].shape) == [2, 1]
+    assert request.raw_input_contents[0].count(b"\x89PNG") == 2
