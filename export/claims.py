@@ -17,7 +17,11 @@ def contradictions(path: Path, manifest: Manifest, checkpoint: Checkpoint) -> tu
     try:
         proto = onnx.load_model_from_string(path.read_bytes())
         onnx.checker.check_model(proto, full_check=True)
-    except (DecodeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+    except (
+        DecodeError,
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+    ) as error:
         return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
     total = checkpoint.config["modules"]
     inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)

@@ -51,8 +51,7 @@ def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, f
     for name, value in overrides.items():
         if name not in row:
             raise SaccadeError(
-                f"threshold {name!r} is not in the table for {precision}. "
-                f"It has: {', '.join(row)}."
+                f"threshold {name!r} is not in the table for {precision}. It has: {', '.join(row)}."
             )
         if not value >= 0 or not np.isfinite(value):
             raise SaccadeError(f"threshold {name} is {value}, expected a number of at least 0.")

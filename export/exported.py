@@ -3,13 +3,13 @@
 
 import hashlib
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from saccade.export.compare import thresholds_of
-from saccade.export.gate import Samples, measure, reference_outputs
+from saccade.export.gate import Reference, measure
 from saccade.export.manifest import (
     FileEntry,
     Manifest,
@@ -20,7 +20,6 @@ from saccade.export.manifest import (
 from saccade.export.runners import onnx_runner, onnx_session
 from saccade.export.variants import (
     EXPORTED_PRECISIONS,
-    Variant,
     check_model_name,
     choose_variants,
     default_model_name,
@@ -29,11 +28,8 @@ from saccade.export.variants import (
 from saccade.export.verdict import GateReport, VariantReport
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.plugins.errors import GateFailed, SaccadeError, require
-from saccade.plugins.files import new_folder, refuse_existing, sha256_of
+from saccade.plugins.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.plugins.progress import progress
-
-if TYPE_CHECKING:
-    from saccade.models.nac import NAC
 
 _TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
 
@@ -84,29 +80,24 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
     thresholds_of(options.precision, options.threshold)
     source = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint)
     name = check_model_name(options.name) if options.name else default_model_name(source)
-    torch = require("torch", extra="export")
-    for package in ("onnx", "onnxscript"):
+    for package in ("torch", "onnx", "onnxscript"):
         require(package, extra="export")
     require("onnxruntime", extra="cpu")
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(source)
-    model = checkpoint.build(torch.float64)
-    _check_input(checkpoint, model)
-    variants = choose_variants(
-        name, checkpoint.family, budgets, options.precision, model.config.modules
-    )
-    samples = Samples.of(checkpoint)
+    reference = Reference.of(checkpoint)
+    total = reference.model.config.modules
+    variants = choose_variants(name, checkpoint.family, budgets, options.precision, total)
     with new_folder(options.out, force=options.force) as folder:
         parent = _copy_parent(checkpoint, folder / f"{name}.safetensors")
         manifests = []
         with progress("export", len(variants)) as advance:
             for variant, kept in variants.items():
                 advance(0, note=variant.name)
-                entry = _entry(variant, kept, model.config.modules)
-                manifest = _export_variant(
-                    folder, entry, parent, checkpoint, model, samples, options
+                entry = VariantEntry(
+                    variant.name, **asdict(variant), modules_kept=kept, modules_total=total
                 )
-                write_manifest(folder, manifest)
+                manifest = _export_variant(folder, entry, parent, reference, options.threshold)
                 manifests.append(manifest)
                 advance()
     return ExportedModel(options.out, tuple(manifests))
@@ -121,17 +112,6 @@ def _check_precision(precision: str) -> None:
         )
 
 
-def _check_input(checkpoint: Checkpoint, model: "NAC") -> None:
-    config = model.config
-    if config.input != "image" or (config.conditional and config.condition_dim):
-        kind = "tokens" if config.input != "image" else "an image and a condition"
-        raise SaccadeError(
-            f"{checkpoint.path}: this NAC takes {kind}; export proves a file on the checkpoint's "
-            "calibration images, and those are all that a checkpoint holds. "
-            "Export a NAC whose only input is the image."
-        )
-
-
 def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
     shutil.copyfile(checkpoint.path, target)
     if (found := sha256_of(target)) != checkpoint.sha256:
@@ -140,3 +120,49 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
             f"..., is {found[:12]}...). Export it again when its writer is done."
         )
     return ParentEntry(target.name, checkpoint.sha256)
+
+
+def _export_variant(
+    folder: Path,
+    entry: VariantEntry,
+    parent: ParentEntry,
+    reference: Reference,
+    overrides: dict[str, float],
+) -> Manifest:
+    from saccade.export.cost import cost_of
+    from saccade.export.onnx_graph import IR_VERSION, OPSET, serialize, tensor_specs
+    from saccade.export.tracing import trace
+
+    checkpoint, pruned = reference.checkpoint, reference.model.prune(entry.budget)
+    # Folded in float64, where the fold is exact, and rounded once.
+    proto = trace(pruned.fold().float(), checkpoint.preprocessing)
+    data = serialize(proto)
+    run = onnx_runner(onnx_session(data))
+    parity = measure(
+        run, reference.outputs(entry.budget), reference.samples, entry.precision, overrides
+    )
+    if not parity.passed:
+        problems = "; ".join(VariantReport.of(entry.name, parity).problems)
+        raise GateFailed(
+            f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
+            "written. If the model is meant to be this coarse, raise that limit with --threshold."
+        )
+    file = FileEntry(f"{entry.name}.onnx", hashlib.sha256(data).hexdigest(), len(data))
+    write_atomically(folder / file.name, data)
+    manifest = Manifest(
+        variant=entry,
+        file=file,
+        parent=parent,
+        inputs=tensor_specs(proto.graph.input),
+        outputs=tensor_specs(proto.graph.output),
+        preprocessing=checkpoint.preprocessing,
+        labels=checkpoint.labels,
+        custom_ops=(),
+        opset=OPSET,
+        ir_version=IR_VERSION,
+        tools={tool: version(tool) for tool in _TOOLS},
+        cost=cost_of(proto, sum(each.numel() for each in pruned.parameters())),
+        parity=parity,
+    )
+    write_manifest(folder, manifest)
+    return manifest

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from saccade.plugins.files import sha256_of
 from saccade.plugins.progress import progress
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from saccade.models.nac import NAC
 
 REAL_INPUTS, RANDOM_INPUTS, BATCHES = 256, 64, (1, 2, 7, 64)
@@ -55,12 +53,40 @@ class Samples:
         return cls(np.concatenate([images[chosen], noise]), labels[chosen])
 
 
-def reference_outputs(model: "nn.Module", samples: Samples) -> dict[str, np.ndarray]:
-    """The answers of the unfolded float64 model.
+@dataclass(frozen=True)
+class Reference:
+    """What the artefacts of a checkpoint are held against."""
 
-    Shapes: logits [n k], probabilities [n k], embedding [n d] float64.
-    """
-    return run_in_batches(torch_runner(model), samples.image, _REFERENCE_BATCH)
+    checkpoint: Checkpoint
+    model: "NAC"  # float64, unfolded, all modules
+    samples: Samples
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "Reference":
+        """The checkpoint's model in float64, with what the gate asks it.
+
+        Raises: SaccadeError if the model takes anything but the image that the checkpoint holds
+            calibration samples of.
+        """
+        torch = require("torch", extra="export")
+        model = cast("NAC", checkpoint.build(torch.float64))
+        config = model.config
+        if config.input != "image" or (config.conditional and config.condition_dim):
+            found = "tokens" if config.input != "image" else "an image and a condition"
+            raise SaccadeError(
+                f"{checkpoint.path}: this model takes {found}, but a file is proved on the "
+                "calibration images, the only input that a checkpoint holds. "
+                "Export a model whose only input is the image."
+            )
+        return cls(checkpoint, model, Samples.of(checkpoint))
+
+    def outputs(self, budget: float) -> dict[str, np.ndarray]:
+        """The answers of the unfolded float64 model at that budget.
+
+        Shapes: logits [n k], probabilities [n k], embedding [n d] float64.
+        """
+        run = torch_runner(self.model.prune(budget))
+        return run_in_batches(run, self.samples.image, _REFERENCE_BATCH)
 
 
 def measure(
@@ -107,35 +133,31 @@ def verify(folder: Path | str) -> GateReport:
     """
     folder = Path(folder)
     manifests = read_manifests(folder)
-    torch = require("torch", extra="export")
+    require("torch", extra="export")
     require("onnx", extra="export")
     require("onnxruntime", extra="cpu")
-    checkpoint = load(_parent_path(folder, manifests))
-    model = checkpoint.build(torch.float64)
-    samples = Samples.of(checkpoint)
+    reference = Reference.of(load(_parent_path(folder, manifests)))
     rows = []
     with progress("verify", len(manifests)) as advance:
         for manifest in manifests:
             advance(0, note=manifest.variant.name)
-            rows.append(_verify_variant(folder, manifest, checkpoint, model, samples))
+            rows.append(_verify_variant(folder, manifest, reference))
             advance()
     return GateReport(folder, tuple(rows))
 
 
-def _verify_variant(
-    folder: Path, manifest: Manifest, checkpoint: Checkpoint, model: "NAC", samples: Samples
-) -> VariantReport:
+def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> VariantReport:
     from saccade.export.claims import contradictions
 
     name = manifest.variant.name
     try:
         check_file(folder, manifest)
-        if problems := contradictions(folder / manifest.file.name, manifest, checkpoint):
+        if problems := contradictions(folder / manifest.file.name, manifest, reference.checkpoint):
             return VariantReport(name, None, problems)
         parity = measure(
             onnx_runner(onnx_session(folder / manifest.file.name)),
-            reference_outputs(model.prune(manifest.variant.budget), samples),
-            samples,
+            reference.outputs(manifest.variant.budget),
+            reference.samples,
             manifest.variant.precision,
             {each: manifest.parity.thresholds[each] for each in manifest.parity.overridden},
         )

@@ -63,7 +63,6 @@ class GateReport:
         }
 
 
-
 def _row_dict(row: VariantReport) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": row.name,
@@ -84,18 +83,23 @@ def _row_dict(row: VariantReport) -> dict[str, Any]:
 
 
 def render(report: GateReport) -> "Table":
-    """The report for a terminal, with the threshold table below it."""
+    """The report for a terminal: figures, then the threshold table, then what is wrong."""
     from rich.table import Table
     from rich.text import Text
 
     names = list(THRESHOLDS["fp32"])
-    table = Table(title=f"Parity gate: {report.folder}")
-    for heading in ("variant", *(name.replace("_", " ") for name in names), "passed", "problem"):
-        table.add_column(heading, overflow="fold")
+    problems = [f"{row.name}: {each}" for row in report.variants for each in row.problems]
+    table = Table(
+        title="parity gate: float64 torch, unfolded, against the file in ONNX Runtime",
+        caption=Text("\n".join(problems), style="red"),
+        caption_justify="left",
+    )
+    table.add_column("variant", no_wrap=True)
+    for heading in (*(name.replace("_", " ") for name in names), "passed"):
+        table.add_column(heading, justify="right")
     for row in report.variants:
         cells = [_cell(row.parity, name) for name in names]
-        verdict = Text("yes") if row.passed else Text("NO", style="bold red")
-        table.add_row(row.name, *cells, verdict, Text("; ".join(row.problems)))
+        table.add_row(row.name, *cells, Text("yes") if row.passed else Text("NO", style="bold red"))
     table.add_section()
     for precision, limits in THRESHOLDS.items():
         cells = [f"{limits[name]:g}" if name in limits else "-" for name in names]

@@ -5,12 +5,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
-from saccade.plugins.errors import ShapeError
+from saccade.models.skmdpa import signature_distance
+from saccade.plugins.errors import SaccadeError, ShapeError
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Circuit(NamedTuple):
@@ -18,6 +18,15 @@ class Circuit(NamedTuple):
 
     signatures: Tensor | None  # [u s] or [b u s]; None where every module hears every other
     codes: Tensor  # [u c] or [b u c]
+
+
+class Given(NamedTuple):
+    """What a circuit may depend on."""
+
+    tokens: Tensor  # [b n d], after the tokenizer
+    length: Tensor | None  # [b]
+    condition: Tensor | None  # [b m k]
+    condition_length: Tensor | None  # [b]
 
 
 class UnconditionalGenerator(nn.Module):
@@ -90,6 +99,54 @@ class ConditionalGenerator(nn.Module):
         every = self.norm_self(x)
         x = self.norm_out(x[:, kept] + self.mix(every[:, kept], every))
         return Circuit(self.to_signature(x), self.to_code(x))
+
+
+def generate(
+    generator: nn.Module, config: NACConfig, given: Given, modules: Tensor | None = None
+) -> Circuit:
+    """The circuit of these samples, or of these modules of it.
+
+    Raises: SaccadeError if a condition is missing, or given to a NAC that has none.
+    """
+    check_condition(config, given.condition)
+    if not config.conditional:
+        circuit: Circuit = generator(modules)
+        return circuit
+    if given.condition is None:
+        circuit = generator(given.tokens, given.length, modules)
+    else:
+        circuit = generator(given.condition, given.condition_length, modules)
+    return circuit
+
+
+def check_condition(config: NACConfig, condition: Tensor | None) -> None:
+    """Stop a missing condition, and one that would not be looked at.
+
+    Raises: SaccadeError.
+    """
+    expected = config.conditional and config.condition_dim > 0
+    if (condition is not None) != expected:
+        raise SaccadeError(
+            f"condition: found {'one' if condition is not None else 'none'}, but this NAC "
+            f"has conditional={config.conditional} and condition_dim={config.condition_dim}. "
+            f"{'Pass condition=' if expected else 'Leave condition out'}."
+        )
+
+
+def link_distances(
+    signatures: Tensor | None, read_out_signatures: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Signature distances between processor modules, and of read-out to processor modules.
+
+    Shapes: signatures [u s] or [b u s], read_out_signatures [r s] -> [u u] and [r u], or with the
+            batch axis; None and None where links are dense.
+    """
+    if signatures is None or read_out_signatures is None:
+        return None, None
+    return (
+        signature_distance(signatures, signatures),
+        signature_distance(read_out_signatures, signatures),
+    )
 
 
 class Attention(nn.Module):

@@ -4,11 +4,10 @@
 import math
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from saccade.models.nac_config import NACConfig
 from saccade.models.skmdpa import link_probability, signature_distance
+from torch import Tensor
+from torch.nn import functional as F
 
 EXACT_MODULES = 256  # above this many modules eigenvectors are iterated for, not decomposed
 SPECTRAL = ("planted-partition", "ring-of-cliques")
@@ -106,7 +105,7 @@ def leading_vectors(matrix: Tensor, count: int, *, seed: int, steps: int = 60) -
     basis = torch.randn(u, min(u, 2 * count + 8), generator=generator).to(matrix)
     for _ in range(steps):
         basis = torch.linalg.qr(matrix @ basis + shift * basis)[0]
-    values, inner = torch.linalg.eigh(basis.mT @ matrix @ basis)
+    _, inner = torch.linalg.eigh(basis.mT @ matrix @ basis)
     return (basis @ inner.flip(-1))[:, :count]
 
 
@@ -202,7 +201,9 @@ def _descend(signatures: Tensor, target: Tensor, config: NACConfig) -> Tensor:
     with torch.enable_grad():
         optimizer = torch.optim.Adam([signatures], lr=0.02)
         for _ in range(steps):
-            loss = structure_loss(signature_distance(signatures, signatures) / config.epsilon, target)
+            loss = structure_loss(
+                signature_distance(signatures, signatures) / config.epsilon, target
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

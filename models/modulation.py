@@ -77,9 +77,7 @@ class ModFFN(nn.Module):
         super().__init__()
         self.activation = activation
         self.widen = ModFC(dim, hidden, code_dim, alpha=alpha, modulation=modulation)
-        self.narrow = ModFC(
-            hidden, dim, code_dim, alpha=alpha, modulation=modulation, scale=scale
-        )
+        self.narrow = ModFC(hidden, dim, code_dim, alpha=alpha, modulation=modulation, scale=scale)
 
     def forward(self, x: Tensor, code: Tensor) -> Tensor:
         return self.narrow(activate(self.widen(x, code), self.activation), code)

@@ -6,14 +6,14 @@ from copy import deepcopy
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from saccade.models.generator import (
     Circuit,
     ConditionalGenerator,
+    Given,
     InitialState,
     UnconditionalGenerator,
+    generate,
+    link_distances,
 )
 from saccade.models.graph_priors import GraphStructure, degree_order, prior_signatures
 from saccade.models.modulation import linear
@@ -23,10 +23,11 @@ from saccade.models.skmdpa import (
     evaluation_bias,
     link_probability,
     sampled_bias,
-    signature_distance,
 )
 from saccade.models.tokenizers import tokenizer
 from saccade.plugins.errors import SaccadeError
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class NAC(nn.Module):
@@ -42,6 +43,7 @@ class NAC(nn.Module):
 
     config_class = NACConfig
     module_order: Tensor
+    read_out_signatures: Tensor | None
 
     def __init__(self, config: NACConfig, *, fresh: bool = True) -> None:
         """Weights are drawn from config.seed; with `fresh` false they are about to be loaded."""
@@ -70,10 +72,12 @@ class NAC(nn.Module):
             Propagator(config) for _ in range(config.propagator_layers)
         )
         self.read_out_codes = nn.Parameter(torch.randn(config.readout_modules, config.code_dim))
-        if config.connectivity != "dense":
-            signatures = torch.randn(config.readout_modules, config.signature_dim)
-            learned = config.connectivity == "learned"
-            self.read_out_signatures = nn.Parameter(signatures, requires_grad=learned)
+        signatures = torch.randn(config.readout_modules, config.signature_dim)
+        if config.connectivity == "learned":
+            self.read_out_signatures = nn.Parameter(signatures)
+        else:
+            dense = config.connectivity == "dense"
+            self.register_buffer("read_out_signatures", None if dense else signatures)
         self.read_out = ReadOut(config)
         self.head = linear(config.dim, config.classes)
 
@@ -130,9 +134,10 @@ class NAC(nn.Module):
         modules: Tensor | None = None,
     ) -> Tensor:
         tokens = self.tokenizer(x)
-        circuit = self.circuit(tokens, length, condition, condition_length, modules)
+        given = Given(tokens, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given, modules)
         theta = self.read_in(self.initial_state(circuit.codes), tokens, circuit.codes, length)
-        between, to_read_out = self.distances(circuit)
+        between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
         batch = tokens.shape[0]
         bias = None if self.training else self._bias(between, batch)
         for propagator in self.propagators:
@@ -141,44 +146,6 @@ class NAC(nn.Module):
         initial = self.initial_state(self.read_out_codes)
         bias = self._bias(to_read_out, batch)
         return self.read_out(initial, self.read_out_codes, theta, circuit.codes, bias)
-
-    def circuit(
-        self,
-        tokens: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-        modules: Tensor | None = None,
-    ) -> Circuit:
-        """Signatures and codes of the processor modules.
-
-        Raises: SaccadeError if a condition is missing, or given to a NAC that has none.
-        """
-        expected = self.config.conditional and self.config.condition_dim > 0
-        if (condition is not None) != expected:
-            raise SaccadeError(
-                f"condition: found {'one' if condition is not None else 'none'}, but this NAC "
-                f"has conditional={self.config.conditional} and "
-                f"condition_dim={self.config.condition_dim}. "
-                f"{'Pass condition=' if expected else 'Leave condition out'}."
-            )
-        if not self.config.conditional:
-            return self.generator(modules)
-        if condition is None:
-            return self.generator(tokens, length, modules)
-        return self.generator(condition, condition_length, modules)
-
-    def distances(self, circuit: Circuit) -> tuple[Tensor | None, Tensor | None]:
-        """Signature distances between processor modules, and of read-out to processor modules.
-
-        Shapes: -> [u u] and [r u], with a leading batch axis in a conditional NAC; None if dense.
-        """
-        if circuit.signatures is None or self.config.connectivity == "dense":
-            return None, None
-        return (
-            signature_distance(circuit.signatures, circuit.signatures),
-            signature_distance(self.read_out_signatures, circuit.signatures),
-        )
 
     def _bias(self, distance: Tensor | None, batch: int) -> Tensor | None:
         if distance is None:
@@ -217,7 +184,7 @@ class NAC(nn.Module):
         return self._dropout_order
 
     def _degree_order(self, circuit: Circuit) -> Tensor:
-        distance, _ = self.distances(circuit)
+        distance, _ = link_distances(circuit.signatures, self.read_out_signatures)
         if distance is None:
             return torch.arange(self.config.modules, device=self.module_order.device)
         links = link_probability(distance.double(), self.config.epsilon)
@@ -246,7 +213,8 @@ class NAC(nn.Module):
                 "them. Pass calibration samples (and their condition)."
             )
         else:
-            circuit = self.circuit(self.tokenizer(x), length, condition, condition_length)
+            given = Given(self.tokenizer(x), length, condition, condition_length)
+            circuit = generate(self.generator, self.config, given)
         self.module_order.copy_(self._degree_order(circuit))
         return self.module_order
 

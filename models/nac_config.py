@@ -17,7 +17,11 @@ CHOICES = {
     "confidence": ("state", "module"),
     "dropout_draw": ("uniform", "log-uniform"),
 }
-COUNTS = ["height_px", "width_px", "channels", "patch_px", "modules", "readout_modules", "dim", "code_dim", "signature_dim", "heads", "ffn_dim", "classes", "graph_group", "graph_refresh_steps"]
+COUNTS = (
+    *("height_px", "width_px", "channels", "patch_px", "modules", "readout_modules", "dim"),
+    *("code_dim", "signature_dim", "heads", "ffn_dim", "classes"),
+    *("graph_group", "graph_refresh_steps"),
+)
 MAX_MODULES = 4096
 
 

@@ -1,50 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NAC in evaluation with its constants folded: the same function, far fewer products."""
 
-import math
-
 import torch
+from saccade.models.folded_layers import (
+    FoldedPropagator,
+    FoldedReadIn,
+    FoldedReadOut,
+    fold_tokenizer,
+)
+from saccade.models.generator import Circuit, Given, check_condition, generate, link_distances
+from saccade.models.nac import NAC, head_outputs
+from saccade.models.skmdpa import evaluation_bias
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from saccade.models.modulation import ModFC, ModFFN, activate
-from saccade.models.nac import NAC, head_outputs
-from saccade.models.nac_layers import Propagator, ReadIn, ReadOut, length_mask
-from saccade.models.skmdpa import evaluation_bias
-from saccade.models.tokenizers import PatchTokenizer, patches
 
 
 class FoldedNAC(nn.Module):
     """What `NAC.fold` returns: `forward`, `outputs` and `embed` of a NAC, evaluation only.
 
-    Codes, signatures and initial states are constants, so every modulation is a vector a module,
-    the attention bias a matrix, and the read-in's query part of a probe in token space. In a
-    conditional NAC they depend on the sample; the two re-associations hold all the same.
+    Codes, signatures and initial states are constants, so every modulation is one vector a
+    module, the attention bias one matrix, and the read-in's query part of a probe in the space of
+    the tokens. In a conditional NAC they depend on the sample and are computed from its circuit;
+    the orders of multiplication are the same.
 
-    Source: design section 4; equal to the unfolded model up to rounding.
+    Source: equal to the unfolded model up to rounding; Weiss et al. 2022, eq. 1 to 5.
     """
+
+    link_bias: Tensor | None
+    read_out_bias: Tensor | None
+    read_out_signatures: Tensor | None
 
     @torch.no_grad()
     def __init__(self, source: NAC) -> None:
         super().__init__()
         self.config = source.config
-        self.conditional = source.config.conditional
-        code: Tensor | None = None
-        theta: Tensor | None = None
-        between: Tensor | None = None
-        to_read_out: Tensor | None = None
-        if self.conditional:
-            self.circuit_source = source  # its generator, initial state and signatures
+        circuit: Circuit | None = None
+        if self.config.conditional:
+            self.generator, self.initial_state = source.generator, source.initial_state
+            self.register_buffer("read_out_signatures", source.read_out_signatures)
         else:
             circuit = source.generator()
-            code, theta = circuit.codes, source.initial_state(circuit.codes)
-            between, to_read_out = _biases(source, circuit)
+            between, to_read_out = link_distances(circuit.signatures, source.read_out_signatures)
+            self.register_buffer("link_bias", self._bias(between))
+            self.register_buffer("read_out_bias", self._bias(to_read_out))
+        code = None if circuit is None else circuit.codes
+        theta = None if code is None else source.initial_state(code)
         self.tokenizer = fold_tokenizer(source.tokenizer)
         self.read_in = FoldedReadIn(source.read_in, theta, code)
         self.propagators = nn.ModuleList(FoldedPropagator(p, code) for p in source.propagators)
         initial = source.initial_state(source.read_out_codes)
         self.read_out = FoldedReadOut(source.read_out, initial, source.read_out_codes, code)
         self.head = source.head
-        self.register_buffer("link_bias", between)
-        self.register_buffer("read_out_bias", to_read_out)
-        self.requires_grad_(False).eval()
+        self.requires_grad_(False)
+        self.eval()
+
+    def forward(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> Tensor:
+        """Logits.
+
+        Shapes: -> [b classes].
+        """
+        return self.head(self._state(x, length, condition, condition_length))
+
+    def outputs(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Everything that is exported, of one pass.
+
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
+        """
+        return head_outputs(self.head, self._state(x, length, condition, condition_length))
+
+    def embed(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> Tensor:
+        """The state in front of the last linear layer, brought to length 1.
+
+        Shapes: -> [b dim].
+        """
+        return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
+
+    def _bias(self, distance: Tensor | None) -> Tensor | None:
+        return None if distance is None else evaluation_bias(distance, self.config.epsilon)
+
+    def _state(
+        self,
+        x: Tensor,
+        length: Tensor | None,
+        condition: Tensor | None,
+        condition_length: Tensor | None,
+    ) -> Tensor:
+        tokens = self.tokenizer(x)
+        if not self.config.conditional:
+            check_condition(self.config, condition)
+            return self._run(tokens, length, self.link_bias, self.read_out_bias)
+        given = Given(tokens, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given)
+        between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
+        link_bias, read_out_bias = self._bias(between), self._bias(to_read_out)
+        theta = self.initial_state(circuit.codes)
+        return self._run(tokens, length, link_bias, read_out_bias, theta, circuit.codes)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        length: Tensor | None,
+        link_bias: Tensor | None,
+        read_out_bias: Tensor | None,
+        theta: Tensor | None = None,
+        code: Tensor | None = None,
+    ) -> Tensor:
+        state = self.read_in(tokens, length, theta, code)
+        for propagator in self.propagators:
+            state = propagator(state, link_bias, code)
+        return self.read_out(state, read_out_bias, code)

@@ -4,11 +4,10 @@
 import math
 
 import torch
-from torch import Tensor, nn
-
 from saccade.models.modulation import ModFC, ModFFN, linear
 from saccade.models.nac_config import NACConfig
 from saccade.models.skmdpa import skmdpa
+from torch import Tensor, nn
 
 
 def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:
@@ -88,18 +87,22 @@ class ReadIn(nn.Module):
         k = self.key(tokens.unsqueeze(1), code.unsqueeze(-2))  # [b u n d]
         v = self.value(tokens.unsqueeze(1), code.unsqueeze(-2))
         scores = (k @ q.unsqueeze(-1)).squeeze(-1) / math.sqrt(q.shape[-1])
-        weights = _masked_softmax(scores, mask)
+        weights = masked_softmax(scores, mask)
         return (weights.unsqueeze(-2) @ v).squeeze(-2)
 
     def _attend_reassociated(
         self, q: Tensor, tokens: Tensor, code: Tensor, mask: Tensor | None
     ) -> Tensor:
         probe = (q @ self.key.linear.weight) * self.key.gain(code) / math.sqrt(q.shape[-1])
-        weights = _masked_softmax(probe @ tokens.mT, mask)
+        weights = masked_softmax(probe @ tokens.mT, mask)
         return self.value(weights @ tokens, code)
 
 
-def _masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the tokens that take part; a sample without any is NaN.
+
+    Shapes: scores [b u n], mask bool [b 1 n] -> [b u n].
+    """
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     return scores.softmax(-1)
@@ -148,10 +151,7 @@ class ReadOut(nn.Module):
         self.norm_states = optional_norm(config)
         self.norm = optional_norm(config)
         self.ffn = mod_ffn(config)
-        if config.confidence == "state":
-            self.confidence = linear(config.dim, 1)
-        else:
-            self.confidence_scalars = nn.Parameter(torch.zeros(config.readout_modules))
+        self.pool = ConfidencePool(config)
 
     def forward(
         self,
@@ -167,13 +167,26 @@ class ReadOut(nn.Module):
         y = self.output(skmdpa(q, k, v, bias), code)
         return self.pool(y + self.ffn(self.norm(y), code))
 
-    def pool(self, states: Tensor) -> Tensor:
-        """The states' sum, weighted by the softmax of the confidences.
 
-        Shapes: states [b r d] -> [b d].
-        """
-        if hasattr(self, "confidence"):
-            scores = self.confidence(states).squeeze(-1)
+class ConfidencePool(nn.Module):
+    """The read-out states' sum, weighted by the softmax of one learned scalar each.
+
+    The scalar is linear in the state, or (configuration: confidence="module") a constant.
+
+    Shapes: states [b r d] -> [b d].
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        self.of_state = config.confidence == "state"
+        if self.of_state:
+            self.score = linear(config.dim, 1)
         else:
-            scores = self.confidence_scalars.expand(states.shape[:2])
+            self.scores = nn.Parameter(torch.zeros(config.readout_modules))
+
+    def forward(self, states: Tensor) -> Tensor:
+        if self.of_state:
+            scores = self.score(states).squeeze(-1)
+        else:
+            scores = self.scores.expand(states.shape[:2])
         return (scores.softmax(-1).unsqueeze(1) @ states).squeeze(1)

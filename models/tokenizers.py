@@ -99,12 +99,20 @@ class PixelScale(nn.Module):
         self.register_buffer("std", torch.tensor(config.std), persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
-        if image.dim() != 4 or tuple(image.shape[1:]) != self.size:
-            raise ShapeError(
-                f"image: found shape {list(image.shape)}, expected [b, h, w, c] with "
-                f"h, w, c = {self.size}. Resize it as the preprocessing says."
-            )
+        check_image(image, self.size)
         return (image.to(self.mean.dtype) / 255 - self.mean) / self.std
+
+
+def check_image(image: Tensor, size: tuple[int, int, int]) -> None:
+    """Stop an image that is not [b, *size].
+
+    Raises: ShapeError.
+    """
+    if image.dim() != 4 or tuple(image.shape[1:]) != size:
+        raise ShapeError(
+            f"image: found shape {list(image.shape)}, expected [b, h, w, c] with "
+            f"h, w, c = {size}. Resize it as the preprocessing says."
+        )
 
 
 def patches(pixels: Tensor, side_px: int) -> Tensor:

@@ -2,30 +2,42 @@
 """Score and speed of every variant of an artefact folder, in process and through a server."""
 
 import math
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from saccade.export.manifest import SUFFIX, Manifest, read_folder
+from saccade.export.manifest import Manifest, read_folder
+from saccade.export.runners import onnx_session
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import new_folder, refuse_existing
 from saccade.plugins.progress import Advance, progress
-from saccade.serving import frontier, in_process, report, served
+from saccade.serving import in_process, report, served
 from saccade.serving.addresses import ServeOptions
+from saccade.serving.frontier import FILE_NAME as FRONTIER
+from saccade.serving.frontier import (
+    Entry,
+    Score,
+    mark_dominated,
+    merge,
+    read_frontier,
+    wilson,
+)
 from saccade.serving.installation import check_installation, find_installation
-from saccade.serving.load import LoadGenerator, Stream
+from saccade.serving.load import LoadGenerator
 from saccade.serving.machine import Machine, this_machine
+from saccade.serving.server import Server
+from saccade.serving.staging import staged_repository
 
 _DISTINCT_REQUESTS = 64
+# Free ports, no probes in between, and no restart that would mix two servers into one figure.
+_QUIET = ServeOptions(
+    grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
+)
 _IN_PROCESS_SHARE = 1 / 6  # of the seconds a point, for each of the seven batch sizes
 
 
@@ -81,40 +93,60 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
     require("onnxruntime", extra="cpu")
     if options.server:
         check_installation(find_installation())
+    folder = Path(folder)
     manifests = read_folder(folder)
     data = _test_split(options.data, manifests[0])
-    machine = this_machine()
+    if (folder / FRONTIER).exists():
+        read_frontier(folder / FRONTIER)  # a broken one is refused now, not after the work
+    machine, model = this_machine(), manifests[0].variant.model
     points = (len(options.concurrency) + 1) * options.server
     steps = len(manifests) * options.rounds * (len(in_process.BATCHES) + points)
     server = None
     with progress("bench", steps) as advance:
-        variants = _in_process(folder, manifests, data, options, advance)
+        measured = _in_process(folder, manifests, data, options, advance)
+        entries = _entries(manifests, measured, data, machine)
+        samples = {name: _samples(each, data) for name, each in measured.items()}
         if options.server:
-            with _staged(folder, manifests, _entries(variants, data, machine)) as staging:
-                server = _through_server(staging, manifests[0], data, variants, options, advance)
-    entries = _entries(variants, data, machine)
-    for variant, entry in zip(variants, entries, strict=True):
-        variant["dominated_by"] = entry["dominated_by"]
-    full = {
+            with staged_repository(folder, manifests, entries) as repository:
+                server, entries = _through_server(
+                    repository, model, entries, measured, data, options, samples, advance
+                )
+    correct = {name: np.asarray(each["correct"]) for name, each in samples.items()}
+    entries = mark_dominated(entries, correct)
+    full = _full(manifests, entries, samples, data, options)
+    full |= {"machine": machine.to_dict(), "server": server}
+    with new_folder(options.out, force=options.force) as out:
+        report.write_report(full, out)
+    merge(folder, model, entries)
+    return BenchReport(options.out, full)
+
+
+def _full(
+    manifests: Sequence[Manifest],
+    entries: Sequence[Entry],
+    samples: Mapping[str, Any],
+    data: Dataset,
+    options: BenchOptions,
+) -> dict[str, Any]:
+    return {
         "schema": report.SCHEMA,
         "version": report.VERSION,
         "model": manifests[0].variant.model,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": {"name": data.name, "sha256": data.sha256, "n": len(data.labels)},
-        "machine": machine.to_dict(),
-        "server": server,
         "options": {key: value for key, value in asdict(options).items() if key != "out"},
-        "variants": variants,
+        "variants": [
+            {**asdict(entry), **_cost(manifest), "samples": samples[entry.variant]}
+            for entry, manifest in zip(entries, manifests, strict=True)
+        ],
     }
-    with new_folder(options.out, force=options.force) as out:
-        report.write_report(full, out)
-    frontier.merge(folder, entries)
-    return BenchReport(options.out, full)
 
 
 def _test_split(name: str, manifest: Manifest) -> Dataset:
     data = load_data(name, "test", preprocessing=manifest.preprocessing)
-    if data.class_names != manifest.labels:
+    # Classes without words are numbered: those are the model's own indices.
+    numbered = data.class_names == tuple(str(index) for index in range(len(manifest.labels)))
+    if not numbered and data.class_names != manifest.labels:
         raise SaccadeError(
             f"{name}: its {len(data.class_names)} classes begin with {data.class_names[:3]}, the "
             f"model's {len(manifest.labels)} with {manifest.labels[:3]}. "
@@ -129,48 +161,72 @@ def _in_process(
     data: Dataset,
     options: BenchOptions,
     advance: Advance,
-) -> list[dict[str, Any]]:
+) -> dict[str, in_process.InProcess]:
     sessions = {
         each.variant.name: onnx_session(folder / each.file.name, threads=1) for each in manifests
     }
-    calls = in_process.sample_all(
+    return in_process.measure(
         sessions,
         data.images,
         seconds=options.seconds * _IN_PROCESS_SHARE,
         rounds=options.rounds,
         advance=advance,
     )
-    variants = []
+
+
+def _entries(
+    manifests: Sequence[Manifest],
+    measured: Mapping[str, in_process.InProcess],
+    data: Dataset,
+    machine: Machine,
+) -> tuple[Entry, ...]:
+    entries = []
     for manifest in manifests:
-        name = manifest.variant.name
-        logits = in_process.logits(sessions[name], data.images)
-        variants.append(
-            {
-                **_identity(manifest),
-                **_score(logits, data),
-                "in_process": in_process.summary(calls[name]),
-                "grpc": None,
-                "dominated_by": None,
-                "samples": {
-                    "correct": in_process.correct(logits, data.labels).astype(int).tolist(),
-                    "logits_of_first": logits[:1].tolist(),
-                    "in_process_s": {str(b): each.seconds for b, each in calls[name].items()},
-                    "grpc": {},
-                },
-            }
+        found = measured[manifest.variant.name]
+        top5 = in_process.correct(found.logits, data.labels, top=5)
+        entry = Entry(
+            variant=manifest.variant.name,
+            sha256=manifest.file.sha256,
+            budget=manifest.variant.budget,
+            precision=manifest.variant.precision,
+            runtime=machine.runtime,
+            device=machine.device,
+            score=_top1(in_process.correct(found.logits, data.labels), data),
+            top5=round(float(top5.mean()), 6) if found.logits.shape[1] > 5 else None,
+            in_process=found.summary(),
+            grpc=None,
         )
-    return variants
+        entries.append(entry)
+    return tuple(entries)
 
 
-def _identity(manifest: Manifest) -> dict[str, Any]:
-    entry, cost = manifest.variant, manifest.cost
+def _top1(hits: np.ndarray, data: Dataset) -> Score:
+    low, high = wilson(int(hits.sum()), len(hits))
+    return Score(
+        name="top-1",
+        value=round(float(hits.mean()), 6),
+        higher_is_better=True,
+        unit="fraction",
+        n=len(hits),
+        interval=(round(low, 6), round(high, 6)),
+        data=data.name,
+        data_sha256=data.sha256,
+    )
+
+
+def _samples(found: in_process.InProcess, data: Dataset) -> dict[str, Any]:
     return {
-        "variant": entry.name,
-        "sha256": manifest.file.sha256,
-        "budget": entry.budget,
-        "precision": entry.precision,
-        "modules_kept": entry.modules_kept,
-        "modules_total": entry.modules_total,
+        "correct": in_process.correct(found.logits, data.labels).astype(int).tolist(),
+        "in_process_s": {str(size): calls.seconds for size, calls in found.calls.items()},
+        "grpc": {},
+    }
+
+
+def _cost(manifest: Manifest) -> dict[str, Any]:
+    cost = manifest.cost
+    return {
+        "modules_kept": manifest.variant.modules_kept,
+        "modules_total": manifest.variant.modules_total,
         "file_bytes": manifest.file.bytes,
         "parameters": cost.parameters,
         "multiply_adds": cost.multiply_adds.total,
@@ -179,63 +235,26 @@ def _identity(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _score(logits: np.ndarray, data: Dataset) -> dict[str, Any]:
-    hits = in_process.correct(logits, data.labels)
-    top5 = None
-    if logits.shape[1] > 5:
-        top5 = round(float(in_process.correct(logits, data.labels, top=5).mean()), 6)
-    low, high = frontier.wilson(int(hits.sum()), len(hits))
-    score = {
-        "name": "top-1",
-        "value": round(float(hits.mean()), 6),
-        "higher_is_better": True,
-        "unit": "fraction",
-        "n": len(hits),
-        "interval": [round(low, 6), round(high, 6)],
-        "data": data.name,
-        "data_sha256": data.sha256,
-    }
-    return {"score": score, "top5": top5}
-
-
-@contextmanager
-def _staged(
-    folder: Path, manifests: Sequence[Manifest], entries: list[dict[str, Any]]
-) -> Iterator[Path]:
-    """The artefacts with a first frontier, elsewhere: the folder itself changes at the end."""
-    with tempfile.TemporaryDirectory(prefix="saccade-bench-") as temporary:
-        staging = Path(temporary) / "artefacts"
-        staging.mkdir()
-        names = [manifests[0].parent.name]
-        for manifest in manifests:
-            names += [manifest.file.name, manifest.variant.name + SUFFIX]
-        for name in names:
-            if (folder / name).exists():
-                _link(folder / name, staging / name)
-        frontier.merge(staging, entries)
-        repository = Path(temporary) / "repository"
-        deploy(staging, RepositoryOptions(out=repository))
-        yield repository
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system
-        shutil.copyfile(source, target)
-
-
 def _through_server(
     repository: Path,
-    manifest: Manifest,
+    router: str,
+    entries: Sequence[Entry],
+    measured: Mapping[str, in_process.InProcess],
     data: Dataset,
-    variants: list[dict[str, Any]],
     options: BenchOptions,
+    samples: dict[str, dict[str, Any]],
     advance: Advance,
-) -> str:
-    free = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
-    with Server(repository, free) as server:
-        streams = _streams(server.url, manifest.variant.model, data, variants, options)
+) -> tuple[str, tuple[Entry, ...]]:
+    """The server's version, and the entries with what was measured through it."""
+    with Server(repository, _QUIET) as server:
+        streams = served.streams(
+            server.url,
+            router,
+            {entry.variant: entry.budget for entry in entries},
+            data.images[:_DISTINCT_REQUESTS],
+            {name: each.logits for name, each in measured.items()},
+            options.concurrency,
+        )
         with LoadGenerator(server.url, server_pid=server.pid) as generator:
             results = served.measure(
                 generator,
@@ -246,35 +265,13 @@ def _through_server(
                 advance=advance,
             )
         version = served.server_version(server.url)
-    for variant in variants:
-        keys = [key for key in streams if key[0] == variant["variant"]]
-        variant["grpc"] = {key[1]: served.point(streams[key], results[key]) for key in keys}
-        variant["samples"]["grpc"] = {
-            key[1]: [served.raw(streams[key], result) for result in results[key]] for key in keys
+    complete = []
+    for entry in entries:
+        keys = {point: (name, point) for name, point in streams if name == entry.variant}
+        points = {point: served.point(streams[key], results[key]) for point, key in keys.items()}
+        complete.append(replace(entry, grpc=points))
+        samples[entry.variant]["grpc"] = {
+            point: [served.raw(streams[key], result) for result in results[key]]
+            for point, key in keys.items()
         }
-    return version
-
-
-def _streams(
-    url: str,
-    router: str,
-    data: Dataset,
-    variants: list[dict[str, Any]],
-    options: BenchOptions,
-) -> dict[tuple[str, str], Stream]:
-    images = [data.images[index : index + 1] for index in range(_DISTINCT_REQUESTS)]
-    images = [image for image in images if len(image)]
-    streams = {}
-    for variant in variants:
-        name, budget = variant["variant"], variant["budget"]
-        expected = np.asarray(variant["samples"].pop("logits_of_first"), np.float32)
-        served.check_answers(url, name, images[0], expected)
-        direct = tuple(served.tensor_request(name, image) for image in images)
-        for clients in options.concurrency:
-            point = f"concurrency_{clients}"
-            streams[name, point] = Stream(f"{name} x{clients}", name, clients, direct)
-        # Of two precisions of one budget the router takes the faster: only that one is measured.
-        if served.routed_to(url, router, images[0], budget) == name:
-            encoded = tuple(served.encoded_request(router, image, budget) for image in images)
-            streams[name, "router_concurrency_1"] = Stream(f"{name} routed", router, 1, encoded)
-    return streams
+    return version, tuple(complete)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
+from saccade.export.manifest import read_folder
 from saccade.plugins.errors import SaccadeError, ShapeError
 from saccade.plugins.files import json_bytes, write_atomically
 
@@ -109,7 +109,7 @@ def read_frontier(path: Path) -> Frontier:
         )
     try:
         _require_keys(content, Frontier, "frontier")
-        entries = tuple(_entry(each) for each in content["entries"])
+        entries = tuple(entry_of(each) for each in content["entries"])
         model = _of_type(content["model"], str, "model")
     except (ValueError, TypeError) as error:
         raise SaccadeError(f"{path}: {error}. {_AGAIN}") from error
@@ -118,17 +118,29 @@ def read_frontier(path: Path) -> Frontier:
     return Frontier(model, entries)
 
 
-def write_frontier(path: Path, frontier: Frontier) -> None:
-    """Write a frontier file; the same figures are the same bytes."""
+def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
+    """Add measurements to the frontier of an artefact folder, in one atomic write.
+
+    A new one replaces an old one of the same bytes, runtime and device; those of bytes that are
+    no longer in the folder are dropped.
+    Raises: SaccadeError if the file that is there cannot be read or is another model's.
+    """
+    path = folder / FILE_NAME
+    old = read_frontier(path) if path.exists() else Frontier(model, ())
+    if old.model != model:
+        raise SaccadeError(
+            f"{path}: is the frontier of {old.model!r}, expected {model!r}. Remove it."
+        )
+    present = {manifest.file.sha256 for manifest in read_folder(folder)}
+    kept = (entry for entry in old.entries if entry.sha256 in present)
+    merged = {entry.key: entry for entry in (*kept, *entries)}
+
+    def order(entry: Entry) -> tuple[str, str, float, str]:
+        return entry.device, entry.runtime, -entry.budget, entry.variant
+
+    frontier = Frontier(model, tuple(sorted(merged.values(), key=order)))
     write_atomically(path, json_bytes(frontier.to_dict()))
-
-
-def merge(old: Iterable[Entry], new: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Old and new measurements, a new one in the place of an old one of the same key."""
-    merged = {entry.key: entry for entry in (*old, *new)}
-    return tuple(
-        sorted(merged.values(), key=lambda each: (each.device, each.runtime, -each.budget, each.variant))
-    )
+    return frontier
 
 
 def mark_dominated(
@@ -198,7 +210,11 @@ def paired_bootstrap(
 _AGAIN = "Measure again with: saccade bench FOLDER"
 
 
-def _entry(value: Any) -> Entry:
+def entry_of(value: Any) -> Entry:
+    """One entry from its JSON object, every key checked.
+
+    Raises: ValueError that names the key.
+    """
     _require_keys(value, Entry, "entry")
     where = f"entry {value['variant']!r}: "
     score = value["score"]
@@ -227,7 +243,11 @@ def _check_points(points: Any, where: str) -> None:
     for key, point in _of_type(points, dict, where).items():
         if _POINT.fullmatch(key):
             for figure in _FIGURES:
-                _of_type(_of_type(point, dict, f"{where} {key}").get(figure), float, f"{where} {key} {figure}")
+                _of_type(
+                    _of_type(point, dict, f"{where} {key}").get(figure),
+                    float,
+                    f"{where} {key} {figure}",
+                )
         elif key not in ("threads", "best_batch"):
             raise ValueError(f"{where}: key {key!r} is not known")
 

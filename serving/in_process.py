@@ -61,36 +61,54 @@ def sample(session: Any, images: np.ndarray, calls: Calls, *, seconds: float) ->
         start = time.perf_counter()
         session.run(None, feed)
         stop = time.perf_counter()
-        calls.seconds.append(stop - start)
+        calls.seconds.append(round(stop - start, 8))
         if stop >= end:
             break
     calls.core_s += time.process_time() - core
 
 
-def sample_all(
+@dataclass(frozen=True)
+class InProcess:
+    """One variant without a server.
+
+    Shapes: logits float32 [n classes], one row for each image.
+    """
+
+    logits: np.ndarray
+    calls: dict[int, Calls]
+
+    @property
+    def best_batch(self) -> int:
+        """The batch size with the highest throughput."""
+        return max(sorted(self.calls), key=lambda size: self.calls[size].inferences_per_second)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as the frontier stores them."""
+        points = {f"batch_{size}": calls.summary() for size, calls in self.calls.items()}
+        return {"threads": 1, "best_batch": self.best_batch, **points}
+
+
+def measure(
     sessions: Mapping[str, Any],
     images: np.ndarray,
     *,
     seconds: float,
     rounds: int,
     advance: Advance,
-) -> dict[str, dict[int, Calls]]:
-    """Each session at each batch size, taking turns, so that drift meets all alike.
+) -> dict[str, InProcess]:
+    """Every session's answers, and its speed at each batch size, taking turns.
 
-    Units: seconds a session and batch size over all rounds.
+    Units:  seconds a session and batch size over all rounds.
+    Raises: ShapeError if the images are not what the models take.
     """
-    found = {name: {batch: Calls(batch) for batch in BATCHES} for name in sessions}
+    answers = {name: logits(session, images) for name, session in sessions.items()}
+    calls = {name: {size: Calls(size) for size in BATCHES} for name in sessions}
     for _ in range(rounds):
-        for batch in BATCHES:
+        for size in BATCHES:
             for name, session in sessions.items():
-                sample(session, images, found[name][batch], seconds=seconds / rounds)
-                advance(1, f"{name} in process, batch {batch}")
-    return found
-
-
-def best_batch(calls: Mapping[int, Calls]) -> int:
-    """The batch size with the highest throughput; the smaller one where two are equal."""
-    return max(sorted(calls), key=lambda batch: calls[batch].inferences_per_second)
+                sample(session, images, calls[name][size], seconds=seconds / rounds)
+                advance(1, f"{name} in process, batch {size}")
+    return {name: InProcess(answers[name], calls[name]) for name in sessions}
 
 
 def logits(session: Any, images: np.ndarray) -> np.ndarray:

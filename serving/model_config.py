@@ -4,6 +4,7 @@
 Only fields that server 2.51 knows: one that it does not know stops the load.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from saccade.export.manifest import Manifest, TensorSpec
@@ -49,12 +50,16 @@ def variant_config(manifest: Manifest, *, run_batch: int) -> str:
     return _text(config)
 
 
-def router_config(name: str, manifest: Manifest, *, max_images: int) -> str:
+def router_config(
+    name: str, manifest: Manifest, *, variants: Sequence[str], max_images: int
+) -> str:
     """The router: encoded images in, the chosen variant's outputs and name out.
 
     It has no warm-up: its calls to the variants would be answered "Server not ready".
     """
     config = _messages().ModelConfig(name=name, backend="python")
+    # The repository index is closed to clients: here they learn which variants there are.
+    config.parameters["variants"].string_value = ",".join(variants)
     config.input.add(name="image", data_type="TYPE_STRING", dims=[1])
     for spec in manifest.outputs:
         config.output.add(

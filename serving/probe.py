@@ -3,14 +3,12 @@
 
 import io
 import queue
-import re
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from saccade.serving.rpc_errors import is_queue_full, explain
+from saccade.serving.rpc_errors import explain, is_queue_full
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,9 @@ class Prober:
         """Probes that came to an end; waits for the first up to `wait_s` seconds."""
         found = []
         try:
-            found.append(self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait())
+            found.append(
+                self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()
+            )
             while True:
                 found.append(self._answers.get_nowait())
         except queue.Empty:

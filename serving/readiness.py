@@ -59,7 +59,7 @@ class Board:
         """Enter a state in which no model answers."""
         with self._lock:
             self._state = state
-            self._reasons = {name: state for name in (self.model, *self.variants)}
+            self._reasons = dict.fromkeys((self.model, *self.variants), state)
 
     def enter(self, state: State) -> None:
         """Enter a state and keep what is known of each model."""

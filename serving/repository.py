@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An artefact folder to a model repository: one folder that a Triton server loads."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, new_folder, refuse_existing, sha256_of
 from saccade.serving.frontier import FILE_NAME as FRONTIER
-from saccade.serving.frontier import Entry, read_frontier
+from saccade.serving.frontier import Entry, Frontier, read_frontier
+from saccade.serving.machine import this_machine
 from saccade.serving.model_config import (
     LABELS_FILE,
     MAX_BATCH,
@@ -26,6 +28,8 @@ SCHEMA = "saccade.repository"
 VERSION = 1
 OPSET, IR_VERSION = 20, 10
 DEFAULT_RUN_BATCH = 8
+DESCRIPTION = "saccade.json"
+_AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --force"
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,42 @@ def deploy(folder: Path, options: RepositoryOptions) -> Deployment:
         _write_router(partial / model, manifests, preprocessing, measured)
         if measured:
             shutil.copyfile(folder / FRONTIER, partial / FRONTIER)
-        (partial / "saccade.json").write_bytes(
-            json_bytes(_description(partial, model, manifests, preprocessing))
+        names = tuple(manifest.variant.name for manifest in manifests)
+        unmeasured = tuple(name for name in names if name not in measured)
+        deployment = Deployment(out, model, names, unmeasured)
+        (partial / DESCRIPTION).write_bytes(
+            json_bytes(_description(partial, deployment, preprocessing))
         )
-    names = tuple(manifest.variant.name for manifest in manifests)
-    return Deployment(out, model, names, tuple(name for name in names if name not in measured))
+    return deployment
+
+
+def read_repository(folder: Path) -> Deployment:
+    """A repository that `deploy` wrote, if every file in it is still as it was written.
+
+    Raises: SaccadeError for another folder, another version, and a file that is missing, changed
+        or not one of those written.
+    """
+    path = Path(folder) / DESCRIPTION
+    try:
+        content = json.loads(path.read_bytes())
+        found = content["schema"], content["version"]
+        if found != (SCHEMA, VERSION):
+            raise ValueError(f"is {found}, expected {(SCHEMA, VERSION)}")
+        files = {str(name): str(digest) for name, digest in content["files"].items()}
+        model, variants = str(content["model"]), tuple(map(str, content["variants"]))
+        unmeasured = tuple(map(str, content["unmeasured"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SaccadeError(
+            f"{path}: describes no model repository ({error!r}). {_AGAIN}"
+        ) from error
+    present = {each.relative_to(folder).as_posix(): each for each in _files(path.parent)}
+    if odd := sorted(set(files) ^ (set(present) - {DESCRIPTION})):
+        state = "is missing" if odd[0] in files else "was not written by saccade"
+        raise SaccadeError(f"{Path(folder) / odd[0]}: {state}. {_AGAIN}")
+    for name, digest in files.items():
+        if sha256_of(present[name]) != digest:
+            raise SaccadeError(f"{present[name]}: was changed after it was written. {_AGAIN}")
+    return Deployment(Path(folder), model, variants, unmeasured)
 
 
 def _write_variant(folder: Path, manifest: Manifest, partial: Path, run_batch: int) -> None:
@@ -93,7 +128,9 @@ def _write_variant(folder: Path, manifest: Manifest, partial: Path, run_batch: i
     (place / "1").mkdir(parents=True)
     copy = shutil.copyfile(folder / manifest.file.name, place / "1" / MODEL_FILE)
     if sha256_of(copy) != manifest.file.sha256:
-        raise SaccadeError(f"{folder / manifest.file.name}: changed while it was copied. Run again.")
+        raise SaccadeError(
+            f"{folder / manifest.file.name}: changed while it was copied. Run again."
+        )
     (place / "config.pbtxt").write_text(variant_config(manifest, run_batch=run_batch), "utf-8")
     _write_labels(place, manifest)
 
@@ -119,7 +156,12 @@ def _write_router(
         "variants": [_route(each, measured.get(each.variant.name)) for each in manifests],
     }
     (place / "1" / "routes.json").write_bytes(json_bytes(routes))
-    config = router_config(place.name, manifests[0], max_images=preprocessing.max_images)
+    config = router_config(
+        place.name,
+        manifests[0],
+        variants=[each.variant.name for each in manifests],
+        max_images=preprocessing.max_images,
+    )
     (place / "config.pbtxt").write_text(config, "utf-8")
     _write_labels(place, manifests[0])
 
@@ -196,33 +238,43 @@ def _measurements(
                 f"folder has {hashes.get(entry.variant, 'no such variant')[:15]}. Measure again "
                 f"with `saccade bench {folder}`, or remove the file to route by budget only."
             )
+    place = _place(path, frontier, device)
+    return {each.variant: each for each in frontier.entries if (each.device, each.runtime) == place}
+
+
+def _place(path: Path, frontier: Frontier, device: str | None) -> tuple[str, str]:
+    """The device and runtime whose figures count: the only one, the named one, or this machine."""
     places = sorted({(entry.device, entry.runtime) for entry in frontier.entries})
+    known = "; ".join(f"{name} ({runtime})" for name, runtime in places) or "none"
     if device is not None:
         places = [place for place in places if place[0] == device]
+    elif len(places) > 1:
+        here = this_machine()
+        places = [place for place in places if place == (here.device, here.runtime)]
     if len(places) != 1:
-        known = "; ".join(f"{name} ({runtime})" for name, runtime in places) or "none that fits"
         raise SaccadeError(
-            f"{path}: has the figures of {known}, expected one device. Name it with --device."
+            f"{path}: has figures of {known}; expected those of one device and runtime, "
+            f"{'this machine' if device is None else repr(device)}. Name the device with "
+            "--device, or measure here with: saccade bench"
         )
-    return {
-        entry.variant: entry
-        for entry in frontier.entries
-        if (entry.device, entry.runtime) == places[0]
-    }
+    return places[0]
 
 
 def _description(
-    partial: Path, model: str, manifests: Sequence[Manifest], preprocessing: Preprocessing
+    partial: Path, deployment: Deployment, preprocessing: Preprocessing
 ) -> dict[str, Any]:
-    files = sorted(path for path in partial.rglob("*") if path.is_file())
     return {
         "schema": SCHEMA,
         "version": VERSION,
-        "model": model,
-        "variants": [
-            {"name": each.variant.name, "sha256": each.file.sha256, "budget": each.variant.budget}
-            for each in manifests
-        ],
+        "model": deployment.model,
+        "variants": list(deployment.variants),
+        "unmeasured": list(deployment.unmeasured),
         "preprocessing": preprocessing.to_dict(),
-        "files": {path.relative_to(partial).as_posix(): sha256_of(path) for path in files},
+        "files": {
+            path.relative_to(partial).as_posix(): sha256_of(path) for path in _files(partial)
+        },
     }
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -30,7 +30,7 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
         )
     if status == "DEADLINE_EXCEEDED":
         return ServerFailed(
-            f"{url}: no answer from {model} within {timeout_s:g} s. The server hangs, is overloaded "
+            f"{url}: no answer from {model} within {timeout_s:g} s. It hangs, is overloaded "
             f"or needs longer: see `saccade doctor --url {url}`, or allow more time."
         )
     if "not healthy" in said or "stub" in said.lower():

@@ -3,7 +3,7 @@
 
 import io
 import struct
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -156,6 +156,46 @@ def raw(stream: Stream, result: LoadResult) -> dict[str, Any]:
         "server_cpu_s": result.server_cpu_s,
         "statistics": result.statistics,
     }
+
+
+def streams(
+    url: str,
+    router: str,
+    budgets: Mapping[str, float],
+    images: np.ndarray,
+    expected: Mapping[str, np.ndarray],
+    concurrency: Sequence[int],
+) -> dict[tuple[str, str], Stream]:
+    """What is measured of each variant: (variant, name of the point) -> stream.
+
+    Shapes: images uint8 [n h w c], expected[variant] float32 [n classes].
+    Raises: ServerFailed if a variant does not answer as expected.
+    """
+    single = [images[index : index + 1] for index in range(len(images))]
+    found = {}
+    for name, budget in budgets.items():
+        check_answers(url, name, single[0], expected[name][:1])
+        direct = tuple(tensor_request(name, image) for image in single)
+        for clients in concurrency:
+            stream = Stream(f"{name}, {clients} clients", name, clients, direct)
+            found[name, f"concurrency_{clients}"] = stream
+        # Of two precisions of one budget the router takes the faster: only that one is measured.
+        if routed_to(url, router, single[0], budget) == name:
+            encoded = tuple(encoded_request(router, image, budget) for image in single)
+            stream = Stream(f"{name}, routed", router, 1, encoded)
+            found[name, "router_concurrency_1"] = stream
+    return found
+
+
+def server_version(url: str) -> str:
+    """The server's own name and version."""
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    with grpc.insecure_channel(url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answer = stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=30)
+    return f"{answer.name} {answer.version}"
 
 
 def _png(image: np.ndarray) -> bytes:

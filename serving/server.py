@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from saccade.plugins.errors import SaccadeError, ServerFailed
+from saccade.plugins.errors import SaccadeError
 from saccade.serving.addresses import ServeOptions, address, is_loopback, with_ports
 from saccade.serving.installation import (
     BUNDLED_LINE,
@@ -24,7 +24,7 @@ from saccade.serving.repository import read_repository
 from saccade.serving.run_folder import RunFolder
 from saccade.serving.server_log import ServerLog
 from saccade.serving.server_process import ServerProcess
-from saccade.serving.supervisor import LOGGER, Supervisor
+from saccade.serving.supervisor import Supervisor
 
 __all__ = ["ServeOptions", "Server", "serve"]
 

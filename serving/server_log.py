@@ -12,7 +12,7 @@ from saccade.plugins.errors import SaccadeError
 
 LOGGER = logging.getLogger("saccade.server")
 
-_LINE = re.compile(r"^([VIWEF])\d{4} [\d:.]+ \d+ (\S+)\] (.*)$")
+_LINE = re.compile(r"^([VIWEF])\d{4} [\d:.]+ \d+ (\S+)\] ?(.*)$")
 _LEVELS = {
     "V": logging.DEBUG,
     "I": logging.INFO,
@@ -27,6 +27,7 @@ _HARMLESS = (
     "Failed to initialize NVML",
     "DCGM unable to start",
     "Unable to get NVML",
+    "failed to allocate pinned system memory",
     "Exit timeout expired",
 )
 _IDLE = "All models are stopped"

@@ -51,9 +51,8 @@ class ServerProcess:
         self._log = log
         self._regions = f"{folder.path.name}-{secrets.token_hex(3)}-"
         self._stubs: tuple[Stub, ...] = ()
-        backends = folder.path / "backends"
+        backends = backend_folder(installation, folder.path / "backends")
         models = folder.path / "models"
-        write_backends(installation, backends)
         link_repository(repository, models)
         arguments = server_arguments(options, backends, models, self._regions)
         leash = Path(__file__).with_name("leash.py")
@@ -155,34 +154,36 @@ def server_arguments(
     ]
 
 
-def write_backends(installation: Installation, folder: Path) -> None:
-    """The server's own backends, and ours for ONNX files where it has none."""
+def backend_folder(installation: Installation, folder: Path) -> Path:
+    """The server's own backends where they run ONNX files, else a copy in which ours does."""
+    if installation.has_onnxruntime:
+        return installation.backends
     if folder.exists():
-        return
-    python = folder / "python"
-    python.mkdir(parents=True)
-    for path in (installation.backends / "python").iterdir():
-        if path.name not in (STUB, "__pycache__"):
-            (python / path.name).symlink_to(path)
-    shutil.copy(installation.stub, python / STUB)
+        return folder
+    # Copies: the server refuses a backend library that is a link out of its folder.
+    python = shutil.copytree(
+        installation.backends / "python",
+        folder / "python",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    shutil.copyfile(installation.stub, python / STUB)
     (python / STUB).chmod(0o755)
-    for path in installation.backends.iterdir():
-        if path.name != "python":
-            (folder / path.name).symlink_to(path)
-    if not installation.has_onnxruntime:
-        (folder / "onnxruntime").mkdir()
-        source = resources.files("saccade.model_repository") / "onnxruntime_backend"
-        for file in source.iterdir():
-            if file.name.endswith(".py"):
-                (folder / "onnxruntime" / file.name).write_bytes(file.read_bytes())
+    (folder / "onnxruntime").mkdir()
+    source = resources.files("saccade.model_repository") / "onnxruntime_backend"
+    for file in source.iterdir():
+        if file.name.endswith(".py"):
+            (folder / "onnxruntime" / file.name).write_bytes(file.read_bytes())
+    return folder
 
 
 def link_repository(repository: Path, folder: Path) -> None:
     """The repository as links, so that Python's caches do not land beside hashed files."""
     shutil.rmtree(folder, ignore_errors=True)
-    for path in repository.resolve().rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts and path.parent != repository:
-            link = folder / path.relative_to(repository.resolve())
+    source = repository.resolve()
+    # Only folders are models; what lies beside them describes the repository.
+    for path in source.glob("*/**/*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            link = folder / path.relative_to(source)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path)
 
@@ -229,4 +230,3 @@ def _wait_gone(stub: Stub) -> None:
         if time.monotonic() > end:
             raise ServerFailed(f"Process {stub.pid} of model {stub.model} does not end.")
         time.sleep(0.01)
-

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from saccade.plugins.errors import SaccadeError, ServerFailed
+from saccade.plugins.errors import ServerFailed
 from saccade.serving.addresses import ServeOptions, address
 from saccade.serving.probe import Probe, Prober
 from saccade.serving.readiness import Board
@@ -41,7 +41,7 @@ class Supervisor(threading.Thread):
         self._options = options
         self._board = board
         self._log = log
-        self._stop = threading.Event()
+        self._ending = threading.Event()
         self._hurry = False
         self._process: ServerProcess | None = None
         self.settled = threading.Event()
@@ -56,7 +56,7 @@ class Supervisor(threading.Thread):
     def stop(self, *, at_once: bool = False) -> None:
         """Ask for the end; `at_once` does not let requests in flight finish."""
         self._hurry |= at_once
-        self._stop.set()
+        self._ending.set()
 
     def run(self) -> None:
         """Serve until asked to stop or out of patience with the server."""
@@ -87,7 +87,7 @@ class Supervisor(threading.Thread):
                 )
             LOGGER.error("%s Restarting it.", trouble)
             self._board.reset("restarting")
-            if self._stop.wait(0 if troubles == 1 else 2.0 ** (troubles - 2)):
+            if self._ending.wait(0 if troubles == 1 else 2.0 ** (troubles - 2)):
                 return
             self.restarts += 1
 
@@ -100,7 +100,7 @@ class Supervisor(threading.Thread):
         served_from = time.monotonic()
         try:
             trouble = self._wait_loaded(process, prober)
-            if trouble is None and not self._stop.is_set():
+            if trouble is None and not self._ending.is_set():
                 self._board.enter("serving")
                 self.settled.set()
                 served_from = time.monotonic()
@@ -115,7 +115,7 @@ class Supervisor(threading.Thread):
         end = time.monotonic() + self._options.start_timeout_s
         models = (*self._board.variants, self._board.model)
         reason = "it does not say that its models are loaded."
-        while not self._stop.wait(0.05):
+        while not self._ending.wait(0.05):
             if ended := process.exit_text():
                 return f"The server ended while it started ({ended})."
             if time.monotonic() > end:
@@ -140,7 +140,7 @@ class Supervisor(threading.Thread):
         # Spread over the interval, so that probes never come as a burst beside real requests.
         step_s = self._options.probe_interval_s / len(models)
         turn, next_ask = 0, time.monotonic() + step_s
-        while not self._stop.wait(LIVENESS_INTERVAL_S):
+        while not self._ending.wait(LIVENESS_INTERVAL_S):
             if trouble := self._dead(process):
                 return trouble
             for probe in prober.answers():
@@ -167,7 +167,7 @@ class Supervisor(threading.Thread):
         LOGGER.error("The process of %s has died; the server is not ready.", names)
         if self._options.restart:
             # Whoever asks /ready can turn away before the other variants pause, too.
-            self._stop.wait(self._options.grace_s)
+            self._ending.wait(self._options.grace_s)
         return f"The process of {names} has died (out of memory, or killed)."
 
     def _judge(self, probe: Probe, misses: dict[str, int], prober: Prober) -> str | None:

@@ -7,6 +7,7 @@ number of images in one run: a batch above it is run in parts, since bigger is n
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ SERVERS_OWN = {
     "model_warmup", "response_cache", "model_metrics", "model_repository_agents",
 }  # fmt: skip
 READ_HERE = {"parameters", "model_operations", "optimization", "model_transaction_policy"}
+SERVERS_OPTIMIZATION = {"graph", "priority", "input_pinned_memory", "output_pinned_memory"}
 TENSOR_FIELDS = {"name", "data_type", "dims", "label_filename"}
 LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -94,7 +96,7 @@ class TritonPythonModel:
                 self.outputs,
                 {name: part[a:b] for name, part in zip(self.inputs, batch, strict=True)},
             )
-            for a, b in zip(edges[:-1], edges[1:], strict=True)
+            for a, b in pairwise(edges)
         ]
         return [np.concatenate(column) for column in zip(*runs, strict=True)]
 
@@ -117,10 +119,8 @@ def refuse_unknown(config, args):
                 )
     if config.get("model_transaction_policy", {}).get("decoupled"):
         raise ValueError("decoupled is not known to this onnxruntime backend")
-    optimization = config.get("optimization", {})
-    for field, value in optimization.items():
-        known = field in ("graph", "priority", "input_pinned_memory", "output_pinned_memory")
-        if not known and not is_default(value):
+    for field, value in config.get("optimization", {}).items():
+        if field not in SERVERS_OPTIMIZATION and not is_default(value):
             raise ValueError(f"optimization '{field}' is not known to this onnxruntime backend")
     for key in config.get("parameters", {}):
         if key not in INTEGERS + SWITCHES:
@@ -134,7 +134,7 @@ def is_default(value):
     """Whether a field is as if it had not been written: the server fills in every field."""
     if isinstance(value, dict):
         return all(is_default(each) for each in value.values())
-    return value in ("", 0, "0", False, None, []) or value.__class__.__name__ == "never"
+    return value in (None, False, 0, "", [], "FORMAT_NONE")
 
 
 def open_session(config, args):
@@ -159,9 +159,7 @@ def open_session(config, args):
         options.register_custom_ops_library(library)
     name = config.get("default_model_filename") or "model.onnx"
     path = Path(args["model_repository"]) / args["model_version"] / name
-    session = onnxruntime.InferenceSession(
-        str(path), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return numbers[RUN_BATCH] or max(1, config["max_batch_size"]), session
 
 

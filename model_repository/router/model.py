@@ -19,11 +19,6 @@ from PIL import Image
 
 MAX_BATCH = 64
 MAX_WAITING = 4 * MAX_BATCH
-INVALID, UNAVAILABLE, INTERNAL = (
-    pb.TritonError.INVALID_ARG,
-    pb.TritonError.UNAVAILABLE,
-    pb.TritonError.INTERNAL,
-)
 
 
 class TritonPythonModel:
@@ -53,7 +48,7 @@ class TritonPythonModel:
             try:
                 self.route(request, sender)
             except RequestRefused as error:
-                refuse(sender, str(error), INVALID)
+                refuse(sender, str(error), pb.TritonError.INVALID_ARG)
             except Exception as error:
                 fail(sender, "the router could not read the request", error)
 
@@ -69,7 +64,11 @@ class TritonPythonModel:
             arrived_s=now,
         )
         if not self.lanes[route.name].offer(ticket):
-            refuse(sender, f"the queue of variant '{route.name}' is full; retry later", UNAVAILABLE)
+            refuse(
+                sender,
+                f"the queue of variant '{route.name}' is full; retry later",
+                pb.TritonError.UNAVAILABLE,
+            )
 
     def answer(self, route, group):
         """Answer every request of a group that one variant serves."""
@@ -100,7 +99,7 @@ class TritonPythonModel:
         try:
             if ticket.is_late:
                 text = f"the request's timeout ran out before variant '{route.name}' was free"
-                refuse(ticket.sender, text, UNAVAILABLE)
+                refuse(ticket.sender, text, pb.TritonError.UNAVAILABLE)
                 return None
             images = []
             for index, data in enumerate(ticket.images):
@@ -108,7 +107,7 @@ class TritonPythonModel:
                     images.append(decode(data, self.wanted))
                 except ImageRefused as error:
                     where = f"image {index}: " if len(ticket.images) > 1 else ""
-                    refuse(ticket.sender, f"{where}{error}", INVALID)
+                    refuse(ticket.sender, f"{where}{error}", pb.TritonError.INVALID_ARG)
                     return None
             return images
         except Exception as error:
@@ -152,12 +151,18 @@ def failure(variant, error):
     """What the caller hears of a variant's error; the server's own words stay in its log."""
     text = error.message()
     pb.Logger.log_warn(f"variant '{variant}' answered: {text}")
-    if error.code() == UNAVAILABLE and "queue size" in text:
-        return VariantFailed(f"the queue of variant '{variant}' is full; retry later", UNAVAILABLE)
-    if error.code() == UNAVAILABLE and "timeout" in text.lower():
+    if error.code() == pb.TritonError.UNAVAILABLE and "queue size" in text:
+        return VariantFailed(
+            f"the queue of variant '{variant}' is full; retry later", pb.TritonError.UNAVAILABLE
+        )
+    if error.code() == pb.TritonError.UNAVAILABLE and "timeout" in text.lower():
         text = f"the request's timeout ran out in the queue of variant '{variant}'"
-        return VariantFailed(text, UNAVAILABLE)
-    code = UNAVAILABLE if error.code() == UNAVAILABLE else INTERNAL
+        return VariantFailed(text, pb.TritonError.UNAVAILABLE)
+    code = (
+        pb.TritonError.UNAVAILABLE
+        if error.code() == pb.TritonError.UNAVAILABLE
+        else pb.TritonError.INTERNAL
+    )
     return VariantFailed(f"variant '{variant}' failed; the server's log says why", code)
 
 
@@ -168,9 +173,7 @@ def send(ticket, outputs, rows, route):
     for name, text in (("variant", route.name), ("variant_sha256", route.sha256)):
         if name in ticket.wanted:
             tensors.append(pb.Tensor(name, repeated(text, rows.stop - rows.start)))
-    ticket.sender.send(
-        pb.InferenceResponse(tensors), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-    )
+    ticket.sender.send(pb.InferenceResponse(tensors), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 @lru_cache(maxsize=256)
@@ -190,6 +193,6 @@ def fail(sender, text, error):
     """Our own mistake: the reason goes to the log, the caller learns that there was one."""
     pb.Logger.log_error(f"{text}: {error!r}")
     try:
-        refuse(sender, f"{text}; the server's log says why", INTERNAL)
+        refuse(sender, f"{text}; the server's log says why", pb.TritonError.INTERNAL)
     except Exception as second:
         pb.Logger.log_error(f"the error could not be sent either: {second!r}")

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repository to measure with, made elsewhere: the artefact folder changes only at the end."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from saccade.export.manifest import SUFFIX, Manifest
+from saccade.serving.frontier import Entry, merge
+from saccade.serving.repository import RepositoryOptions, deploy
+
+
+@contextmanager
+def staged_repository(
+    folder: Path, manifests: Sequence[Manifest], entries: Sequence[Entry]
+) -> Iterator[Path]:
+    """A repository of the folder's variants with these entries as its frontier, for a while."""
+    with tempfile.TemporaryDirectory(prefix="saccade-bench-") as temporary:
+        staging = Path(temporary) / "artefacts"
+        staging.mkdir()
+        names = [manifests[0].parent.name]
+        for manifest in manifests:
+            names += [manifest.file.name, manifest.variant.name + SUFFIX]
+        for name in names:
+            if (folder / name).exists():
+                _link(folder / name, staging / name)
+        merge(staging, manifests[0].variant.model, entries)
+        repository = Path(temporary) / "repository"
+        deploy(staging, RepositoryOptions(out=repository))
+        yield repository
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manifest is believed only if every word of it can be."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.export.manifest import (
+    SUFFIX,
+    Cost,
+    FileEntry,
+    Manifest,
+    MultiplyAdds,
+    ParentEntry,
+    Parity,
+    TensorSpec,
+    VariantEntry,
+    read_folder,
+    read_manifest,
+    write_manifest,
+)
+from saccade.export.variants import Variant, choose_variants, default_model_name, parse_budgets
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.files import sha256_of
+
+
+def put(folder: Path, budget: float = 0.5, model: str = "nac") -> Manifest:
+    """A consistent artefact in the folder, whose file is not ONNX: nobody opens it here."""
+    name = Variant(model, "nac", budget, "fp32").name
+    file = folder / f"{name}.onnx"
+    file.write_bytes(name.encode())
+    manifest = Manifest(
+        variant=VariantEntry(name, model, "nac", budget, "fp32", round(16 * budget), 16),
+        file=FileEntry(file.name, sha256_of(file), file.stat().st_size),
+        parent=ParentEntry(f"{model}.safetensors", "0" * 64),
+        inputs=(TensorSpec("image", "b 8 8 1", "uint8"),),
+        outputs=(TensorSpec("logits", "b 10", "float32"),),
+        preprocessing=Preprocessing(8, 8, 1, (0.3,), (0.4,)),
+        labels=("zero", "one"),
+        custom_ops=(),
+        opset=20,
+        ir_version=10,
+        tools={"torch": "2"},
+        cost=Cost(7, MultiplyAdds(5, {"read-in": 5}), 64),
+        parity=Parity(True, {"relative_error": 1e-6}, {"relative_error": 1e-3}, (), 256, 64, (1,)),
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def test_reads_what_it_wrote(tmp_path: Path) -> None:
+    written = [put(tmp_path, budget) for budget in (0.25, 1, 0.5)]
+    read = read_folder(tmp_path)
+    assert read == sorted(written, key=lambda each: -each.variant.budget)
+    before = (tmp_path / f"nac-b0500-fp32{SUFFIX}").read_bytes()
+    write_manifest(tmp_path, read[1])
+    assert (tmp_path / f"nac-b0500-fp32{SUFFIX}").read_bytes() == before
+    assert read[0].inputs[0].shape == ("b", 8, 8, 1)
+
+
+WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
+    "another schema": (("schema",), "saccade.frontier", "schema"),
+    "newer version": (("version",), 2, "version 2"),
+    "version that equals 1 but is not": (("version",), True, "version True"),
+    "unknown key": (("colour",), "blue", "unknown keys: colour"),
+    "unknown nested key": (("cost", "seconds"), 1, "cost: unknown keys: seconds"),
+    "text for a number": (("opset",), "20", "opset: found '20', expected int"),
+    "boolean for a number": (("cost", "parameters"), True, "parameters"),
+    "number for a list": (("labels",), 3, "labels"),
+    "wrong item": (("labels", 1), 3, "labels"),
+    "null": (("parity", "figures", "relative_error"), None, "relative_error"),
+    "folder in the file's name": (("file", "name"), "../nac-b0500-fp32.onnx", "plain name"),
+    "absolute parent": (("parent", "name"), "/etc/passwd", "plain name"),
+    "hidden parent": (("parent", "name"), "..", "plain name"),
+    "another variant's file": (("file", "name"), "nac-b1000-fp32.onnx", "stem"),
+    "another budget": (("variant", "budget"), 0.25, "variant name"),
+    "budget out of range": (("variant", "budget"), 1.5, "out of range"),
+    "more modules than there are": (("variant", "modules_kept"), 17, "17 of 16"),
+    "short hash": (("file", "sha256"), "abc", "SHA-256"),
+    "axes": (("inputs", 0, "axes"), "b -1 8 1", "axes"),
+    "no outputs": (("outputs",), [], "empty"),
+    "preprocessing out of range": (("preprocessing", "height_px"), 0, "height_px"),
+    "override without threshold": (("parity", "overridden"), ["row_isolation"], "threshold"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refuses(case: str, tmp_path: Path) -> None:
+    keys, value, message = WRONG[case]
+    put(tmp_path)
+    path = tmp_path / f"nac-b0500-fp32{SUFFIX}"
+    content = json.loads(path.read_text())
+    place = content
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(SaccadeError, match=message):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("key", ["schema", "version", "file", "parity"])
+def test_refuses_without(key: str, tmp_path: Path) -> None:
+    put(tmp_path)
+    path = tmp_path / f"nac-b0500-fp32{SUFFIX}"
+    content = json.loads(path.read_text())
+    del content[key]
+    path.write_text(json.dumps(content))
+    with pytest.raises(SaccadeError, match=key):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": NaN}', "[" * 100_000, "\xff"])
+def test_refuses_what_is_not_an_object(text: str, tmp_path: Path) -> None:
+    path = tmp_path / f"nac-b0500-fp32{SUFFIX}"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(SaccadeError, match=path.name):
+        read_manifest(path)
+
+
+def test_folder_must_be_whole(tmp_path: Path) -> None:
+    with pytest.raises(SaccadeError, match="no such folder"):
+        read_folder(tmp_path / "absent")
+    with pytest.raises(SaccadeError, match="saccade export"):
+        read_folder(tmp_path)
+    manifest = put(tmp_path)
+    file = tmp_path / manifest.file.name
+    file.write_bytes(file.read_bytes() + b"!")
+    with pytest.raises(SaccadeError, match="changed after its export"):
+        read_folder(tmp_path)
+    file.unlink()
+    with pytest.raises(SaccadeError, match="missing"):
+        read_folder(tmp_path)
+    put(tmp_path)
+    (tmp_path / "stray.onnx").write_bytes(b"")
+    with pytest.raises(SaccadeError, match=r"stray\.onnx: has no manifest"):
+        read_folder(tmp_path)
+
+
+def test_folder_holds_one_checkpoint(tmp_path: Path) -> None:
+    other = put(tmp_path, 0.25)
+    write_manifest(tmp_path, replace(other, parent=replace(other.parent, sha256="1" * 64)))
+    put(tmp_path, 0.5)
+    with pytest.raises(SaccadeError, match="different models or checkpoints"):
+        read_folder(tmp_path)
+
+
+def test_names() -> None:
+    assert Variant("nac", "nac", 0.125, "fp16").name == "nac-b0125-fp16"
+    assert Variant("a-1", "nac", 1, "fp32").name == "a-1-b1000-fp32"
+    assert default_model_name(Path("build/nac.safetensors")) == "nac"
+    for name in ("", "NAC", "nac_2", "-nac", "nac.b", "nac/b", "n" * 65, "nac\n"):
+        with pytest.raises(SaccadeError, match="--name"):
+            Variant(name, "nac", 1, "fp32")
+    with pytest.raises(SaccadeError, match="--name"):
+        default_model_name(Path("My Model.safetensors"))
+    with pytest.raises(SaccadeError, match="fp32, fp16, bf16, int8"):
+        Variant("nac", "nac", 1, "fp8")
+
+
+def test_budgets() -> None:
+    assert parse_budgets("0.5, 1,0.125") == (1.0, 0.5, 0.125)
+    assert parse_budgets((0.25, 1)) == (1.0, 0.25)
+    kept = choose_variants("nac", "nac", (1, 0.5, 0.125, 0.1), "fp32", 20)
+    assert list(kept.values()) == [20, 10, 3, 2]  # 2.5 is rounded up
+
+
+@pytest.mark.parametrize(
+    "budgets", ["0", "-0.5", "1.01", "nan", "inf", "half", "", "1,1", "0.5,0.5004", "0.0001", ()]
+)
+def test_refuses_budgets(budgets: str | tuple[float, ...]) -> None:
+    with pytest.raises(SaccadeError, match="budget"):
+        parse_budgets(budgets)
+
+
+def test_refuses_budgets_that_make_no_variant() -> None:
+    with pytest.raises(SaccadeError, match=r"keeps none of 16 modules.*0\.03125"):
+        choose_variants("nac", "nac", (1, 0.03), "fp32", 16)
+    with pytest.raises(SaccadeError, match="both keep 8 of 16"):
+        choose_variants("nac", "nac", (0.5, 0.48), "fp32", 16)
+
+
+def test_needs_no_framework() -> None:
+    code = (
+        "import sys, saccade.export.manifest, saccade.export.variants, saccade.export.exported, "
+        "saccade.export.gate, saccade.export.compare, saccade.export.runners\n"
+        "print({'torch', 'onnx', 'onnxruntime', 'rich'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
