@@ -113,11 +113,16 @@ def _check_precision(precision: str) -> None:
 
 
 def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
-    shutil.copyfile(checkpoint.path, target)
+    try:
+        shutil.copyfile(checkpoint.path, target)
+    except OSError as error:
+        raise SaccadeError(
+            f"{checkpoint.path}: cannot be copied to {target} ({error}). Make room, or load it again."
+        ) from error
     if (found := sha256_of(target)) != checkpoint.sha256:
         raise SaccadeError(
-            f"{checkpoint.path}: changed while it was read (SHA-256 was {checkpoint.sha256[:12]}"
-            f"..., is {found[:12]}...). Export it again when its writer is done."
+            f"{checkpoint.path}: SHA-256 is {found[:12]}..., was {checkpoint.sha256[:12]}... when "
+            "it was loaded. Export it again when whoever writes it is done."
         )
     return ParentEntry(target.name, checkpoint.sha256)
 

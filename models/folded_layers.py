@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executor's layers with the codes' part computed beforehand, and fewer products."""
+"""The executor's layers with the codes' part computed beforehand, and fewer products.
+
+Where a tensor is overwritten, it was made in the same function: passes over memory cost as much
+as the products they stand between.
+"""
 
 import math
-from copy import deepcopy
 
 import torch
 from saccade.models.modulation import ModFC, ModFFN, activate
@@ -13,39 +16,70 @@ from torch.nn import functional as F
 
 
 class FoldedFC(nn.Module):
-    """A ModFC whose gain is a constant a module, or one computed from the code where that varies.
+    """A ModFC whose gain is one constant a module, or is computed from the code that is passed.
 
-    Shapes: x [... u inputs], code [b u c] (conditional only) -> [... u outputs].
+    `shift` is a constant in front of the gain: W ((x + shift) * gain) + b. `bias` false leaves b
+    out, where it cancels.
+
+    Shapes: x [b u inputs], code [b u c] (conditional only) -> [b u outputs].
     """
 
-    gain: Tensor
+    gain: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
 
-    def __init__(self, source: ModFC, code: Tensor | None) -> None:
+    def __init__(
+        self,
+        source: ModFC,
+        code: Tensor | None,
+        *,
+        shift: Tensor | None = None,
+        bias: bool = True,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.linear = source.linear
-        self.modulation = source.modulation
-        if code is None:
-            self.source = source
-        elif source.modulation:
-            self.register_buffer("gain", source.gain(code).contiguous())
+        modulated = source.modulation
+        self.source = source if modulated and code is None else None
+        gain = source.gain(code) if modulated and code is not None else None
+        self.register_buffer("gain", gain)
+        self.register_buffer("weight", (scale * source.linear.weight.mT).contiguous())
+        constant = scale * source.linear.bias if bias else None
+        if shift is not None and constant is not None:
+            constant = constant + (shift if gain is None else shift * gain) @ self.weight
+        self.register_buffer("bias", constant)
 
     def scaled(self, x: Tensor, code: Tensor | None = None) -> Tensor:
         """x * gain.
 
-        Shapes: x [... u inputs] -> same.
+        Shapes: x [b u inputs] -> same.
         """
-        if not self.modulation:
-            return x
-        return x * (self.gain if code is None else self.source.gain(code))
+        gain = self.gain if self.source is None or code is None else self.source.gain(code)
+        return x if gain is None else x * gain
 
     def forward(self, x: Tensor, code: Tensor | None = None) -> Tensor:
-        return self.linear(self.scaled(x, code))
+        rows = self.scaled(x, code).flatten(0, 1)
+        if self.bias is None:
+            y = rows @ self.weight
+        elif self.bias.dim() == 1:
+            y = torch.addmm(self.bias, rows, self.weight)
+        else:
+            return (rows @ self.weight).view(*x.shape[:2], -1).add_(self.bias)
+        return y.view(*x.shape[:2], -1)
+
+    def add_to(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
+        """residual + forward(x), without a pass of its own for the sum.
+
+        Shapes: residual [b u outputs], x [b u inputs] -> [b u outputs].
+        """
+        rows = self.scaled(x, code).flatten(0, 1)
+        total = residual if self.bias is None else residual + self.bias
+        return torch.addmm(total.flatten(0, 1), rows, self.weight).view_as(residual)
 
 
 class FoldedFFN(nn.Module):
-    """A ModFFN of two folded layers.
+    """A ModFFN of two folded layers, added to its residual.
 
-    Shapes: x [... u d] -> same.
+    Shapes: residual and x [b u d] -> same.
     """
 
     def __init__(self, source: ModFFN, code: Tensor | None) -> None:
@@ -53,8 +87,9 @@ class FoldedFFN(nn.Module):
         self.activation = source.activation
         self.widen, self.narrow = FoldedFC(source.widen, code), FoldedFC(source.narrow, code)
 
-    def forward(self, x: Tensor, code: Tensor | None = None) -> Tensor:
-        return self.narrow(activate(self.widen(x, code), self.activation), code)
+    def forward(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
+        hidden = activate(self.widen(x, code), self.activation)
+        return self.narrow.add_to(residual, hidden, code)
 
 
 class FoldedReadIn(nn.Module):
@@ -70,9 +105,11 @@ class FoldedReadIn(nn.Module):
 
     def __init__(self, source: ReadIn, theta: Tensor | None, code: Tensor | None) -> None:
         super().__init__()
-        self.value, self.output = FoldedFC(source.value, code), FoldedFC(source.output, code)
+        self.value = FoldedFC(source.value, code, bias=False)
+        self.output = FoldedFC(source.output, code, shift=source.value.linear.bias)
         self.norm, self.ffn = source.norm, FoldedFFN(source.ffn, code)
         if theta is None or code is None:
+            self.value, self.output = FoldedFC(source.value, None), FoldedFC(source.output, None)
             self.source_query, self.source_key = source.query, source.key
         else:
             self.register_buffer("probe", probe(source.query, source.key, theta, code))
@@ -85,7 +122,7 @@ class FoldedReadIn(nn.Module):
         code: Tensor | None = None,
     ) -> Tensor:
         y = self.attend(tokens, length, theta, code)
-        return y + self.ffn(self.norm(y), code)
+        return self.ffn(y, self.norm(y), code)
 
     def attend(
         self,
@@ -107,7 +144,7 @@ class FoldedReadIn(nn.Module):
 
 
 def probe(query: ModFC, key: ModFC, theta: Tensor, code: Tensor) -> Tensor:
-    """What the scores of all tokens are the products with: W_k^T q * gain / sqrt(d).
+    """What every token's score is the product with: W_k^T q * gain / sqrt(d).
 
     Shapes: theta [... u d], code [... u c] -> [... u d].
     """
@@ -116,7 +153,9 @@ def probe(query: ModFC, key: ModFC, theta: Tensor, code: Tensor) -> Tensor:
 
 
 class FoldedPropagator(nn.Module):
-    """A propagator with constant gains and fused attention.
+    """A propagator with constant gains, fused attention and the biases that do not cancel.
+
+    A key's bias adds the same to all scores of a query; a value's bias is added to what is heard.
 
     Shapes: theta [b u d], bias [u u] or [b u u], code [b u c] (conditional only) -> [b u d].
     """
@@ -124,20 +163,22 @@ class FoldedPropagator(nn.Module):
     def __init__(self, source: Propagator, code: Tensor | None) -> None:
         super().__init__()
         self.heads = source.heads
-        self.norm_attention, self.norm_ffn = source.norm_attention, source.norm_ffn
         scale = math.sqrt(source.heads / source.query.linear.out_features)
-        self.query = FoldedFC(scaled_fc(source.query, scale), code)
-        self.key = FoldedFC(source.key, code)
-        self.value, self.output = FoldedFC(source.value, code), FoldedFC(source.output, code)
+        self.norm_attention, self.norm_ffn = source.norm_attention, source.norm_ffn
+        self.query = FoldedFC(source.query, code, scale=scale)
+        self.key = FoldedFC(source.key, code, bias=False)
+        constant = code is not None
+        self.value = FoldedFC(source.value, code, bias=not constant)
+        shift = source.value.linear.bias if constant else None
+        self.output = FoldedFC(source.output, code, shift=shift)
         self.ffn = FoldedFFN(source.ffn, code)
 
     def forward(self, theta: Tensor, bias: Tensor | None, code: Tensor | None = None) -> Tensor:
         x = self.norm_attention(theta)
-        heard = fused_attention(
-            self.query(x, code), self.key(x, code), self.value(x, code), bias, heads=self.heads
-        )
-        theta = theta + self.output(heard, code)
-        return theta + self.ffn(self.norm_ffn(theta), code)
+        q, k, v = (layer(x, code) for layer in (self.query, self.key, self.value))
+        heard = fused_attention(q, k, v, bias, heads=self.heads)
+        theta = self.output.add_to(theta, heard, code)
+        return self.ffn(theta, self.norm_ffn(theta), code)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int) -> Tensor:
@@ -155,17 +196,10 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, hea
         scores = scores if bias is None else scores + bias
         heard = scores.softmax(-1) @ v
     else:
+        # With a mask of 2 or 4 axes this is the tiled kernel, which never stores the scores.
         k = k.transpose(1, 2)
         heard = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
     return heard.transpose(1, 2).flatten(2)
-
-
-def scaled_fc(source: ModFC, scale: float) -> ModFC:
-    """The same layer with its output multiplied by `scale`."""
-    layer = deepcopy(source)
-    layer.linear.weight.mul_(scale)
-    layer.linear.bias.mul_(scale)
-    return layer
 
 
 class FoldedReadOut(nn.Module):
@@ -180,13 +214,12 @@ class FoldedReadOut(nn.Module):
         self, source: ReadOut, initial: Tensor, read_out_code: Tensor, code: Tensor | None
     ) -> None:
         super().__init__()
-        self.key, self.value = FoldedFC(source.key, code), FoldedFC(source.value, code)
-        self.output, self.ffn = (
-            FoldedFC(source.output, read_out_code),
-            FoldedFFN(source.ffn, read_out_code),
-        )
+        self.key = FoldedFC(source.key, code, bias=False)
+        self.value = FoldedFC(source.value, code, bias=False)
+        shift = source.value.linear.bias
+        self.output = FoldedFC(source.output, read_out_code, shift=shift)
         self.norm_states, self.norm = source.norm_states, source.norm
-        self.pool = source.pool
+        self.ffn, self.pool = FoldedFFN(source.ffn, read_out_code), source.pool
         q = source.query(initial, read_out_code)
         self.register_buffer("probe", q @ source.key.linear.weight / math.sqrt(q.shape[-1]))
 
@@ -196,8 +229,8 @@ class FoldedReadOut(nn.Module):
         if bias is not None:
             scores = scores + bias
         pooled = scores.softmax(-1) @ self.value.scaled(x, code)
-        y = self.output(self.value.linear(pooled))
-        return self.pool(y + self.ffn(self.norm(y)))
+        y = self.output(pooled @ self.value.weight)
+        return self.pool(self.ffn(y, self.norm(y)))
 
 
 class FoldedPatches(nn.Module):
@@ -215,13 +248,13 @@ class FoldedPatches(nn.Module):
         repeat = source.config.patch_px**2
         std, mean = source.scale.std.repeat(repeat), source.scale.mean.repeat(repeat)
         weight = source.project.weight / std
-        self.register_buffer("weight", weight / 255)
+        self.register_buffer("weight", (weight / 255).mT.contiguous())
         self.register_buffer("position", source.position + source.project.bias - weight @ mean)
 
     def forward(self, image: Tensor) -> Tensor:
         check_image(image, self.size)
         pixels = patches(image.to(self.weight.dtype), self.patch_px)
-        return self.norm(F.linear(pixels, self.weight) + self.position)
+        return self.norm(pixels @ self.weight + self.position)
 
 
 def fold_tokenizer(source: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from saccade.serving.connection import connect_asyncio
 from saccade.serving.embeddings import Embeddings
 from saccade.serving.images import Image
 from saccade.serving.readiness import Readiness
@@ -92,9 +93,7 @@ class AsyncClient:
 
         if self._connection is None:
             # Made in the running loop, to which it belongs.
-            from tritonclient.grpc.aio import InferenceServerClient
-
-            self._connection = InferenceServerClient(self.url)
+            self._connection = connect_asyncio(self.url)
         try:
             return await self._connection.infer(self.model, **call)
         except InferenceServerException as error:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.async_client import AsyncClient
+from saccade.serving.connection import connect
 from saccade.serving.embeddings import (
     Embeddings,
     check_embeddings_file,
@@ -47,10 +48,9 @@ def routers_at(url: str, timeout_s: float = 10) -> tuple[str, ...]:
 
     Raises: SaccadeError if it has none, ServerFailed if no server answers.
     """
-    from tritonclient.grpc import InferenceServerClient
     from tritonclient.utils import InferenceServerException
 
-    connection = InferenceServerClient(url)
+    connection = connect(url)
     try:
         # The list of models is not open to everyone; the statistics of all of them are.
         found = connection.get_inference_statistics(client_timeout=timeout_s).model_stats
@@ -78,12 +78,10 @@ class Client:
     """
 
     def __init__(self, url: str = DEFAULT_URL, model: str = "nac", timeout_s: float = 10) -> None:
-        from tritonclient.grpc import InferenceServerClient
-
         self.url = url
         self.model = model
         self.timeout_s = check_timeout(timeout_s)
-        self._connection = InferenceServerClient(url)
+        self._connection = connect(url)
 
     def __enter__(self) -> "Client":
         return self

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from saccade.serving.connection import connect_alone
 from saccade.serving.rpc_errors import explain, is_queue_full
 
 
@@ -30,11 +31,9 @@ class Prober:
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        from tritonclient.grpc import InferenceServerClient
-
         self.url = url
         self.timeout_s = timeout_s
-        self._client = InferenceServerClient(url)
+        self._client = connect_alone(url)
         self._requests: dict[str, dict[str, Any]] = {}
         self._answers: queue.SimpleQueue[Probe] = queue.SimpleQueue()
         self._asked: set[str] = set()

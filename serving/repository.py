@@ -79,10 +79,13 @@ def deploy(folder: Path, options: RepositoryOptions) -> Deployment:
     preprocessing = _caps(manifests[0].preprocessing, options)
     measured = _measurements(folder, manifests, options.device)
     with new_folder(out, force=options.force) as partial:
+        routes = []
         for manifest in manifests:
-            run_batch = _run_batch(measured.get(manifest.variant.name), options)
+            entry = measured.get(manifest.variant.name)
+            run_batch = _run_batch(entry, options)
             _write_variant(folder, manifest, partial, run_batch)
-        _write_router(partial / model, manifests, preprocessing, measured)
+            routes.append(_route(manifest, entry, run_batch))
+        _write_router(partial / model, manifests[0], preprocessing, routes)
         if measured:
             shutil.copyfile(folder / FRONTIER, partial / FRONTIER)
         names = tuple(manifest.variant.name for manifest in manifests)
@@ -136,43 +139,36 @@ def _write_variant(folder: Path, manifest: Manifest, partial: Path, run_batch: i
 
 
 def _write_router(
-    place: Path,
-    manifests: Sequence[Manifest],
-    preprocessing: Preprocessing,
-    measured: dict[str, Entry],
+    place: Path, first: Manifest, preprocessing: Preprocessing, routes: list[dict[str, Any]]
 ) -> None:
     (place / "1").mkdir(parents=True)
-    sources = resources.files("saccade.model_repository") / "router"
-    for source in sources.iterdir():
+    for source in (resources.files("saccade.model_repository") / "router").iterdir():
         if source.name.endswith(".py"):
             (place / "1" / source.name).write_bytes(source.read_bytes())
-    routes = {
+    content = {
         "schema": "saccade.routes",
         "version": 1,
         "model": place.name,
         "preprocessing": preprocessing.to_dict(),
-        "outputs": [spec.name for spec in manifests[0].outputs],
-        "score_name": next((entry.score.name for entry in measured.values()), None),
-        "variants": [_route(each, measured.get(each.variant.name)) for each in manifests],
+        "outputs": [spec.name for spec in first.outputs],
+        "variants": routes,
     }
-    (place / "1" / "routes.json").write_bytes(json_bytes(routes))
-    config = router_config(
-        place.name,
-        manifests[0],
-        variants=[each.variant.name for each in manifests],
-        max_images=preprocessing.max_images,
-    )
+    (place / "1" / "routes.json").write_bytes(json_bytes(content))
+    names = [route["name"] for route in routes]
+    config = router_config(place.name, first, variants=names, max_images=preprocessing.max_images)
     (place / "config.pbtxt").write_text(config, "utf-8")
-    _write_labels(place, manifests[0])
+    _write_labels(place, first)
 
 
-def _route(manifest: Manifest, entry: Entry | None) -> dict[str, Any]:
+def _route(manifest: Manifest, entry: Entry | None, run_batch: int) -> dict[str, Any]:
     return {
         "name": manifest.variant.name,
         "sha256": manifest.file.sha256,
         "budget": manifest.variant.budget,
         "precision": manifest.variant.precision,
         "multiply_adds": manifest.cost.multiply_adds.total,
+        "run_batch": run_batch,
+        "score_name": entry.score.name if entry else None,
         "score": entry.score.value if entry else None,
         "lower_bound": entry.score.interval[0] if entry else None,
         "inferences_per_second": entry.speed if entry else None,

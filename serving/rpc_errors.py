@@ -39,6 +39,8 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
             f"{url}: variant {dead[1] if dead else model} has died and answers nothing until its "
             "server is restarted, which `saccade serve` does by itself. Try again in some seconds."
         )
+    if "ready state" in said or "no available versions" in said or "Server is stopping" in said:
+        return ServerFailed(f"{url}: the server is stopping or being restarted. Try again later.")
     if "unknown model" in said or status == "NOT_FOUND":
         return SaccadeError(
             f"{url}: there is no model '{model}' ({said}). Name the model that the repository was "

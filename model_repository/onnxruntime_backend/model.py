@@ -9,6 +9,7 @@ number of images in one run: a batch above it is run in parts, since bigger is n
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -37,7 +38,8 @@ LEVELS = {
 class TritonPythonModel:
     """One session of one variant."""
 
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the session, or refuse the config."""
         config = json.loads(args["model_config"])
         self.name = config["name"]
         try:
@@ -49,21 +51,22 @@ class TritonPythonModel:
         self.inputs = [each["name"] for each in config["input"]]
         self.outputs = [each["name"] for each in config["output"]]
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One answer for each request, from one run of all of them."""
         try:
-            return self.answer(requests)
+            return self._answer(requests)
         except Exception as error:
             pb.Logger.log_error(f"{self.name}: a batch of {len(requests)} failed: {error!r}")
         # One request may have spoilt the batch for its mates: each gets a run of its own.
-        return [self.answer_alone(request) for request in requests]
+        return [self._answer_alone(request) for request in requests]
 
-    def answer(self, requests):
+    def _answer(self, requests: list[Any]) -> list[Any]:
         parts = [
             [pb.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
             for name in self.inputs
         ]
         batch = [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
-        outputs = self.run_in_parts(batch)
+        outputs = self._run_in_parts(batch)
         responses, start = [], 0
         for request, own in zip(requests, parts[0], strict=True):
             stop = start + len(own)
@@ -77,15 +80,15 @@ class TritonPythonModel:
             start = stop
         return responses
 
-    def answer_alone(self, request):
+    def _answer_alone(self, request: Any) -> Any:
         try:
-            return self.answer([request])[0]
+            return self._answer([request])[0]
         except Exception as error:
             pb.Logger.log_error(f"{self.name}: a request failed: {error!r}")
             text = f"variant '{self.name}' could not run this request; the server's log says why"
             return pb.InferenceResponse(error=pb.TritonError(text, pb.TritonError.INTERNAL))
 
-    def run_in_parts(self, batch):
+    def _run_in_parts(self, batch: list[np.ndarray]) -> list[np.ndarray]:
         images = len(batch[0])
         if images <= self.run_batch:
             return self.run(self.outputs, dict(zip(self.inputs, batch, strict=True)))
@@ -101,7 +104,7 @@ class TritonPythonModel:
         return [np.concatenate(column) for column in zip(*runs, strict=True)]
 
 
-def refuse_unknown(config, args):
+def refuse_unknown(config: dict[str, Any], args: dict[str, str]) -> None:
     """Stop the load for a field whose meaning would otherwise be silently lost."""
     if args["model_instance_kind"] != "CPU":
         raise ValueError(
@@ -130,14 +133,16 @@ def refuse_unknown(config, args):
             )
 
 
-def is_default(value):
+def is_default(value: Any) -> bool:
     """Whether a field is as if it had not been written: the server fills in every field."""
     if isinstance(value, dict):
         return all(is_default(each) for each in value.values())
     return value in (None, False, 0, "", [], "FORMAT_NONE")
 
 
-def open_session(config, args):
+def open_session(
+    config: dict[str, Any], args: dict[str, str]
+) -> tuple[int, onnxruntime.InferenceSession]:
     """The session as the config wants it, and the number of images of one run."""
     given = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
     numbers = {key: whole(key, given.get(key, "0")) for key in INTEGERS}
@@ -163,7 +168,7 @@ def open_session(config, args):
     return numbers[RUN_BATCH] or max(1, config["max_batch_size"]), session
 
 
-def whole(key, text):
+def whole(key: str, text: str) -> int:
     """A count from a parameter's text."""
     if not text.isdecimal():
         raise ValueError(f"parameter '{key}' is {text!r}, expected a whole number")

@@ -29,11 +29,13 @@ class Route(NamedTuple):
     sha256: str
     budget: float
     precision: str
+    score_name: str | None
     score: float | None
     lower_bound: float | None
     inferences_per_second: float | None
     p95_ms: float | None
     multiply_adds: int
+    run_batch: int
 
     @property
     def quickness(self) -> float:
@@ -47,7 +49,6 @@ class Routes(NamedTuple):
     model: str
     preprocessing: dict[str, Any]
     outputs: tuple[str, ...]
-    score_name: str | None
     variants: tuple[Route, ...]
 
 
@@ -64,7 +65,6 @@ def read_routes(path: Path) -> Routes:
         model=content["model"],
         preprocessing=content["preprocessing"],
         outputs=tuple(content["outputs"]),
-        score_name=content["score_name"],
         variants=tuple(Route(**each) for each in content["variants"]),
     )
 
@@ -96,16 +96,20 @@ def is_reserved(key: str) -> bool:
 
 
 def number(name: str, value: Any) -> float:
-    """A finite number above zero from a string, an integer or a double.
+    """A number in the parameter's range, from a string, an integer or a double.
 
-    Raises: RequestRefused otherwise, and for a budget or score above 1.
+    Raises: RequestRefused otherwise.
     """
-    expected = "a number above 0" + ("" if name == "max_latency_ms" else " and at most 1")
     try:
         parsed = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         parsed = math.nan
-    if not (math.isfinite(parsed) and parsed > 0 and (parsed <= 1 or name == "max_latency_ms")):
+    fits, expected = {
+        "budget": (0 < parsed <= 1, "a number above 0 and at most 1"),
+        "min_score": (0 <= parsed <= 1, "a number from 0 to 1"),
+        "max_latency_ms": (0 < parsed < math.inf, "a finite number above 0"),
+    }[name]
+    if not fits:
         raise RequestRefused(f"parameter {name} is {value!r:.60}, expected {expected}")
     return parsed
 
@@ -124,10 +128,8 @@ def by_score(routes: Routes, score: float) -> Route:
     _require_figures(measured, "min_score", "scores")
     fitting = [each for each in measured if each.lower_bound >= score]
     if not fitting:
-        raise RequestRefused(
-            f"no variant has a {routes.score_name} whose lower 95 % bound is at least {score:g}."
-            + table(routes)
-        )
+        what = f"a {measured[0].score_name} whose lower 95 % bound is at least {score:g}"
+        raise RequestRefused(f"no variant has {what}.{table(routes)}")
     return max(fitting, key=lambda route: (route.quickness, route.score))
 
 

@@ -25,6 +25,11 @@ class Ticket(NamedTuple):
         """Whether the caller's time has run out."""
         return self.deadline_s is not None and time.monotonic() >= self.deadline_s
 
+    @property
+    def waited_s(self) -> float:
+        """How long the request has been in the router."""
+        return time.monotonic() - self.arrived_s
+
 
 class Lane:
     """Groups what waits, at most `group_images` at a time, and hands each group to `answer`."""

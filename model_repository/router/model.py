@@ -7,55 +7,59 @@ for a group of requests and answers each; every failure is the failure of one re
 
 import json
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
-from choose import RequestRefused, choose, read_routes
+from choose import RequestRefused, Route, choose, read_routes
 from decode import ImageRefused, Wanted, decode
 from lane import Lane, Ticket
 from PIL import Image
 
-MAX_BATCH = 64
-MAX_WAITING = 4 * MAX_BATCH
+MAX_WAITING = 4 * 64  # requests of a variant: four batches of single images
+# Whether the caller still waits is a question to the server: not worth asking at once.
+ASK_AFTER_S = 0.05
+Decoded = tuple[Ticket, list[np.ndarray]]
 
 
 class TritonPythonModel:
     """One model name for all variants."""
 
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read what `saccade repository` wrote beside this file and open the lanes."""
         # Our own caps come first and say what is allowed.
         Image.MAX_IMAGE_PIXELS = None
         self.routes = read_routes(Path(__file__).with_name("routes.json"))
         self.wanted = Wanted.from_dict(self.routes.preprocessing)
         self.lanes = {
             route.name: Lane(
-                lambda group, route=route: self.answer(route, group),
-                group_images=MAX_BATCH,
-                max_waiting=MAX_WAITING,
+                self._answering(route), group_images=route.run_batch, max_waiting=MAX_WAITING
             )
             for route in self.routes.variants
         }
 
-    def finalize(self):
+    def finalize(self) -> None:
+        """Answer what is queued."""
         for lane in self.lanes.values():
             lane.close()
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> None:
+        """Put each request into its variant's lane; the answers are sent from there."""
         for request in requests:
             sender = request.get_response_sender()
             try:
-                self.route(request, sender)
+                self._route(request, sender)
             except RequestRefused as error:
                 refuse(sender, str(error), pb.TritonError.INVALID_ARG)
             except Exception as error:
                 fail(sender, "the router could not read the request", error)
 
-    def route(self, request, sender):
+    def _route(self, request: Any, sender: Any) -> None:
         route = choose(self.routes, json.loads(request.parameters() or "{}"))
-        now = time.monotonic()
-        timeout_us = request.timeout()
+        now, timeout_us = time.monotonic(), request.timeout()
         ticket = Ticket(
             images=pb.get_input_tensor_by_name(request, "image").as_numpy().ravel().tolist(),
             wanted=tuple(request.requested_output_names()),
@@ -64,74 +68,75 @@ class TritonPythonModel:
             arrived_s=now,
         )
         if not self.lanes[route.name].offer(ticket):
-            refuse(
-                sender,
-                f"the queue of variant '{route.name}' is full; retry later",
-                pb.TritonError.UNAVAILABLE,
-            )
+            refuse(sender, queue_full(route.name), pb.TritonError.UNAVAILABLE)
 
-    def answer(self, route, group):
-        """Answer every request of a group that one variant serves."""
-        ready = [(ticket, images) for ticket in group if (images := self.decode(route, ticket))]
-        if not ready:
-            return
-        try:
-            outputs = call(route.name, self.routes.outputs, ready)
-        except VariantFailed as error:
-            for ticket, _ in ready:
-                refuse(ticket.sender, str(error), error.code)
-            return
-        except Exception as error:
-            for ticket, _ in ready:
-                fail(ticket.sender, f"variant '{route.name}' could not be called", error)
-            return
-        start = 0
-        for ticket, images in ready:
-            stop = start + len(images)
-            try:
-                send(ticket, outputs, slice(start, stop), route)
-            except Exception as error:
-                fail(ticket.sender, f"the answer of variant '{route.name}' was lost", error)
-            start = stop
+    def _answering(self, route: Route) -> Callable[[list[Ticket]], None]:
+        def answer(group: list[Ticket]) -> None:
+            decoded = [(ticket, self._decode(route, ticket)) for ticket in group]
+            ready = [(ticket, images) for ticket, images in decoded if images]
+            if ready:
+                answer_group(route, self.routes.outputs, ready)
 
-    def decode(self, route, ticket):
+        return answer
+
+    def _decode(self, route: Route, ticket: Ticket) -> list[np.ndarray] | None:
         """The request's images as the variant takes them; None if it has been answered already."""
+        where = ""
         try:
             if ticket.is_late:
                 text = f"the request's timeout ran out before variant '{route.name}' was free"
-                refuse(ticket.sender, text, pb.TritonError.UNAVAILABLE)
-                return None
+                return refuse(ticket.sender, text, pb.TritonError.UNAVAILABLE)
+            if ticket.waited_s > ASK_AFTER_S and ticket.sender.is_cancelled():
+                return refuse(ticket.sender, "the caller has gone", pb.TritonError.CANCELLED)
             images = []
             for index, data in enumerate(ticket.images):
-                try:
-                    images.append(decode(data, self.wanted))
-                except ImageRefused as error:
-                    where = f"image {index}: " if len(ticket.images) > 1 else ""
-                    refuse(ticket.sender, f"{where}{error}", pb.TritonError.INVALID_ARG)
-                    return None
+                where = f"image {index}: " if len(ticket.images) > 1 else ""
+                images.append(decode(data, self.wanted))
             return images
+        except ImageRefused as error:
+            return refuse(ticket.sender, f"{where}{error}", pb.TritonError.INVALID_ARG)
         except Exception as error:
-            fail(ticket.sender, "an image could not be decoded", error)
-            return None
+            return fail(ticket.sender, f"{where}the image could not be decoded", error)
 
 
 class VariantFailed(Exception):
     """A variant answered with an error; the message names it."""
 
-    def __init__(self, message, code):
+    def __init__(self, message: str, code: Any) -> None:
         super().__init__(message)
         self.code = code
 
 
-def call(variant, outputs, ready):
-    """One call of one variant for all images of a group, as arrays by output name."""
-    batch = np.stack([image for _, images in ready for image in images])
+def answer_group(route: Route, outputs: tuple[str, ...], ready: list[Decoded]) -> None:
+    """One call for all requests of a group, and an answer to each of them."""
+    try:
+        arrays = call(route.name, outputs, ready)
+    except VariantFailed as error:
+        for ticket, _ in ready:
+            refuse(ticket.sender, str(error), error.code)
+        return
+    except Exception as error:
+        for ticket, _ in ready:
+            fail(ticket.sender, f"variant '{route.name}' could not be called", error)
+        return
+    start = 0
+    for ticket, images in ready:
+        rows = slice(start, start + len(images))
+        try:
+            send(ticket, arrays, rows, route)
+        except Exception as error:
+            fail(ticket.sender, f"the answer of variant '{route.name}' was lost", error)
+        start = rows.stop
+
+
+def call(variant: str, outputs: tuple[str, ...], ready: list[Decoded]) -> dict[str, np.ndarray]:
+    """One call of one variant: what any request of the group wants, by output name."""
     wanted = [name for name in outputs if any(name in ticket.wanted for ticket, _ in ready)]
-    if not wanted:
-        return {}
+    # A caller may ask for nothing but the variant's name; the call proves that it answers.
+    wanted = wanted or [outputs[0]]
     response = pb.InferenceRequest(
         model_name=variant,
-        inputs=[pb.Tensor("image", batch)],
+        inputs=[pb.Tensor("image", np.stack([image for _, images in ready for image in images]))],
         requested_output_names=wanted,
         timeout=remaining_us([ticket for ticket, _ in ready]),
     ).exec()
@@ -140,35 +145,39 @@ def call(variant, outputs, ready):
     return {name: pb.get_output_tensor_by_name(response, name).as_numpy() for name in wanted}
 
 
-def remaining_us(tickets):
+def remaining_us(tickets: list[Ticket]) -> int:
     """The longest time that a caller of the group still waits; 0 if one waits for ever."""
-    if any(ticket.deadline_s is None for ticket in tickets):
+    deadlines = [ticket.deadline_s for ticket in tickets if ticket.deadline_s is not None]
+    if len(deadlines) < len(tickets):
         return 0
-    return max(1, int(1e6 * (max(each.deadline_s for each in tickets) - time.monotonic())))
+    return max(1, int(1e6 * (max(deadlines) - time.monotonic())))
 
 
-def failure(variant, error):
+def failure(variant: str, error: Any) -> VariantFailed:
     """What the caller hears of a variant's error; the server's own words stay in its log."""
     text = error.message()
     pb.Logger.log_warn(f"variant '{variant}' answered: {text}")
-    if error.code() == pb.TritonError.UNAVAILABLE and "queue size" in text:
-        return VariantFailed(
-            f"the queue of variant '{variant}' is full; retry later", pb.TritonError.UNAVAILABLE
-        )
-    if error.code() == pb.TritonError.UNAVAILABLE and "timeout" in text.lower():
+    if error.code() != pb.TritonError.UNAVAILABLE:
+        text = f"variant '{variant}' failed; the server's log says why"
+        return VariantFailed(text, pb.TritonError.INTERNAL)
+    if "queue size" in text:
+        text = queue_full(variant)
+    elif "timeout" in text.lower():
         text = f"the request's timeout ran out in the queue of variant '{variant}'"
-        return VariantFailed(text, pb.TritonError.UNAVAILABLE)
-    code = (
-        pb.TritonError.UNAVAILABLE
-        if error.code() == pb.TritonError.UNAVAILABLE
-        else pb.TritonError.INTERNAL
-    )
-    return VariantFailed(f"variant '{variant}' failed; the server's log says why", code)
+    else:
+        text = f"variant '{variant}' is not available; the server's log says why"
+    return VariantFailed(text, pb.TritonError.UNAVAILABLE)
 
 
-def send(ticket, outputs, rows, route):
+def queue_full(variant: str) -> str:
+    """The refusal of a request that would have waited behind four batches."""
+    return f"the queue of variant '{variant}' is full; send fewer requests at once, or later"
+
+
+def send(ticket: Ticket, arrays: dict[str, np.ndarray], rows: slice, route: Route) -> None:
+    """A request's own rows of what the variant answered, and the variant's name."""
     tensors = [
-        pb.Tensor(name, value[rows]) for name, value in outputs.items() if name in ticket.wanted
+        pb.Tensor(name, value[rows]) for name, value in arrays.items() if name in ticket.wanted
     ]
     for name, text in (("variant", route.name), ("variant_sha256", route.sha256)):
         if name in ticket.wanted:
@@ -177,22 +186,26 @@ def send(ticket, outputs, rows, route):
 
 
 @lru_cache(maxsize=256)
-def repeated(text, count):
-    """The text once for each image, shape [count 1]."""
+def repeated(text: str, count: int) -> np.ndarray:
+    """The text once for each image.
+
+    Shapes: -> object [count 1].
+    """
     return np.full((count, 1), text.encode(), dtype=object)
 
 
-def refuse(sender, text, code):
-    sender.send(
-        pb.InferenceResponse(error=pb.TritonError(text, code)),
-        flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    )
+def refuse(sender: Any, text: str, code: Any) -> None:
+    """Answer with an error; a caller that cannot be reached is nobody's failure but its own."""
+    try:
+        sender.send(
+            pb.InferenceResponse(error=pb.TritonError(text, code)),
+            flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+    except Exception as error:
+        pb.Logger.log_error(f"an error could not be sent ({text}): {error!r}")
 
 
-def fail(sender, text, error):
+def fail(sender: Any, text: str, error: Exception) -> None:
     """Our own mistake: the reason goes to the log, the caller learns that there was one."""
     pb.Logger.log_error(f"{text}: {error!r}")
-    try:
-        refuse(sender, f"{text}; the server's log says why", pb.TritonError.INTERNAL)
-    except Exception as second:
-        pb.Logger.log_error(f"the error could not be sent either: {second!r}")
+    refuse(sender, f"{text}; the server's log says why", pb.TritonError.INTERNAL)

@@ -36,24 +36,34 @@ def digits_sum(split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """
     images, labels, _ = digits(split)
     rng = np.random.default_rng(_SEEDS[split])
-    canvases, values = compose(images, labels, CANVASES[split], rng)
-    return canvases, values.sum(axis=1) % 10, CLASS_NAMES
+    canvases, counts = compose(images, labels, CANVASES[split], rng)
+    return canvases, counts @ np.arange(10) % 10, CLASS_NAMES
 
 
 def compose(
-    images: np.ndarray, labels: np.ndarray, count: int, rng: np.random.Generator
+    images: np.ndarray,
+    labels: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+    present: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """New canvases, and which digits are on them.
+    """New canvases, and how often each digit is on them.
 
-    Shapes: images [n 8 8 1] uint8, labels [n] -> canvases [count 24 24 1], digits [count 4].
+    Shapes: images [n 8 8 1] uint8, labels [n], present [count] digits on each canvas (none: four)
+        -> canvases [count 24 24 1] uint8, counts [count 10] int64.
     """
     chosen = rng.integers(len(images), size=(count, DIGITS_ON_CANVAS))
     cells = rng.random((count, CELLS * CELLS)).argsort(axis=1)[:, :DIGITS_ON_CANVAS]
+    if present is None:
+        present = np.full(count, DIGITS_ON_CANVAS)
+    shown = np.arange(DIGITS_ON_CANVAS) < present[:, None]
+    row = np.arange(count)[:, None]
     grid = np.zeros((count, CELLS * CELLS, SIDE_PX, SIDE_PX, 1), dtype=np.uint8)
-    grid[np.arange(count)[:, None], cells] = images[chosen]
+    grid[row, cells] = images[chosen] * shown[:, :, None, None, None].astype(np.uint8)
     grid = grid.reshape(count, CELLS, CELLS, SIDE_PX, SIDE_PX, 1).swapaxes(2, 3)
-    canvases = grid.reshape(count, CELLS * SIDE_PX, CELLS * SIDE_PX, 1)
-    return canvases, labels[chosen].astype(np.int64)
+    counts = np.zeros((count, 10), dtype=np.int64)
+    np.add.at(counts, (row, labels[chosen]), shown.astype(np.int64))
+    return grid.reshape(count, CELLS * SIDE_PX, CELLS * SIDE_PX, 1), counts
 
 
 @lru_cache(maxsize=1)

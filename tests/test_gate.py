@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate: it passes what is right, and each way of being wrong is a figure that says so."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saccade.export.compare import THRESHOLDS, exceeded, figures_of
+from saccade.export.gate import RANDOM_INPUTS, REAL_INPUTS, Samples, measure, verify
+from saccade.export.manifest import SUFFIX
+from saccade.export.verdict import GateReport, render
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.files import sha256_of
+
+Arrays = dict[str, np.ndarray]
+FULL = "nac-b1000-fp32"
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "nac"))
+
+
+def rehash(folder: Path, name: str = FULL, **changes: Any) -> None:
+    """Make the manifest's hash and size fit the file, as someone would who means harm."""
+    path, file = folder / (name + SUFFIX), folder / f"{name}.onnx"
+    content = json.loads(path.read_text())
+    content["file"] |= {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+    path.write_text(json.dumps(content | changes))
+
+
+def failing(report: GateReport) -> dict[str, str]:
+    """The variants that did not pass, with why."""
+    return {row.name: "; ".join(row.problems) for row in report.variants if not row.passed}
+
+
+def shown(report: GateReport) -> str:
+    from rich.console import Console
+
+    console = Console(width=120, record=True, quiet=True)
+    console.print(render(report))
+    return console.export_text()
+
+
+def test_verify_passes_on_an_export(tiny_folder: Path) -> None:
+    report = verify(tiny_folder)
+    assert report.passed and len(report.variants) == 4
+    for row in json.loads(json.dumps(report.to_dict()))["variants"]:
+        assert row["thresholds"] == THRESHOLDS["fp32"]
+        # Not a bound of the gate but of the arithmetic: float32 against float64.
+        assert 0 < row["figures"]["relative_error"] < 1e-3
+    text = shown(report)
+    assert all(f"at most, {precision}" in text for precision in THRESHOLDS)
+
+
+def test_one_changed_weight_fails(folder: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    proto = onnx.load(folder / f"{FULL}.onnx")
+    (weight,) = [each for each in proto.graph.initializer if each.name == "head.weight"]
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[0, 0] += 0.01
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(proto, folder / f"{FULL}.onnx")
+    rehash(folder)
+    report = verify(folder)
+    assert not report.passed
+    assert list(failing(report)) == [FULL]
+    assert "relative error is" in failing(report)[FULL]
+    assert "NO" in shown(report) and "relative error is" in shown(report)
+
+
+def test_a_recorded_override_is_used_and_shown(folder: Path) -> None:
+    path = folder / (FULL + SUFFIX)
+    content = json.loads(path.read_text())
+    content["parity"]["overridden"] = ["relative_error"]
+    content["parity"]["thresholds"]["relative_error"] = 1e-12
+    path.write_text(json.dumps(content))
+    report = verify(folder)
+    assert list(failing(report)) == [FULL]
+    assert "override: 1e-12" in shown(report)
+
+
+def test_files_that_are_not_what_they_claim(folder: Path) -> None:
+    half, quarter, eighth = (f"nac-b{budget}-fp32" for budget in ("0500", "0250", "0125"))
+    file = folder / f"{FULL}.onnx"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x00")
+    shutil.copy(folder / f"{quarter}.onnx", folder / f"{half}.onnx")
+    rehash(folder, half)
+    truncated = folder / f"{quarter}.onnx"
+    truncated.write_bytes(truncated.read_bytes()[:5000])
+    rehash(folder, quarter)
+    rehash(folder, eighth, labels=[f"digit {9 - digit}" for digit in range(10)])
+    problems = failing(verify(folder))
+    assert "changed after its export" in problems[FULL]
+    assert "relative error" in problems[half]
+    assert "not a valid ONNX file" in problems[quarter]
+    assert "labels" in problems[eighth]
+
+
+def test_the_parent_must_be_there_and_the_one(folder: Path, tiny_nac: Callable[..., Any]) -> None:
+    tiny_nac(folder / "nac.safetensors", seed=1)
+    with pytest.raises(SaccadeError, match="the manifests name"):
+        verify(folder)
+    (folder / "nac.safetensors").unlink()
+    with pytest.raises(SaccadeError, match=r"nac\.safetensors: missing"):
+        verify(folder)
+    with pytest.raises(SaccadeError, match="no such folder"):
+        verify(folder / "absent")
+
+
+def truth(inputs: Arrays) -> Arrays:
+    """A fixed classifier in float64 that keeps rows apart."""
+    rng = np.random.default_rng(3)
+    flat = inputs["image"].reshape(len(inputs["image"]), -1) / 255 - 0.5
+    state = np.tanh(flat @ rng.normal(size=(16, 6)))
+    logits = state @ rng.normal(size=(6, 5))
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return {
+        "logits": logits,
+        "probabilities": shifted / shifted.sum(axis=-1, keepdims=True),
+        "embedding": state / np.linalg.norm(state, axis=-1, keepdims=True),
+    }
+
+
+def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Arrays], Arrays]:
+    """The truth with one output changed."""
+
+    def run(inputs: Arrays) -> Arrays:
+        outputs = truth(inputs)
+        return {**outputs, name: change(outputs[name])}
+
+    return run
+
+
+def only_row(row: int, value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(rows: np.ndarray) -> np.ndarray:
+        rows = rows.copy()
+        rows[row, 0] += value
+        return rows
+
+    return change
+
+
+RUNNERS: dict[str, tuple[Callable[[Arrays], Arrays], set[str]]] = {
+    "right": (truth, set()),
+    "float32": (lambda x: {k: v.astype(np.float32) for k, v in truth(x).items()}, set()),
+    "scaled logits": (changed("logits", lambda v: v * 1.002), {"relative_error"}),
+    "turned embedding": (
+        changed("embedding", lambda v: np.roll(v, 1, axis=-1)),
+        {"relative_error", "one_minus_cosine"},
+    ),
+    "classes in another order": (
+        changed("probabilities", lambda v: v[:, ::-1]),
+        {"relative_error", "score_points", "top1_flips"},
+    ),
+    "not a number": (
+        changed("logits", lambda v: np.where(v > 2.9, np.nan, v)),
+        {"relative_error", "one_minus_cosine", "row_isolation"},
+    ),
+    "batch mates": (
+        changed("embedding", lambda v: v + 2e-3 * v.mean(axis=0)),
+        {"relative_error", "row_isolation"},
+    ),
+    "position": (changed("logits", only_row(-1, 0.05)), {"relative_error", "row_isolation"}),
+    "batch size": (
+        changed("logits", lambda v: v * (1 + 4e-4 * (len(v) == 7))),
+        {"row_isolation"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RUNNERS)
+def test_each_wrong_answer_has_its_figure(case: str) -> None:
+    run, expected = RUNNERS[case]
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (REAL_INPUTS + RANDOM_INPUTS, 4, 4, 1), dtype=np.uint8)
+    labels = truth({"image": image})["logits"].argmax(axis=-1)[:REAL_INPUTS]
+    samples = Samples(image, labels)
+    parity = measure(run, truth({"image": image}), samples, "fp32", {})
+    found = set(exceeded(parity.figures, parity.thresholds))
+    # What is not a number also loses its cosine; the figures named are the least expected.
+    assert expected <= found and parity.passed == (not expected)
+    assert found - expected <= {"one_minus_cosine"}
+
+
+def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
+    logits = np.array([[1.0, 0.999, 0.0], [1.0, 0.0, 0.0]])
+    reference = {name: logits for name in ("logits", "probabilities", "embedding")}
+    close = {name: logits + [[0, 0.002, 0], [0, 0, 0]] for name in reference}
+    clear = {**reference, "probabilities": logits[:, ::-1]}
+    labels = np.zeros(2, dtype=np.int64)
+    assert figures_of(reference, [close], labels)["top1_flips"] == 0
+    assert figures_of(reference, [clear], labels)["top1_flips"] == 2
+    assert figures_of(reference, [close], labels)["score_points"] == 50
