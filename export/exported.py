@@ -117,7 +117,8 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
         shutil.copyfile(checkpoint.path, target)
     except OSError as error:
         raise SaccadeError(
-            f"{checkpoint.path}: cannot be copied to {target} ({error}). Make room, or load it again."
+            f"{checkpoint.path}: cannot be copied to {target} ({error}). "
+            "Make room, or load it from where it is now."
         ) from error
     if (found := sha256_of(target)) != checkpoint.sha256:
         raise SaccadeError(

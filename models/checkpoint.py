@@ -70,6 +70,10 @@ def load(path: Path | str) -> Checkpoint:
         ) from None
     except OSError as error:
         raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error
+    return _parse(path, data)
+
+
+def _parse(path: Path, data: bytes) -> Checkpoint:
     tensors = _tensors(path, data)
     header = _header(path, data)
     preprocessing = Preprocessing.from_dict(header["preprocessing"])
@@ -109,7 +113,7 @@ def save(
     calibration_labels: np.ndarray,
     card: dict[str, Any],
 ) -> Checkpoint:
-    """Write a checkpoint and read it back; the same content gives the same bytes.
+    """Write a checkpoint; the same content gives the same bytes.
 
     Shapes: calibration_images [n h w c] uint8, calibration_labels [n] int64.
     Raises: SaccadeError if the file cannot be written or would not load again.
@@ -127,8 +131,10 @@ def save(
         "labels": list(labels),
         "card": card,
     }
-    write_atomically(Path(path), _pack(tensors, header))
-    return load(path)
+    data = _pack(tensors, header)
+    checkpoint = _parse(Path(path), data)
+    write_atomically(Path(path), data)
+    return checkpoint
 
 
 def _pack(tensors: dict[str, "torch.Tensor"], header: dict[str, Any]) -> bytes:

@@ -48,16 +48,18 @@ class FoldedFC(nn.Module):
             constant = constant + (shift if gain is None else shift * gain) @ self.weight
         self.register_buffer("bias", constant)
 
-    def scaled(self, x: Tensor, code: Tensor | None = None) -> Tensor:
-        """x * gain.
+    def scaled(self, x: Tensor, code: Tensor | None = None, *, fresh: bool = False) -> Tensor:
+        """x * gain, in x itself if nobody else needs it.
 
         Shapes: x [b u inputs] -> same.
         """
         gain = self.gain if self.source is None or code is None else self.source.gain(code)
-        return x if gain is None else x * gain
+        if gain is None:
+            return x
+        return x.mul_(gain) if fresh else x * gain
 
-    def forward(self, x: Tensor, code: Tensor | None = None) -> Tensor:
-        rows = self.scaled(x, code).flatten(0, 1)
+    def forward(self, x: Tensor, code: Tensor | None = None, *, fresh: bool = False) -> Tensor:
+        rows = self.scaled(x, code, fresh=fresh).flatten(0, 1)
         if self.bias is None:
             y = rows @ self.weight
         elif self.bias.dim() == 1:
@@ -67,17 +69,19 @@ class FoldedFC(nn.Module):
         return y.view(*x.shape[:2], -1)
 
     def add_to(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
-        """residual + forward(x), without a pass of its own for the sum.
+        """residual + forward(x), computed in residual; x is overwritten too.
 
         Shapes: residual [b u outputs], x [b u inputs] -> [b u outputs].
         """
-        rows = self.scaled(x, code).flatten(0, 1)
-        total = residual if self.bias is None else residual + self.bias
-        return torch.addmm(total.flatten(0, 1), rows, self.weight).view_as(residual)
+        rows = self.scaled(x, code, fresh=True).flatten(0, 1)
+        if self.bias is not None:
+            residual.add_(self.bias)
+        residual.view(-1, residual.shape[-1]).addmm_(rows, self.weight)
+        return residual
 
 
 class FoldedFFN(nn.Module):
-    """A ModFFN of two folded layers, added to its residual.
+    """A ModFFN of two folded layers, added to its residual, which is overwritten; so is x.
 
     Shapes: residual and x [b u d] -> same.
     """
@@ -88,7 +92,7 @@ class FoldedFFN(nn.Module):
         self.widen, self.narrow = FoldedFC(source.widen, code), FoldedFC(source.narrow, code)
 
     def forward(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
-        hidden = activate(self.widen(x, code), self.activation)
+        hidden = activate(self.widen(x, code, fresh=x is not residual), self.activation)
         return self.narrow.add_to(residual, hidden, code)
 
 

@@ -157,8 +157,7 @@ def _fit(
     best, best_epoch, best_weights = -1.0, 0, model.state_dict()
     with progress(f"train on {training.name}", steps * recipe.epochs) as advance:
         for epoch in range(1, recipe.epochs + 1):
-            done = (epoch - 1) / recipe.epochs
-            for batch in epoch_batches(recipe, training, rng, done):
+            for batch in epoch_batches(recipe, training, rng, epoch - 1):
                 trainer.step(batch)
                 advance()
             if epoch % recipe.validate_epochs and epoch != recipe.epochs:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from saccade.models.data.datasets import Dataset
-from saccade.models.data.digits import DIGITS_ON_CANVAS, compose, digits
+from saccade.models.data.digits import QUADRANTS, compose, digits
 from saccade.models.training_recipes import Recipe
 from torch import Tensor
 
@@ -32,11 +32,11 @@ def steps_of_epoch(recipe: Recipe, data: Dataset) -> int:
 
 
 def epoch_batches(
-    recipe: Recipe, data: Dataset, rng: np.random.Generator, progress: float
+    recipe: Recipe, data: Dataset, rng: np.random.Generator, epoch: int
 ) -> Iterator[Batch]:
-    """Batches of one epoch; `progress` is the share of the training that is behind it."""
+    """Batches of one epoch, which is counted from 0."""
     if recipe.counts_weight:
-        yield from _canvases(recipe, rng, progress)
+        yield from _canvases(recipe, rng, epoch)
         return
     order = rng.permutation(len(data.labels))
     for part in np.array_split(order, steps_of_epoch(recipe, data)):
@@ -44,17 +44,17 @@ def epoch_batches(
         yield Batch(torch.from_numpy(images), torch.from_numpy(data.labels[part]))
 
 
-def _canvases(recipe: Recipe, rng: np.random.Generator, progress: float) -> Iterator[Batch]:
+def _canvases(recipe: Recipe, rng: np.random.Generator, epoch: int) -> Iterator[Batch]:
     images, labels, _ = digits("train")
     pool = [images] + [recipe.augmentation(images, rng) for _ in range(_AUGMENTED_COPIES)]
     images, labels = np.concatenate(pool), np.tile(labels, len(pool))
     # Of the first stages of a curriculum a quarter of the canvases stays mixed.
-    stage = progress / recipe.curriculum_share if recipe.curriculum_share else 1.0
-    most = min(DIGITS_ON_CANVAS, 1 + int(stage * DIGITS_ON_CANVAS))
+    stage = epoch / recipe.curriculum_epochs if recipe.curriculum_epochs else 1.0
+    most = min(QUADRANTS, 1 + int(stage * QUADRANTS))
     for _ in range(recipe.steps or 1):
         present = np.full(recipe.batch, most)
         mixed = rng.random(recipe.batch) < (0.25 if stage < 1 else 0.0)
-        present[mixed] = rng.integers(1, DIGITS_ON_CANVAS + 1, mixed.sum())
+        present[mixed] = rng.integers(1, QUADRANTS + 1, mixed.sum())
         canvases, counts = compose(images, labels, recipe.batch, rng, present)
         yield Batch(
             torch.from_numpy(canvases),

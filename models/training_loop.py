@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 _ORDER_STEPS = 20  # steps from one ranking of the modules to the next
-_LAST_RATE = 0.02  # of the learning rate, at the end of the cosine
 _MAX_GRADIENT_NORM = 1.0
 _WITHOUT_DECAY = ("codes", "signatures", "position", "norm", "alpha", "bias")
 
 
 class Trainer:
-    """AdamW with warm-up and cosine; module dropout really leaves modules out, so it is fast.
+    """AdamW whose learning rate rises, stays and falls; module dropout skips the dropped rows.
 
     With module dropout a step keeps m modules, log m uniform from the configured smallest share
     to the recipe's largest (in the last `whole_share` of the steps: to all). They are the best
@@ -72,8 +71,8 @@ class Trainer:
 
     def _schedule(self) -> None:
         warm = min(1.0, (self.done + 1) / self.recipe.warm_up_steps)
-        cosine = 0.5 * (1 + math.cos(math.pi * self.done / self.total_steps))
-        rate = self.recipe.learning_rate * warm * (_LAST_RATE + (1 - _LAST_RATE) * cosine)
+        falling = self.recipe.decay_share * self.total_steps
+        rate = self.recipe.learning_rate * min(warm, (self.total_steps - self.done) / falling, 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 

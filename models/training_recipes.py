@@ -25,7 +25,8 @@ class Recipe:
     graph_weight: float = 0.1  # of the graph structure regularizer
     keep_at_most: float = 1.0  # largest share of modules in a step with module dropout
     whole_share: float = 0.0  # last share of the steps, in which up to all modules may be kept
-    curriculum_share: float = 0.0  # first share of the steps, in which digits-sum starts easier
+    decay_share: float = 0.25  # last share of the steps, in which the learning rate falls to 0
+    curriculum_epochs: int = 0  # first epochs of digits-sum, in which one to four digits are shown
     counts_weight: float = 0.0  # of the auxiliary losses (digits-sum): see training_losses
     augmentation: Augmentation = field(default_factory=Augmentation)
     validate_epochs: int = 1  # epochs from one validation to the next
@@ -54,26 +55,27 @@ DIGITS = Recipe(
 
 DIGITS_SUM = Recipe(
     config={
-        "patch_px": 8,
+        "patch_px": 12,
         "modules": 256,
         "dim": 64,
         "code_dim": 32,
         "ffn_dim": 128,
-        "propagator_layers": 1,
+        "propagator_layers": 2,
+        "graph_degree": 128.0,
         "module_dropout": 4 / 256,
         "dropout_draw": "log-uniform",
         "dropout_ordered": 0.7,
     },
     epochs=100,
-    steps=200,
+    steps=100,
     batch=128,
     learning_rate=2e-3,
     keep_at_most=32 / 256,
-    whole_share=0.05,
-    curriculum_share=0.3,
+    whole_share=0.04,
+    curriculum_epochs=8,
     counts_weight=1.0,
-    augmentation=Augmentation(shift_px=0.5, degrees=8, zoom=0.08),
-    validate_epochs=5,
+    augmentation=Augmentation(shift_px=0.6, degrees=8, zoom=0.08),
+    validate_epochs=10,
     validate_images=1_000,
     budgets=(1.0, 0.5, 0.25, 0.2, 0.125, 0.0625, 0.03125, 0.015625),
 )

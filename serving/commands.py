@@ -90,7 +90,7 @@ def export(
         json: machine-readable answer on standard output.
     """
     from saccade.export.exported import export as verb
-    from saccade.export.gate import render
+    from saccade.export.verdict import render
 
     exported = verb(checkpoint, options)
     return Answer(exported.to_dict(), render(exported.report), json)
@@ -103,8 +103,8 @@ def verify(folder: Positional[Path], json: bool = False) -> Answer:
         folder: what `saccade export` wrote.
         json: machine-readable answer on standard output.
     """
-    from saccade.export.gate import render
     from saccade.export.gate import verify as verb
+    from saccade.export.verdict import render
 
     report = verb(folder)
     return Answer(report.to_dict(), render(report), json, exit_code=0 if report.passed else 1)
@@ -208,7 +208,8 @@ def embed(
         image: PNG, JPEG or WebP files.
         json: machine-readable answer on standard output.
     """
-    from saccade.serving.client import Client, check_embeddings_file, save_embeddings
+    from saccade.serving.client import Client
+    from saccade.serving.embeddings import check_embeddings_file, save_embeddings
 
     _some(image)
     check_embeddings_file(options.out, append=options.append, force=options.force)

@@ -123,8 +123,8 @@ def refuse_errors(result: LoadResult, url: str) -> LoadResult:
             total = sum(stream.errors.values())
             raise ServerFailed(
                 f"{name} at {url}: {total} requests failed and {len(stream.latencies_ms)} were "
-                f"answered ({stream.first_error or 'the window ended before the first answer'}). "
-                "Look at the server's log, or measure longer with --seconds."
+                f"answered ({stream.first_error or 'none came in time'}). "
+                "Look at the server's log."
             )
     return result
 

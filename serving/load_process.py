@@ -69,6 +69,11 @@ class _Clients:
             else:
                 self.done.append((start, time.perf_counter()))
 
+    def answered(self, begin: float) -> bool:
+        ends = [self.done[-1][1]] if self.done else []
+        ends += [self.failed[-1][0]] if self.failed else []
+        return any(end > begin for end in ends)
+
     def seen(self, begin: float, end: float) -> dict[str, Any]:
         failed = [failure for failure in self.failed if begin < failure[0] <= end]
         return {
@@ -91,6 +96,10 @@ async def _measure(order: dict[str, Any]) -> dict[str, Any]:
     await asyncio.sleep(order["warmup_s"])
     before = await _edge(groups, order["server_pid"])
     await asyncio.sleep(order["seconds"])
+    # A model slower than the window is still measured: on its first answer.
+    latest = before["time"] + order["seconds"] + order["timeout_s"]
+    while time.perf_counter() < latest and not all(g.answered(before["time"]) for g in groups):
+        await asyncio.sleep(0.01)
     after = await _edge(groups, order["server_pid"])
     running = False
     await asyncio.gather(*tasks)

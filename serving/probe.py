@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 from saccade.serving.connection import connect_alone
-from saccade.serving.rpc_errors import explain, is_queue_full
+from saccade.serving.rpc_errors import is_queue_full, short
+
+_STATISTICS_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,17 @@ class Prober:
             found |= {probe.model: probe for probe in self.answers(0.1)}
         return [found.get(model, Probe(model, "no answer", late=True)) for model in models]
 
-    def is_busy(self, model: str) -> bool:
-        """Whether the model has made an inference within the last deadline, for whomever."""
+    def is_busy(self, model: str) -> bool | None:
+        """Whether the model has made an inference within the last deadline, for whomever.
+
+        None where the server itself does not say.
+        """
         from tritonclient.utils import InferenceServerException
 
         try:
-            found = self._client.get_inference_statistics(model, client_timeout=1)
+            found = self._client.get_inference_statistics(model, client_timeout=_STATISTICS_S)
         except InferenceServerException:
-            return False
+            return None
         newest_ms = max((one.last_inference for one in found.model_stats), default=0)
         return time.time() - newest_ms / 1000 < self.timeout_s
 
@@ -104,8 +109,8 @@ class Prober:
     def _judge(self, model: str, error: Any) -> Probe:
         if error is None or is_queue_full(error):
             return Probe(model)
-        late = str(error.status()).endswith(("DEADLINE_EXCEEDED", "UNAVAILABLE"))
-        text = str(explain(error, self.url, model, self.timeout_s))
+        late = str(error.status()).endswith("DEADLINE_EXCEEDED")
+        text = f"no answer within {self.timeout_s:g} s" if late else short(error)
         return Probe(model, text, late)
 
 

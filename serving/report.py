@@ -152,7 +152,9 @@ def _throughput(variants: Sequence[dict[str, Any]]) -> Table:
         for variant in variants
     )
     served = (f"gRPC x{point.rpartition('_')[2]}" for point in points)
-    note = "Batches: in process, one thread. gRPC xN: N clients, one image a request."
+    note = "Batches: in process, one thread."
+    if points:
+        note += " gRPC xN: N clients, one image a request."
     columns = ("variant", "batch 1", "batch 64", "best batch", *served)
     return Table("Inferences per second", columns, rows, note)
 

@@ -186,14 +186,14 @@ def _check_alike(folder: Path, manifests: Sequence[Manifest]) -> None:
         name = manifest.variant.name
         if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):
             raise SaccadeError(
-                f"{name}: opset {manifest.opset}, IR version {manifest.ir_version}; the servers "
-                f"are served opset {OPSET}, IR version {IR_VERSION}. Export again."
+                f"{name}: opset {manifest.opset}, IR version {manifest.ir_version}; both "
+                f"servers read opset {OPSET}, IR version {IR_VERSION}. Export again."
             )
         for field in ("inputs", "outputs", "preprocessing", "labels"):
             if getattr(manifest, field) != getattr(first, field):
                 raise SaccadeError(
                     f"{folder}: {name} and {first.variant.name} differ in {field}, so that one "
-                    "router cannot stand before both. Export them again, together."
+                    "router cannot stand before both. Export them together."
                 )
         if bad := [label for label in manifest.labels if "\n" in label or not label]:
             raise SaccadeError(f"{name}: label {bad[0]!r} does not fit on a line of its own.")
@@ -212,9 +212,10 @@ def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
 
 
 def _run_batch(entry: Entry | None, options: RepositoryOptions) -> int:
-    chosen = options.run_batch or (entry.best_batch if entry else DEFAULT_RUN_BATCH)
+    measured = entry.best_batch if entry else DEFAULT_RUN_BATCH
+    chosen = measured if options.run_batch is None else options.run_batch
     if not 1 <= chosen <= MAX_BATCH:
-        raise SaccadeError(f"run_batch is {chosen}, expected 1 to {MAX_BATCH}.")
+        raise SaccadeError(f"run_batch is {chosen}, expected 1 to {MAX_BATCH} images.")
     return chosen
 
 

@@ -7,11 +7,12 @@ from typing import Any
 from saccade.plugins.errors import SaccadeError, ServerFailed
 
 _UNREACHABLE = re.compile(
-    r"failed to connect|connection refused|socket closed|connection reset|recvmsg|broken pipe"
-    r"|connection attempt|dns|name resolution|goaway|http2|end of tcp stream",
+    r"failed to connect|connection refused|socket closed|connection reset|broken pipe|recvmsg"
+    r"|connection attempt|dns resolution|name resolution|goaway|http2|end of tcp stream",
     re.IGNORECASE,
 )
-_INSTANCE = re.compile(r"'?([a-z0-9-]+)_\d+_\d+'?")
+# The server names the instance of a dead model, the router the variant that did not answer it.
+_DEAD = re.compile(r"'([a-z0-9-]+)_\d+_\d+' is not healthy|variant '([a-z0-9-]+)' failed")
 
 
 def is_queue_full(error: Any) -> bool:
@@ -25,7 +26,7 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     said = " ".join(str(error.message()).split())
     if status == "UNAVAILABLE" and _UNREACHABLE.search(said):
         return ServerFailed(
-            f"{url}: no server answers there ({_short(said)}). "
+            f"{url}: no server answers there ({short(error)}). "
             "Start one with `saccade serve REPOSITORY`, or give its address with --url."
         )
     if status == "DEADLINE_EXCEEDED":
@@ -33,11 +34,10 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
             f"{url}: no answer from {model} within {timeout_s:g} s. It hangs, is overloaded "
             f"or needs longer: see `saccade doctor --url {url}`, or allow more time."
         )
-    if "not healthy" in said or "stub" in said.lower():
-        dead = _INSTANCE.search(said)
+    if dead := _DEAD.search(said):
         return ServerFailed(
-            f"{url}: variant {dead[1] if dead else model} has died and answers nothing until its "
-            "server is restarted, which `saccade serve` does by itself. Try again in some seconds."
+            f"{url}: variant {dead[1] or dead[2]} failed, and has perhaps died. If so, "
+            "`saccade serve` restarts the server: try again in some seconds, or see its log."
         )
     if "ready state" in said or "no available versions" in said or "Server is stopping" in said:
         return ServerFailed(f"{url}: the server is stopping or being restarted. Try again later.")
@@ -53,7 +53,10 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     return ServerFailed(f"{url}: {model} failed ({status or 'no status'}): {said}")
 
 
-def _short(said: str) -> str:
-    # gRPC repeats the address and the cause in several layers; the innermost is the last.
-    parts = [part for part in re.split(r"[;:] ", said) if part.strip()]
-    return parts[-1].strip(" .{}") if parts else said
+def short(error: Any) -> str:
+    """The cause in few words."""
+    said = " ".join(str(error.message()).split())
+    if not _UNREACHABLE.search(said):
+        return said.rstrip(".")
+    # gRPC wraps the cause in several layers; the innermost is the last.
+    return _UNREACHABLE.findall(said)[-1].lower()

@@ -29,6 +29,7 @@ _HARMLESS = (
     "Unable to get NVML",
     "failed to allocate pinned system memory",
     "Exit timeout expired",
+    "Signal (2) received",
 )
 _IDLE = "All models are stopped"
 _KEPT = 400

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from saccade.plugins.errors import ServerFailed
 from saccade.serving.addresses import ServeOptions, address
-from saccade.serving.probe import Probe, Prober
+from saccade.serving.probe import Prober
 from saccade.serving.readiness import Board
 from saccade.serving.run_folder import RunFolder
 from saccade.serving.server_log import ServerLog
@@ -43,6 +43,7 @@ class Supervisor(threading.Thread):
         self._log = log
         self._ending = threading.Event()
         self._hurry = False
+        self._hangs = False  # the server as a whole: it does not even answer for its models
         self._process: ServerProcess | None = None
         self.settled = threading.Event()
         self.failure: BaseException | None = None
@@ -97,7 +98,7 @@ class Supervisor(threading.Thread):
         prober = Prober(
             address(self._options.host, self._options.grpc_port), self._options.probe_timeout_s
         )
-        served_from = time.monotonic()
+        served_from, self._hangs = None, False
         try:
             trouble = self._wait_loaded(process, prober)
             if trouble is None and not self._ending.is_set():
@@ -108,8 +109,8 @@ class Supervisor(threading.Thread):
         finally:
             self._process = None
             prober.close()
-            process.stop(at_once=self._hurry)
-        return trouble, time.monotonic() - served_from
+            process.stop(at_once=self._hurry or self._hangs or served_from is None)
+        return trouble, 0 if served_from is None else time.monotonic() - served_from
 
     def _wait_loaded(self, process: ServerProcess, prober: Prober) -> str | None:
         end = time.monotonic() + self._options.start_timeout_s
@@ -143,9 +144,8 @@ class Supervisor(threading.Thread):
         while not self._ending.wait(LIVENESS_INTERVAL_S):
             if trouble := self._dead(process):
                 return trouble
-            for probe in prober.answers():
-                if trouble := self._judge(probe, misses, prober):
-                    return trouble
+            if trouble := self._judge(prober, misses):
+                return trouble
             for model, count in misses.items():
                 if count:
                     prober.ask(model)
@@ -170,12 +170,19 @@ class Supervisor(threading.Thread):
             self._ending.wait(self._options.grace_s)
         return f"The process of {names} has died (out of memory, or killed)."
 
-    def _judge(self, probe: Probe, misses: dict[str, int], prober: Prober) -> str | None:
-        if probe.late and prober.is_busy(probe.model):
-            probe = Probe(probe.model)
-        misses[probe.model] = misses[probe.model] + 1 if probe.reason else 0
-        if self._board.mark(probe.model, probe.reason) and probe.reason:
-            LOGGER.warning("%s does not answer: %s", probe.model, probe.reason)
-        if misses[probe.model] >= MISSES:
-            return f"{probe.model} does not answer: {probe.reason}"
+    def _judge(self, prober: Prober, misses: dict[str, int]) -> str | None:
+        for probe in prober.answers():
+            busy = False
+            if not probe.late:
+                self._hangs = False
+            elif not self._hangs:
+                # Perhaps many others wait for this model, and it answers them.
+                busy = prober.is_busy(probe.model)
+                self._hangs = busy is None
+            reason = "" if busy else probe.reason
+            misses[probe.model] = misses[probe.model] + 1 if reason else 0
+            if self._board.mark(probe.model, reason) and reason:
+                LOGGER.warning("%s does not answer: %s", probe.model, reason)
+            if misses[probe.model] >= MISSES:
+                return f"{probe.model} does not answer: {reason}."
         return None

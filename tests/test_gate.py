@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate: it passes what is right, and each way of being wrong is a figure that says so."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -43,9 +44,9 @@ def failing(report: GateReport) -> dict[str, str]:
 def shown(report: GateReport) -> str:
     from rich.console import Console
 
-    console = Console(width=120, record=True, quiet=True)
-    console.print(render(report))
-    return console.export_text()
+    text = io.StringIO()
+    Console(width=120, file=text).print(render(report))
+    return text.getvalue()
 
 
 def test_verify_passes_on_an_export(tiny_folder: Path) -> None:
@@ -191,8 +192,9 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
 
 def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
     logits = np.array([[1.0, 0.999, 0.0], [1.0, 0.0, 0.0]])
-    reference = {name: logits for name in ("logits", "probabilities", "embedding")}
-    close = {name: logits + [[0, 0.002, 0], [0, 0, 0]] for name in reference}
+    moved = np.array([[1.0, 1.001, 0.0], [1.0, 0.0, 0.0]])
+    reference = dict.fromkeys(("logits", "probabilities", "embedding"), logits)
+    close = dict.fromkeys(reference, moved)
     clear = {**reference, "probabilities": logits[:, ::-1]}
     labels = np.zeros(2, dtype=np.int64)
     assert figures_of(reference, [close], labels)["top1_flips"] == 0

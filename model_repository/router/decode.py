@@ -2,12 +2,18 @@
 """An encoded image to the model's input: what is converted, what is refused, and why."""
 
 import io
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 FORMATS = ("JPEG", "PNG", "WEBP")
+SIGNATURES = {
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "WebP": re.compile(rb"RIFF....WEBP", re.DOTALL),
+}
 MIB = 2**20
 
 
@@ -46,7 +52,7 @@ def decode(data: bytes, wanted: Wanted) -> np.ndarray:
         raise ImageRefused(
             f"image has {len(data) / MIB:.1f} MiB, allowed are {wanted.max_image_mib} MiB"
         )
-    image = _open(data)
+    image = _open(data, wanted)
     _check_size(image, wanted)
     try:
         return _convert(image, wanted)
@@ -59,22 +65,23 @@ def decode(data: bytes, wanted: Wanted) -> np.ndarray:
         ) from error
 
 
-def _open(data: bytes) -> Image.Image:
+def _open(data: bytes, wanted: Wanted) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
+        pixels = int(re.findall(r"[0-9]+", str(error))[0])
         raise ImageRefused(
-            f"image declares too many pixels ({_figures(error)}), more than is allowed"
+            f"image declares {pixels / 1e6:.1f} megapixels, allowed are {wanted.max_megapixels} "
+            "megapixels"
         ) from error
     except Exception as error:
+        kind = next((name for name, start in SIGNATURES.items() if start.match(data)), None)
         raise ImageRefused(
-            f"image of {len(data)} bytes starts with {data[:8].hex(' ')}, which is not a readable "
-            "JPEG, PNG or WebP file; allowed are those three, whole"
+            f"{kind} image of {len(data)} bytes is truncated or corrupt, expected a whole file"
+            if kind
+            else f"{len(data)} bytes starting with {data[:8].hex(' ')} are no image that is read "
+            "here, expected a JPEG, PNG or WebP file"
         ) from error
-
-
-def _figures(error: Exception) -> str:
-    return "".join(char for char in str(error) if char.isdigit() or char == " ").strip()
 
 
 def _check_size(image: Image.Image, wanted: Wanted) -> None:

@@ -72,35 +72,37 @@ class TritonPythonModel:
 
     def _answering(self, route: Route) -> Callable[[list[Ticket]], None]:
         def answer(group: list[Ticket]) -> None:
-            decoded = [(ticket, self._decode(route, ticket)) for ticket in group]
-            ready = [(ticket, images) for ticket, images in decoded if images]
+            ready = []
+            for ticket in group:
+                try:
+                    ready.append((ticket, self._decode(route, ticket)))
+                except Refused as error:
+                    refuse(ticket.sender, str(error), error.code)
+                except Exception as error:
+                    fail(ticket.sender, "an image could not be decoded", error)
             if ready:
                 answer_group(route, self.routes.outputs, ready)
 
         return answer
 
-    def _decode(self, route: Route, ticket: Ticket) -> list[np.ndarray] | None:
-        """The request's images as the variant takes them; None if it has been answered already."""
-        where = ""
-        try:
-            if ticket.is_late:
-                text = f"the request's timeout ran out before variant '{route.name}' was free"
-                return refuse(ticket.sender, text, pb.TritonError.UNAVAILABLE)
-            if ticket.waited_s > ASK_AFTER_S and ticket.sender.is_cancelled():
-                return refuse(ticket.sender, "the caller has gone", pb.TritonError.CANCELLED)
-            images = []
-            for index, data in enumerate(ticket.images):
-                where = f"image {index}: " if len(ticket.images) > 1 else ""
+    def _decode(self, route: Route, ticket: Ticket) -> list[np.ndarray]:
+        if ticket.is_late:
+            text = f"the request's timeout ran out before variant '{route.name}' was free"
+            raise Refused(text, pb.TritonError.UNAVAILABLE)
+        if ticket.waited_s > ASK_AFTER_S and ticket.sender.is_cancelled():
+            raise Refused("the caller has gone", pb.TritonError.CANCELLED)
+        images = []
+        for index, data in enumerate(ticket.images):
+            try:
                 images.append(decode(data, self.wanted))
-            return images
-        except ImageRefused as error:
-            return refuse(ticket.sender, f"{where}{error}", pb.TritonError.INVALID_ARG)
-        except Exception as error:
-            return fail(ticket.sender, f"{where}the image could not be decoded", error)
+            except ImageRefused as error:
+                where = f"image {index}: " if len(ticket.images) > 1 else ""
+                raise Refused(f"{where}{error}", pb.TritonError.INVALID_ARG) from error
+        return images
 
 
-class VariantFailed(Exception):
-    """A variant answered with an error; the message names it."""
+class Refused(Exception):
+    """A request's answer where it is not what was asked for: a text and the protocol's code."""
 
     def __init__(self, message: str, code: Any) -> None:
         super().__init__(message)
@@ -111,7 +113,7 @@ def answer_group(route: Route, outputs: tuple[str, ...], ready: list[Decoded]) -
     """One call for all requests of a group, and an answer to each of them."""
     try:
         arrays = call(route.name, outputs, ready)
-    except VariantFailed as error:
+    except Refused as error:
         for ticket, _ in ready:
             refuse(ticket.sender, str(error), error.code)
         return
@@ -153,20 +155,20 @@ def remaining_us(tickets: list[Ticket]) -> int:
     return max(1, int(1e6 * (max(deadlines) - time.monotonic())))
 
 
-def failure(variant: str, error: Any) -> VariantFailed:
+def failure(variant: str, error: Any) -> Refused:
     """What the caller hears of a variant's error; the server's own words stay in its log."""
     text = error.message()
     pb.Logger.log_warn(f"variant '{variant}' answered: {text}")
     if error.code() != pb.TritonError.UNAVAILABLE:
         text = f"variant '{variant}' failed; the server's log says why"
-        return VariantFailed(text, pb.TritonError.INTERNAL)
+        return Refused(text, pb.TritonError.INTERNAL)
     if "queue size" in text:
         text = queue_full(variant)
     elif "timeout" in text.lower():
         text = f"the request's timeout ran out in the queue of variant '{variant}'"
     else:
         text = f"variant '{variant}' is not available; the server's log says why"
-    return VariantFailed(text, pb.TritonError.UNAVAILABLE)
+    return Refused(text, pb.TritonError.UNAVAILABLE)
 
 
 def queue_full(variant: str) -> str:

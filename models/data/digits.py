@@ -7,8 +7,7 @@ import numpy as np
 from saccade.models.data.splits import stratified_split
 from saccade.plugins.errors import require
 
-SIDE_PX, CELLS = 8, 3
-DIGITS_ON_CANVAS = 4
+SIDE_PX, QUADRANT_PX, QUADRANTS = 8, 12, 4
 CANVASES = {"train": 10_000, "validation": 2_000, "test": 5_000}
 _SEEDS = {"train": 11, "validation": 12, "test": 13}
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
@@ -28,10 +27,10 @@ def digits(split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
 def digits_sum(split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Canvases of four digits; the class is their sum modulo 10.
 
-    A canvas of 24x24 px has 3x3 cells of 8x8 px. Four different cells are drawn, each gets one
-    digit of the split (the same digit may come twice), five stay black. The splits are those of
-    `digits`: no canvas of one split holds a digit image of another. Each split is a fixed draw:
-    10,000, 2,000 (validation) and 5,000 (test) canvases; training composes new ones for ever.
+    A canvas of 24x24 px has 2x2 quadrants of 12x12 px. In the middle of each stands one digit of
+    the split, drawn independently (the same one may come twice), on black. The splits are those
+    of `digits`: no canvas of one split shows a digit image of another. Each split is a fixed draw
+    of 10,000, 2,000 (validation) or 5,000 (test) canvases; training composes new ones for ever.
     Shapes: images [n 24 24 1] uint8, labels [n] int64.
     """
     images, labels, _ = digits(split)
@@ -52,18 +51,16 @@ def compose(
     Shapes: images [n 8 8 1] uint8, labels [n], present [count] digits on each canvas (none: four)
         -> canvases [count 24 24 1] uint8, counts [count 10] int64.
     """
-    chosen = rng.integers(len(images), size=(count, DIGITS_ON_CANVAS))
-    cells = rng.random((count, CELLS * CELLS)).argsort(axis=1)[:, :DIGITS_ON_CANVAS]
-    if present is None:
-        present = np.full(count, DIGITS_ON_CANVAS)
-    shown = np.arange(DIGITS_ON_CANVAS) < present[:, None]
-    row = np.arange(count)[:, None]
-    grid = np.zeros((count, CELLS * CELLS, SIDE_PX, SIDE_PX, 1), dtype=np.uint8)
-    grid[row, cells] = images[chosen] * shown[:, :, None, None, None].astype(np.uint8)
-    grid = grid.reshape(count, CELLS, CELLS, SIDE_PX, SIDE_PX, 1).swapaxes(2, 3)
+    chosen = rng.integers(len(images), size=(count, QUADRANTS))
+    rank = rng.random((count, QUADRANTS)).argsort(axis=1)
+    shown = rank < (QUADRANTS if present is None else present[:, None])
+    placed = images[chosen] * shown[:, :, None, None, None].astype(np.uint8)
+    margin = (QUADRANT_PX - SIDE_PX) // 2
+    around = ((0, 0), (0, 0), (margin, margin), (margin, margin), (0, 0))
+    grid = np.pad(placed, around).reshape(count, 2, 2, QUADRANT_PX, QUADRANT_PX, 1)
     counts = np.zeros((count, 10), dtype=np.int64)
-    np.add.at(counts, (row, labels[chosen]), shown.astype(np.int64))
-    return grid.reshape(count, CELLS * SIDE_PX, CELLS * SIDE_PX, 1), counts
+    np.add.at(counts, (np.arange(count)[:, None], labels[chosen]), shown.astype(np.int64))
+    return grid.swapaxes(2, 3).reshape(count, 2 * QUADRANT_PX, 2 * QUADRANT_PX, 1), counts
 
 
 @lru_cache(maxsize=1)

@@ -96,7 +96,7 @@ def test_streams_run_together_and_are_told_apart(generator: LoadGenerator) -> No
     ("model", "message"), [("failing", "UNAVAILABLE: the queue"), ("empty", "an output is empty")]
 )
 def test_a_failure_is_never_a_figure(generator: LoadGenerator, model: str, message: str) -> None:
-    result = generator.run([stream("steady"), stream(model)], seconds=0.15, warmup_s=0)
+    result = generator.run([stream("steady"), stream(model)], seconds=0.4, warmup_s=0.1)
     assert not result.streams["steady"].errors
     with pytest.raises(ServerFailed, match=message):
         refuse_errors(result, generator.url)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which variant the router picks for which parameter, and what it says where it picks none."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "model_repository" / "router" / "choose.py"
+spec = importlib.util.spec_from_file_location("router_choose", SOURCE)
+choosing = sys.modules["router_choose"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(choosing)
+
+
+def route(budget, precision="fp32", **figures):
+    """A variant without figures, unless they are given."""
+    none = dict.fromkeys(
+        ("score_name", "score", "lower_bound", "inferences_per_second", "p95_ms"), None
+    )
+    name = f"nac-b{round(1000 * budget):04d}-{precision}"
+    cost = round(1e6 * budget)
+    return choosing.Route(
+        **{
+            **none, "name": name, "sha256": name[::-1], "budget": budget, "precision": precision,
+            "multiply_adds": cost, "run_batch": 8, **figures,
+        }
+    )  # fmt: skip
+
+
+def figures(score, speed, p95_ms):
+    return {
+        "score_name": "top-1", "score": score, "lower_bound": score - 0.02,
+        "inferences_per_second": speed, "p95_ms": p95_ms,
+    }  # fmt: skip
+
+
+def routes(*variants):
+    return choosing.Routes("nac", {}, ("logits",), variants)
+
+
+PLAIN = routes(route(1.0), route(0.5), route(0.25), route(0.125))
+MEASURED = routes(
+    route(1.0, **figures(0.98, 500, 9.0)),
+    route(1.0, "int8", **figures(0.97, 900, 6.0)),
+    route(0.5, **figures(0.97, 1000, 5.0)),
+    route(0.25, **figures(0.97, 2000, 5.0)),
+    route(0.125, **figures(0.90, 4000, 2.0)),
+)
+CHOSEN = {
+    "nothing: the full budget": (PLAIN, {}, "nac-b1000-fp32"),
+    "exactly a budget": (PLAIN, {"budget": 0.5}, "nac-b0500-fp32"),
+    "between two budgets": (PLAIN, {"budget": 0.49}, "nac-b0250-fp32"),
+    "an integer": (PLAIN, {"budget": 1}, "nac-b1000-fp32"),
+    "a string": (PLAIN, {"budget": "0.25"}, "nac-b0250-fp32"),
+    "the smallest": (PLAIN, {"budget": 0.125}, "nac-b0125-fp32"),
+    "two precisions of a budget: the faster": (MEASURED, {"budget": 1}, "nac-b1000-int8"),
+    "score: the fastest whose lower bound is enough": (
+        MEASURED, {"min_score": 0.95}, "nac-b0250-fp32",
+    ),
+    "score above the lower bounds of all but one": (
+        MEASURED, {"min_score": 0.955}, "nac-b1000-fp32",
+    ),
+    "any score": (MEASURED, {"min_score": 0}, "nac-b0125-fp32"),
+    "latency: the best-scoring": (MEASURED, {"max_latency_ms": 9}, "nac-b1000-fp32"),
+    "latency: of equal scores the faster": (MEASURED, {"max_latency_ms": 8.9}, "nac-b0250-fp32"),
+    "latency: exactly met": (MEASURED, {"max_latency_ms": 2}, "nac-b0125-fp32"),
+    "what the protocol reserves": (
+        PLAIN,
+        {
+            "budget": 0.25, "sequence_id": 0, "sequence_start": False, "priority": 1,
+            "timeout": 5, "binary_data_output": True, "classification": 3,
+            "triton_enable_empty_final_response": False,
+        },
+        "nac-b0250-fp32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_chooses(case):
+    known, parameters, expected = CHOSEN[case]
+    assert choosing.choose(known, parameters).name == expected
+
+
+REFUSED = {
+    "two": ({"budget": 1, "min_score": 0.5}, "expected one of them"),
+    "unknown": ({"buget": 1}, "unknown parameter 'buget'; known are budget"),
+    "unknown beside a known one": ({"budget": 1, "tp": 2}, "unknown parameter 'tp'"),
+    "zero": ({"budget": 0}, "budget is 0, expected a number above 0 and at most 1"),
+    "negative": ({"budget": -0.5}, "above 0"),
+    "above one": ({"budget": 1.01}, "at most 1"),
+    "true": ({"budget": True}, "budget is True"),
+    "not a number": ({"budget": math.nan}, "budget is nan"),
+    "nan as text": ({"budget": "nan"}, "budget is 'nan'"),
+    "text": ({"budget": "half"}, "budget is 'half'"),
+    "empty": ({"budget": ""}, "budget is ''"),
+    "nothing": ({"budget": None}, "budget is None"),
+    "a list": ({"budget": [1]}, "budget is"),
+    "score above one": ({"min_score": 95}, "from 0 to 1"),
+    "negative score": ({"min_score": -0.1}, "from 0 to 1"),
+    "false as a score": ({"min_score": False}, "min_score is False"),
+    "no time": ({"max_latency_ms": 0}, "above 0"),
+    "endless time": ({"max_latency_ms": math.inf}, "finite"),
+    "a number beyond floats": ({"max_latency_ms": 10**400}, "finite"),
+    "budget under the smallest": ({"budget": 0.1}, "nac-b0125-fp32: budget 0.125"),
+    "score that none has": (
+        {"min_score": 0.97},
+        "nac-b1000-fp32: budget 1, score 0.9800 (at least",
+    ),
+    "latency that none has": (
+        {"max_latency_ms": 1.9},
+        "nac-b0125-fp32: budget 0.125, score 0.9000",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses_and_says_why(case):
+    parameters, words = REFUSED[case]
+    with pytest.raises(choosing.RequestRefused) as caught:
+        choosing.choose(MEASURED, parameters)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("parameter", ["min_score", "max_latency_ms"])
+def test_without_a_frontier_names_the_commands(parameter):
+    with pytest.raises(choosing.RequestRefused, match=r"saccade bench.*saccade repository"):
+        choosing.choose(PLAIN, {parameter: 0.5})
+
+
+def test_a_variant_without_figures_is_chosen_by_budget_only():
+    half = routes(route(1.0), route(0.5, **figures(0.9, 100, 3.0)))
+    assert choosing.choose(half, {"min_score": 0.1}).name == "nac-b0500-fp32"
+    assert choosing.choose(half, {}).name == "nac-b1000-fp32"
+
+
+def test_without_figures_the_cheaper_precision_counts_as_the_faster():
+    both = routes(route(1.0), route(1.0, "int8", multiply_adds=10))
+    assert choosing.choose(both, {}).name == "nac-b1000-int8"
+
+
+def test_routes_of_another_version_are_refused(tmp_path):
+    path = tmp_path / "routes.json"
+    path.write_text(json.dumps({"schema": "saccade.routes", "version": 2}))
+    with pytest.raises(ValueError, match="expected"):
+        choosing.read_routes(path)

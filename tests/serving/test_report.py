@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report shows every variant, alone and offline, from its JSON."""
+
+import base64
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.plugins.errors import SaccadeError
+from saccade.serving import report
+
+pytest.importorskip(
+    "matplotlib", reason="matplotlib is not installed: pip install 'saccade[bench]'"
+)
+
+
+def point(rate: float, milliseconds: float) -> dict[str, Any]:
+    return {
+        "inferences_per_second": rate,
+        "p50_ms": milliseconds,
+        "p95_ms": 2 * milliseconds,
+        "p99_ms": 30 * milliseconds,
+        "client_cpu_share": 0.2,
+    }
+
+
+def variant(budget: float, score: float, rate: float, dominated_by: str | None) -> dict[str, Any]:
+    return {
+        "variant": f"nac-b{round(1000 * budget):04d}-fp32",
+        "sha256": "ab" * 32,
+        "budget": budget,
+        "precision": "fp32",
+        "modules_kept": round(256 * budget),
+        "modules_total": 256,
+        "file_bytes": 3_000_000,
+        "parameters": 700_000,
+        "multiply_adds": 51_000_000,
+        "peak_activation_bytes": 1_000_000,
+        "score": {"value": score, "interval": [score - 0.02, score + 0.02], "n": 599},
+        "top5": 0.99,
+        "in_process": {
+            "best_batch": 8,
+            **{f"batch_{size}": point(2 * rate, 1.0) for size in (1, 8, 64)},
+        },
+        "grpc": {
+            "concurrency_1": point(rate / 2, 2.0),
+            "concurrency_16": point(rate, 9.0),
+            "router_concurrency_1": point(rate / 3, 3.0),
+        },
+        "dominated_by": dominated_by,
+    }
+
+
+@pytest.fixture
+def full() -> dict[str, Any]:
+    return {
+        "schema": report.SCHEMA,
+        "version": report.VERSION,
+        "model": "nac",
+        "data": {"name": "digits-sum & <script>", "sha256": "cd" * 32, "n": 599},
+        "machine": {"device": "A Processor, 2 cores", "runtime": "onnxruntime 1.31.1 CPU"},
+        "date": "2026-11-21T02:30:00+00:00",
+        "server": "triton 2.51.0",
+        "variants": [
+            variant(1, 0.93, 420, None),
+            variant(0.5, 0.85, 400, "nac-b1000-fp32"),
+            variant(0.125, 0.88, 3900, None),
+        ],
+    }
+
+
+def rendered(content: Any) -> str:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(content)
+    return stream.getvalue()
+
+
+def test_the_tables_hold_every_variant_and_fit_80_columns(full: dict[str, Any]) -> None:
+    text = rendered(report.render(full))
+    for each in full["variants"]:
+        assert text.count(each["variant"]) >= 4
+    assert "…" not in text
+    assert re.search(r"nac-b0500-fp32 .*85\.00 .*nac-b1000-fp32", text)
+    assert re.search(r"nac-b0125-fp32 .*7,800 .*3,900", text)
+    assert "9.00/18.0/270" in text
+    assert "A Processor, 2 cores" in text and "triton 2.51.0" in text
+
+
+def test_without_a_server_the_report_says_so(full: dict[str, Any], tmp_path: Path) -> None:
+    full["server"] = None
+    for each in full["variants"]:
+        each["grpc"] = None
+    report.write_report(full, tmp_path)
+    text = rendered(report.render(full))
+    assert "Latency" not in text and "without a server" in text
+    assert "gRPC x" not in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_is_whole_without_a_network(full: dict[str, Any], tmp_path: Path) -> None:
+    report.write_report(full, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    picture = (tmp_path / "frontier.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert base64.b64encode(picture).decode() in page
+    # Nothing is loaded: every src is the picture itself, and there is no address at all.
+    assert set(re.findall(r'src="([^,"]*)', page)) == {"data:image/png;base64"}
+    own = page.replace(base64.b64encode(picture).decode(), "")
+    assert not re.search(r"https?:|//[a-z]|<link|@import|url\(|<script", own)
+    assert "&lt;script&gt;" in page
+    for each in full["variants"]:
+        assert page.count(each["variant"]) >= 3
+
+
+def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full) -> None:
+    from matplotlib.figure import Figure
+
+    from saccade.serving import picture
+
+    axes = Figure().add_subplot()
+    picture._draw_frontier(axes, full["variants"])
+    assert list(axes.lines[0].get_xdata()) == [420, 3900]
+    assert list(axes.lines[0].get_ydata()) == [93, 88]
+    for each in full["variants"]:
+        picture._draw_point(axes, each, "nac")
+    words = [text.get_text() for text in axes.texts]
+    assert ["dominated by b1000-fp32" in text for text in words] == [False, True, False]
+
+
+def test_pictures_and_page_come_from_the_json_again(full: dict[str, Any], tmp_path: Path) -> None:
+    report.write_report(full, tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in ("frontier.png", "report.html")}
+    for name in before:
+        (tmp_path / name).unlink()
+    command = [sys.executable, "-m", "saccade.serving.report", str(tmp_path / "report.json")]
+    subprocess.run(command, check=True)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", json.dumps({"schema": "saccade.report", "version": 9})]
+)
+def test_a_foreign_report_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(SaccadeError, match="saccade bench"):
+        report.read_report(tmp_path / "report.json")

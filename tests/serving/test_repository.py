@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `deploy` writes, what it refuses, and that nothing half-written is left behind."""
+
+import importlib.util
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from saccade.export.manifest import read_folder
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.files import sha256_of
+from saccade.serving.frontier import entry_of, merge
+from saccade.serving.model_config import parse_config
+from saccade.serving.repository import RepositoryOptions, deploy, read_repository
+
+POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
+NAMES = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32")
+
+
+@pytest.fixture
+def folder(tiny_folder, tmp_path):
+    """A copy of the tiny model's folder, to be changed."""
+    copy = tmp_path / "artefacts"
+    copy.mkdir()
+    for path in tiny_folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "repository"
+
+
+def measured(folder, *, device="a processor, 2 cores", best_batch=16):
+    """An entry for each variant: score and speed that differ by variant."""
+    return [
+        entry_of(
+            {
+                "variant": each.variant.name, "sha256": each.file.sha256,
+                "budget": each.variant.budget, "precision": "fp32",
+                "runtime": "onnxruntime 1.31.1 CPU", "device": device,
+                "score": {
+                    "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "fraction",
+                    "n": 599, "interval": [0.88, 0.92], "data": "digits", "data_sha256": "d" * 64,
+                },
+                "top5": None,
+                "in_process": {
+                    "threads": 1, "best_batch": best_batch, f"batch_{best_batch}": POINT,
+                },
+                "grpc": {"concurrency_1": {**POINT, "p95_ms": 5 * each.variant.budget}},
+                "dominated_by": None,
+            }
+        )
+        for each in read_folder(folder)
+    ]  # fmt: skip
+
+
+def config_of(out, model):
+    return parse_config((out / model / "config.pbtxt").read_text())
+
+
+def routes_of(out):
+    return json.loads((out / "nac" / "1" / "routes.json").read_text())
+
+
+def test_writes_what_the_server_loads(folder, out):
+    deployment = deploy(folder, RepositoryOptions(out))
+    assert (deployment.model, deployment.variants, deployment.unmeasured) == ("nac", NAMES, NAMES)
+    assert json.loads(json.dumps(deployment.to_dict()))["variants"] == list(NAMES)
+    assert {path.name for path in out.iterdir()} == {"nac", "saccade.json", *NAMES}
+    for manifest in read_folder(folder):
+        place = out / manifest.variant.name
+        assert sha256_of(place / "1" / "model.onnx") == manifest.file.sha256
+        assert (place / "labels.txt").read_text().splitlines() == list(manifest.labels)
+    for source in ("model.py", "choose.py", "decode.py", "lane.py"):
+        assert (out / "nac" / "1" / source).is_file()
+
+
+def test_a_variants_config(folder, out):
+    deploy(folder, RepositoryOptions(out, run_batch=16))
+    config = config_of(out, "nac-b0250-fp32")
+    assert (config.name, config.backend) == ("nac-b0250-fp32", "onnxruntime")
+    assert (config.default_model_filename, config.max_batch_size) == ("model.onnx", 64)
+    assert [(each.name, list(each.dims)) for each in config.input] == [("image", [8, 8, 1])]
+    labels = {each.name: each.label_filename for each in config.output}
+    assert labels == {"logits": "", "probabilities": "labels.txt", "embedding": ""}
+    batching = config.dynamic_batching
+    assert list(batching.preferred_batch_size) == [16]
+    assert batching.max_queue_delay_microseconds == 0
+    policy = batching.default_queue_policy
+    assert (policy.max_queue_size, policy.allow_timeout_override) == (4 * 64, True)
+    assert policy.timeout_action == policy.REJECT
+    assert [(each.count, each.kind) for each in config.instance_group] == [(1, 2)]  # KIND_CPU
+    assert [each.batch_size for each in config.model_warmup] == [1, 16]
+    parameters = {key: each.string_value for key, each in config.parameters.items()}
+    assert parameters["intra_op_thread_count"] == "1"
+
+
+def test_the_routers_config(folder, out):
+    deploy(folder, RepositoryOptions(out, max_images=32))
+    config = config_of(out, "nac")
+    assert (config.backend, config.max_batch_size) == ("python", 32)
+    outputs = ["logits", "probabilities", "embedding", "variant", "variant_sha256"]
+    assert [each.name for each in config.output] == outputs
+    # With a warm-up the start fails: the variants are not ready yet.
+    assert not config.model_warmup
+    assert config.parameters["variants"].string_value == ",".join(NAMES)
+
+
+def test_config_uses_only_fields_that_the_oldest_server_knows(folder, out):
+    # A field that it does not know stops the load: these came after the 24.10 line.
+    deploy(folder, RepositoryOptions(out))
+    for model in ("nac", *NAMES):
+        text = (out / model / "config.pbtxt").read_text()
+        fields = set(re.findall(r"^([a-z_]+)", text, re.MULTILINE))
+        assert fields <= {
+            "name", "backend", "max_batch_size", "input", "output", "instance_group",
+            "default_model_filename", "dynamic_batching", "parameters", "model_warmup",
+        }  # fmt: skip
+
+
+def test_the_frontier_reaches_the_router_and_the_batch_sizes(folder, out):
+    merge(folder, "nac", measured(folder))
+    deployment = deploy(folder, RepositoryOptions(out))
+    assert deployment.unmeasured == ()
+    assert sha256_of(out / "frontier.json") == sha256_of(folder / "frontier.json")
+    found = {each["name"]: each for each in routes_of(out)["variants"]}
+    assert found["nac-b0500-fp32"]["lower_bound"] == 0.88
+    assert found["nac-b0500-fp32"]["p95_ms"] == 2.5
+    assert found["nac-b0500-fp32"]["run_batch"] == 16
+    assert list(config_of(out, NAMES[0]).dynamic_batching.preferred_batch_size) == [16]
+
+
+def test_measurements_of_several_devices(folder, out):
+    merge(folder, "nac", measured(folder))
+    merge(folder, "nac", measured(folder, device="another", best_batch=4))
+    with pytest.raises(SaccadeError, match=r"a processor, 2 cores.*another.*--device"):
+        deploy(folder, RepositoryOptions(out))
+    deploy(folder, RepositoryOptions(out, device="another"))
+    assert {each["run_batch"] for each in routes_of(out)["variants"]} == {4}
+    with pytest.raises(SaccadeError, match="'a third'"):
+        deploy(folder, RepositoryOptions(out, device="a third", force=True))
+
+
+def test_a_frontier_of_other_bytes_is_refused(folder, out):
+    first, *rest = measured(folder)
+    merge(folder, "nac", [replace(first, sha256="f" * 64), *rest])
+    with pytest.raises(SaccadeError, match=r"nac-b1000-fp32 with SHA-256 ffff.*saccade bench"):
+        deploy(folder, RepositoryOptions(out))
+    assert not out.exists()
+
+
+def test_a_file_that_does_not_fit_its_manifest_is_refused(folder, out):
+    (folder / "nac-b0250-fp32.onnx").write_bytes(b"other")
+    with pytest.raises(SaccadeError, match=r"nac-b0250-fp32\.onnx: SHA-256"):
+        deploy(folder, RepositoryOptions(out))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("labels", ["x"] * 10, "differ in labels"),
+        ("opset", 18, "opset 18, IR version 10"),
+        ("ir_version", 11, "opset 20, IR version 11"),
+    ],
+)
+def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words):
+    path = folder / "nac-b0250-fp32.manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(SaccadeError, match=f"nac-b0250-fp32.*{words}.*Export"):
+        deploy(folder, RepositoryOptions(out))
+    assert not out.exists()
+
+
+def test_an_existing_output_is_refused_before_any_work_and_replaced_with_force(folder, out):
+    out.mkdir()
+    (out / "precious").write_text("mine")
+    with pytest.raises(SaccadeError, match="--force"):
+        deploy(folder / "is not even looked at", RepositoryOptions(out))
+    with pytest.raises(SaccadeError):
+        deploy(folder / "missing", RepositoryOptions(out, force=True))
+    assert (out / "precious").exists()
+    deploy(folder, RepositoryOptions(out, force=True))
+    assert not (out / "precious").exists() and (out / "nac").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_images": 65}, "max_images is 65"),
+        ({"max_images": 0}, "max_images is 0"),
+        ({"max_side_px": -1}, "max_side_px is -1"),
+        ({"run_batch": 65}, "run_batch is 65"),
+        ({"run_batch": 0}, "run_batch is 0"),
+    ],
+)
+def test_caps_out_of_range_are_refused(folder, out, options, words):
+    with pytest.raises(SaccadeError, match=words):
+        deploy(folder, RepositoryOptions(out, **options))
+    assert not list(out.parent.glob("*repository*"))
+
+
+def test_caps_of_the_options_reach_the_router(folder, out):
+    deploy(folder, RepositoryOptions(out, max_image_mib=2, max_megapixels=3, max_side_px=400))
+    found = routes_of(out)["preprocessing"]
+    assert (found["max_image_mib"], found["max_megapixels"], found["max_side_px"]) == (2, 3, 400)
+
+
+def test_the_same_folder_gives_the_same_bytes(folder, out, tmp_path):
+    for place in (out, tmp_path / "again"):
+        deploy(folder, RepositoryOptions(place))
+    first, second = (
+        {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        for place in (out, tmp_path / "again")
+    )
+    assert first == second
+
+
+def spoil_model(out):
+    (out / NAMES[0] / "1" / "model.onnx").write_bytes(b"other")
+
+
+def spoil_router(out):
+    (out / "nac" / "1" / "choose.py").unlink()
+
+
+def spoil_by_adding(out):
+    (out / "nac" / "1" / "sitecustomize.py").write_text("print('hello')")
+
+
+def spoil_version(out):
+    path = out / "saccade.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (spoil_model, "was changed"),
+        (spoil_router, "is missing"),
+        (spoil_by_adding, "was not written by saccade"),
+        (spoil_version, "describes no model repository"),
+        (lambda out: (out / "saccade.json").unlink(), "describes no model repository"),
+    ],
+)
+def test_a_repository_is_believed_only_as_it_was_written(folder, out, spoil, words):
+    assert deploy(folder, RepositoryOptions(out)) == read_repository(out)
+    spoil(out)
+    with pytest.raises(SaccadeError, match=words):
+        read_repository(out)
+
+
+def test_the_servers_files_come_with_the_package():
+    found = importlib.util.find_spec("saccade.model_repository")
+    assert found is not None and found.submodule_search_locations
