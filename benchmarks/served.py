@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from bench_folder import bench_folder, random_images
-
 from saccade.export.manifest import read_folder
 from saccade.export.runners import onnx_session
 from saccade.plugins.files import json_bytes, write_atomically

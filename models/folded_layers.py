@@ -190,7 +190,8 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, hea
 
     Shapes: q, k, v [b u d], bias [u u] or [b u u] -> [b u d].
     """
-    q, k, v = (x.unflatten(-1, (heads, -1)) for x in (q, k, v))
+    b, u, d = q.shape
+    q, k, v = (x.view(b, u, heads, d // heads) for x in (q, k, v))
     if bias is not None and bias.dim() == 3:
         bias = bias.unsqueeze(1)
     q, v = q.transpose(1, 2), v.transpose(1, 2)
@@ -203,7 +204,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, hea
         # With a mask of 2 or 4 axes this is the tiled kernel, which never stores the scores.
         k = k.transpose(1, 2)
         heard = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
-    return heard.transpose(1, 2).flatten(2)
+    return heard.transpose(1, 2).reshape(b, u, d)
 
 
 class FoldedReadOut(nn.Module):

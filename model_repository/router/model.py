@@ -157,18 +157,16 @@ def remaining_us(tickets: list[Ticket]) -> int:
 
 def failure(variant: str, error: Any) -> Refused:
     """What the caller hears of a variant's error; the server's own words stay in its log."""
-    text = error.message()
-    pb.Logger.log_warn(f"variant '{variant}' answered: {text}")
-    if error.code() != pb.TritonError.UNAVAILABLE:
-        text = f"variant '{variant}' failed; the server's log says why"
-        return Refused(text, pb.TritonError.INTERNAL)
-    if "queue size" in text:
-        text = queue_full(variant)
-    elif "timeout" in text.lower():
+    # The code of such an error is INTERNAL whatever its cause: only the words tell them apart.
+    words = error.message()
+    pb.Logger.log_warn(f"variant '{variant}' answered: {words}")
+    if "maximum queue size" in words:
+        return Refused(queue_full(variant), pb.TritonError.UNAVAILABLE)
+    if "timeout" in words.lower():
         text = f"the request's timeout ran out in the queue of variant '{variant}'"
-    else:
-        text = f"variant '{variant}' is not available; the server's log says why"
-    return Refused(text, pb.TritonError.UNAVAILABLE)
+        return Refused(text, pb.TritonError.UNAVAILABLE)
+    text = f"variant '{variant}' failed; the server's log says why"
+    return Refused(text, pb.TritonError.INTERNAL)
 
 
 def queue_full(variant: str) -> str:

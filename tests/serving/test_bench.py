@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from saccade.plugins.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.serving import bench as verb
 from saccade.serving import in_process
@@ -77,7 +76,6 @@ def test_the_score_is_the_hand_count_on_the_test_split(
     served: BenchReport, data, tiny_folder
 ) -> None:
     import onnxruntime
-
     from saccade.models.data.datasets import load_data
 
     test = load_data(str(data), "test")
