@@ -84,6 +84,7 @@ def _row_dict(row: VariantReport) -> dict[str, Any]:
 
 def render(report: GateReport) -> "Table":
     """The report for a terminal: figures, then the threshold table, then what is wrong."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
@@ -93,6 +94,7 @@ def render(report: GateReport) -> "Table":
         title="parity gate: float64 torch, unfolded, against the file in ONNX Runtime",
         caption=Text("\n".join(problems), style="red"),
         caption_justify="left",
+        box=box.SIMPLE,
     )
     table.add_column("variant", no_wrap=True)
     for heading in (*(name.replace("_", " ") for name in names), "passed"):

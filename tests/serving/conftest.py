@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One server a test session, and small repositories made by hand for what breaks servers."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.files import json_bytes, sha256_of
+from saccade.serving.client import Client
+from saccade.serving.installation import check_installation, find_installation
+from saccade.serving.repository import RepositoryOptions, deploy
+from saccade.serving.run_folder import SHARED_MEMORY
+from saccade.serving.server import ServeOptions, Server
+
+FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
+_CONFIG = """
+name: "{name}" backend: "python" max_batch_size: 8
+input {{ name: "image" data_type: TYPE_UINT8 dims: [ 2 ] }}
+output {{ name: "logits" data_type: TYPE_FP32 dims: [ 2 ] }}
+instance_group {{ count: 1 kind: KIND_CPU }}
+"""
+_MODEL = """
+import os, signal, sys, time
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+
+    def execute(self, requests):
+        {execute}
+        answer = np.zeros((1, 2), np.float32)
+        return [pb.InferenceResponse([pb.Tensor("logits", answer)]) for _ in requests]
+"""
+
+
+@pytest.fixture(scope="session")
+def needs_server() -> None:
+    """Skip with the reason where no server can run; on continuous integration fail instead."""
+    try:
+        check_installation(find_installation())
+    except SaccadeError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI must be able to serve: {error}")
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def tiny_repository(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny NAC's repository; copy it to change it."""
+    out = tmp_path_factory.mktemp("repository") / "nac"
+    deploy(tiny_folder, RepositoryOptions(out=out))
+    return out
+
+
+@pytest.fixture(scope="session")
+def server(needs_server: None, tiny_repository: Path) -> Iterator[Server]:
+    """The one server of the session: never kill it."""
+    with Server(tiny_repository, ServeOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    """A client of that server."""
+    with Client(server.url, server.model) as connected:
+        yield connected
+
+
+@pytest.fixture
+def digit() -> np.ndarray:
+    """One image as its pixels."""
+    return np.random.default_rng(0).integers(0, 256, (8, 8, 1), dtype=np.uint8)
+
+
+@pytest.fixture
+def hand_made(tmp_path: Path) -> Callable[..., Path]:
+    """Write a repository of a model `m` and its variant, whose code may misbehave."""
+
+    def make(initialize: str = "pass", execute: str = "pass") -> Path:
+        folder = tmp_path / "repository"
+        for name in ("m", "m-b1000-fp32"):
+            (folder / name / "1").mkdir(parents=True)
+            (folder / name / "config.pbtxt").write_text(_CONFIG.format(name=name))
+            code = _MODEL.format(initialize=initialize, execute=execute)
+            (folder / name / "1" / "model.py").write_text(code)
+        describe(folder, "m", ["m-b1000-fp32"])
+        return folder
+
+    return make
+
+
+def describe(folder: Path, model: str, variants: list[str]) -> None:
+    """Write the description that makes a folder a repository."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+    content = {"schema": "saccade.repository", "version": 1, "model": model, "files": hashes}
+    content |= {"variants": variants, "unmeasured": variants}
+    (folder / "saccade.json").write_bytes(json_bytes(content))
+
+
+@dataclass
+class Calls:
+    """What a client in a loop saw: when each call ended, how long it took, and its error."""
+
+    ends: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def between(self, start: float, stop: float) -> list[str]:
+        """The errors ("" for an answer) of the calls that ended in this time."""
+        pairs = zip(self.ends, self.errors, strict=True)
+        return [error for end, error in pairs if start <= end < stop]
+
+
+@pytest.fixture
+def load(digit: np.ndarray) -> Callable[..., object]:
+    """`with load(server, 1, 0.25, timeout_s=2) as calls`: a client in a loop for each budget."""
+
+    @contextmanager
+    def run(server: Server, *budgets: float, timeout_s: float) -> Iterator[dict[float, Calls]]:
+        stop = threading.Event()
+        calls = {budget: Calls() for budget in budgets}
+
+        def loop(budget: float) -> None:
+            seen = calls[budget]
+            with Client(server.url, server.model, timeout_s) as client:
+                while not stop.wait(0.005):
+                    began, error = time.monotonic(), ""
+                    try:
+                        client.classify([digit], budget=budget)
+                    except SaccadeError as found:
+                        error = f"{type(found).__name__}: {found}"
+                    seen.seconds.append(time.monotonic() - began)
+                    seen.errors.append(error)
+                    seen.ends.append(time.monotonic())
+
+        threads = [threading.Thread(target=loop, args=(budget,)) for budget in budgets]
+        for thread in threads:
+            thread.start()
+        try:
+            yield calls
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    return run
+
+
+@pytest.fixture
+def eventually() -> Callable[..., float]:
+    """Wait until something holds; gives the seconds it took, or fails."""
+
+    def wait(holds: Callable[[], object], within_s: float) -> float:
+        began = time.monotonic()
+        while not holds():
+            assert time.monotonic() - began < within_s, f"not within {within_s} s"
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    return wait
+
+
+@pytest.fixture
+def leavings() -> Callable[[], set[str]]:
+    """Run folders and shared memory of servers of saccade that exist now."""
+
+    def find() -> set[str]:
+        import tempfile
+
+        folders = Path(tempfile.gettempdir()).glob("saccade-serve-*")
+        return {str(path) for path in (*folders, *SHARED_MEMORY.glob("saccade-serve-*"))}
+
+    return find

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three failures under load, seen by the client and by the supervisor, and the way back."""
+
+import os
+import signal
+import time
+
+import pytest
+from saccade.plugins.errors import ServerFailed
+from saccade.serving.client import Client
+from saccade.serving.server import ServeOptions, Server
+
+FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
+FULL, CHEAP = 1.0, 0.25
+CHEAP_VARIANT = "nac-b0250-fp32"
+RESTART_S = 30
+
+
+@pytest.fixture(scope="module")
+def victim(needs_server, tiny_repository):
+    """A server of its own, to be killed and to come back between the tests."""
+    options = ServeOptions(
+        probe_interval_s=1, probe_timeout_s=1, grace_s=2.5, start_timeout_s=RESTART_S, **FREE_PORTS
+    )
+    with Server(tiny_repository, options) as running:
+        yield running
+
+
+def kill_stub(server: Server, variant: str) -> None:
+    stubs = server._supervisor._process.find_stubs()
+    os.kill(next(stub.pid for stub in stubs if stub.model == variant), signal.SIGKILL)
+
+
+def test_killed_variant(victim, load, eventually, leavings):
+    eventually(victim.ready, RESTART_S)
+    before, restarts = leavings(), victim.restarts
+    with load(victim, FULL, CHEAP, timeout_s=5) as calls:
+        time.sleep(0.5)
+        killed = time.monotonic()
+        kill_stub(victim, CHEAP_VARIANT)
+        assert eventually(lambda: not victim.ready(), 2) < 2
+        assert victim.ready().variants == {name: name != CHEAP_VARIANT for name in victim.variants}
+        time.sleep(2)  # within the grace
+        answered = time.monotonic()
+        eventually(lambda: victim.restarts > restarts and victim.ready(), RESTART_S)
+        ready = time.monotonic()
+        eventually(lambda: len(calls[CHEAP].between(ready, ready + 60)) >= 3, 20)
+    assert set(calls[FULL].between(killed, answered)) == {""}
+    failed = [error for error in calls[CHEAP].between(killed, answered) if error]
+    assert failed and all(CHEAP_VARIANT in error for error in failed)
+    assert calls[CHEAP].errors[-1] == "" and calls[FULL].errors[-1] == ""
+    # As many regions as before: those of the first life are gone.
+    assert len(leavings()) == len(before)
+    assert not {path for path in leavings() if "/shm/" in path} & before
+
+
+def test_killed_server(victim, load, eventually):
+    eventually(victim.ready, RESTART_S)
+    restarts = victim.restarts
+    with load(victim, FULL, timeout_s=5) as calls:
+        time.sleep(0.5)
+        killed = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        eventually(lambda: calls[FULL].errors[-1], 2)
+        assert "no server answers there" in calls[FULL].errors[-1]
+        assert max(calls[FULL].seconds[-3:]) < 0.5
+        assert eventually(lambda: not victim.ready(), 2) < 2
+        eventually(lambda: victim.restarts > restarts and victim.ready(), RESTART_S)
+        eventually(lambda: calls[FULL].errors[-1] == "", 10)
+    assert calls[FULL].ends[-1] > killed
+
+
+def test_stopped_server(victim, load, eventually):
+    eventually(victim.ready, RESTART_S)
+    restarts = victim.restarts
+    with load(victim, FULL, timeout_s=0.7) as calls:
+        time.sleep(0.5)
+        before = len(calls[FULL].errors)
+        os.kill(victim.pid, signal.SIGSTOP)
+        eventually(lambda: len(calls[FULL].errors) > before and calls[FULL].errors[-1], 4)
+        assert "within 0.7 s" in calls[FULL].errors[-1]
+        assert 0.6 < calls[FULL].seconds[-1] < 1.5
+        eventually(lambda: not victim.ready(), 5)
+        eventually(lambda: victim.restarts > restarts and victim.ready(), RESTART_S)
+        eventually(lambda: calls[FULL].errors[-1] == "", 10)
+
+
+def test_no_restart_ends_with_server_failed(needs_server, hand_made, leavings):
+    before = leavings()
+    fragile = hand_made()
+    options = ServeOptions(restart=False, **FREE_PORTS)
+    with pytest.raises(ServerFailed, match="m-b1000-fp32 has died") as error:
+        with Server(fragile, options) as server:
+            kill_stub(server, "m-b1000-fp32")
+            server.wait()
+    assert error.value.exit_code == 3
+    assert leavings() <= before
+
+
+def test_client_says_which_variant_does_not_answer(victim, eventually):
+    eventually(victim.ready, RESTART_S)
+    with Client(victim.url, victim.model, timeout_s=5) as client:
+        assert client.ready()
+        kill_stub(victim, CHEAP_VARIANT)
+        found = client.ready()
+        assert not found
+        assert found.variants == {name: name != CHEAP_VARIANT for name in victim.variants}
+        assert found.reasons[CHEAP_VARIANT]

