@@ -14,6 +14,7 @@ from saccade.export.manifest import (
     FileEntry,
     Manifest,
     ParentEntry,
+    Parity,
     VariantEntry,
     write_manifest,
 )
@@ -143,16 +144,7 @@ def _export_variant(
     # Folded in float64, where the fold is exact, and rounded once.
     proto = trace(pruned.fold().float(), checkpoint.preprocessing)
     data = serialize(proto)
-    run = onnx_runner(onnx_session(data))
-    parity = measure(
-        run, reference.outputs(entry.budget), reference.samples, entry.precision, overrides
-    )
-    if not parity.passed:
-        problems = "; ".join(VariantReport.of(entry.name, parity).problems)
-        raise GateFailed(
-            f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
-            "written. If the model is meant to be this coarse, raise that limit with --threshold."
-        )
+    parity = _proved(entry, data, reference, overrides)
     file = FileEntry(f"{entry.name}.onnx", hashlib.sha256(data).hexdigest(), len(data))
     write_atomically(folder / file.name, data)
     manifest = Manifest(
@@ -172,3 +164,18 @@ def _export_variant(
     )
     write_manifest(folder, manifest)
     return manifest
+
+
+def _proved(
+    entry: VariantEntry, data: bytes, reference: Reference, overrides: dict[str, float]
+) -> Parity:
+    run = onnx_runner(onnx_session(data))
+    expected = reference.outputs(entry.budget)
+    parity = measure(run, expected, reference.samples, entry.precision, overrides)
+    if not parity.passed:
+        problems = "; ".join(VariantReport.of(entry.name, parity).problems)
+        raise GateFailed(
+            f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
+            "written. If the model is meant to be this coarse, raise that limit with --threshold."
+        )
+    return parity

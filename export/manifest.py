@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from saccade.export.variants import Variant
 from saccade.models.preprocessing import Preprocessing
@@ -19,7 +19,6 @@ SUFFIX = ".manifest.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _AXIS = re.compile(r"[a-z][a-z0-9_]*|[1-9][0-9]*")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path}: manifest version {version!r} is not known to this release, which reads "
             f"{VERSION}. Use the release that wrote it, or export again."
         )
-    manifest = _typed(Manifest, content, f"{path}: ")
+    manifest: Manifest = _typed(Manifest, content, f"{path}: ")
     _check_names(manifest, path)
     _check_tensors(manifest, path)
     return manifest
@@ -214,7 +213,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _typed(kind: type[_T] | Any, value: Any, where: str) -> _T:
+def _typed(kind: Any, value: Any, where: str) -> Any:
     """`value` as `kind`, without any conversion but list to tuple and int to float."""
     if is_dataclass(kind):
         if not isinstance(value, dict):
@@ -227,18 +226,19 @@ def _typed(kind: type[_T] | Any, value: Any, where: str) -> _T:
         hints = get_type_hints(kind)
         checked = {key: _typed(hints[key], value[key], f"{where}{key}: ") for key in value}
         try:
-            return kind(**checked)
+            build: Any = kind
+            return build(**checked)
         except SaccadeError as error:
             raise SaccadeError(f"{where}{error}") from error
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong_type(where, value, "a list")
-        return tuple(_typed(arguments[0], each, f"{where}[{i}]: ") for i, each in enumerate(value))  # type: ignore[return-value]
+        return tuple(_typed(arguments[0], each, f"{where}[{i}]: ") for i, each in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
             raise _wrong_type(where, value, "an object")
-        return {key: _typed(arguments[1], each, f"{where}{key}: ") for key, each in value.items()}  # type: ignore[return-value]
+        return {key: _typed(arguments[1], each, f"{where}{key}: ") for key, each in value.items()}
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):

@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import onnx
 import torch
@@ -20,7 +21,7 @@ _EXAMPLE_IMAGES = 3  # neither 0 nor 1, which torch would take for constants
 class _Served(nn.Module):
     """What the file computes: the model's named outputs, in a fixed order."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 

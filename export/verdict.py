@@ -91,14 +91,15 @@ def render(report: GateReport) -> "Table":
     names = list(THRESHOLDS["fp32"])
     problems = [f"{row.name}: {each}" for row in report.variants for each in row.problems]
     table = Table(
-        title="parity gate: float64 torch, unfolded, against the file in ONNX Runtime",
+        title="parity gate: unfolded float64 torch against ONNX Runtime",
         caption=Text("\n".join(problems), style="red"),
         caption_justify="left",
         box=box.SIMPLE,
+        padding=0,
     )
     table.add_column("variant", no_wrap=True)
-    for heading in (*(name.replace("_", " ") for name in names), "passed"):
-        table.add_column(heading, justify="right")
+    for heading in (*(name.replace("_", "\n") for name in names), "passed"):
+        table.add_column(heading, justify="right", min_width=max(map(len, heading.split("\n"))))
     for row in report.variants:
         cells = [_cell(row.parity, name) for name in names]
         table.add_row(row.name, *cells, Text("yes") if row.passed else Text("NO", style="bold red"))

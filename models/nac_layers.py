@@ -77,16 +77,25 @@ class ReadIn(nn.Module):
     def forward(
         self, theta: Tensor, tokens: Tensor, code: Tensor, length: Tensor | None = None
     ) -> Tensor:
+        y = self.attend(theta, tokens, code, length)
+        return y + self.ffn(self.norm(y), code)
+
+    def attend(
+        self, theta: Tensor, tokens: Tensor, code: Tensor, length: Tensor | None = None
+    ) -> Tensor:
+        """The attention without the ModFFN that follows.
+
+        Shapes: as forward.
+        """
         mask = length_mask(length, tokens)
         direct = not self.training if self.direct is None else self.direct
         attend = self._attend if direct else self._attend_reassociated
-        y = self.output(attend(self.query(theta, code), tokens, code, mask), code)
-        return y + self.ffn(self.norm(y), code)
+        return self.output(attend(self.query(theta, code), tokens, code, mask), code)
 
     def _attend(self, q: Tensor, tokens: Tensor, code: Tensor, mask: Tensor | None) -> Tensor:
         k = self.key(tokens.unsqueeze(1), code.unsqueeze(-2))  # [b u n d]
         v = self.value(tokens.unsqueeze(1), code.unsqueeze(-2))
-        scores = (k @ q.unsqueeze(-1)).squeeze(-1) / math.sqrt(q.shape[-1])
+        scores = (k @ (q / math.sqrt(q.shape[-1])).unsqueeze(-1)).squeeze(-1)
         weights = masked_softmax(scores, mask)
         return (weights.unsqueeze(-2) @ v).squeeze(-2)
 

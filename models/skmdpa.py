@@ -65,7 +65,7 @@ def skmdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int =
     """
     b, i, d = q.shape
     q, k, v = (x.unflatten(-1, (heads, d // heads)).transpose(1, 2) for x in (q, k, v))
-    scores = q @ k.mT / math.sqrt(d // heads)
+    scores = (q / math.sqrt(d // heads)) @ k.mT
     if bias is not None:
         scores = scores + (bias if bias.dim() == 2 else bias.unsqueeze(1))
     return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, i, d)

@@ -132,8 +132,9 @@ def _recipe(options: TrainOptions, data: Dataset) -> "Recipe":
     for name in ("modules", "dim", "propagator_layers"):
         if getattr(options, name) is not None:
             config[name] = getattr(options, name)
-    if not options.module_dropout:
-        config["module_dropout"] = 1.0
+    modules = max(1, config["modules"])
+    fewest = recipe.keep[0] / modules if options.module_dropout else 1.0
+    config["module_dropout"] = min(1.0, fewest)
     changes = {
         name: getattr(options, name)
         for name in ("epochs", "learning_rate", "batch")

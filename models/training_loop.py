@@ -20,9 +20,10 @@ _WITHOUT_DECAY = ("codes", "signatures", "position", "norm", "alpha", "bias")
 class Trainer:
     """AdamW whose learning rate rises, stays and falls; module dropout skips the dropped rows.
 
-    With module dropout a step keeps m modules, log m uniform from the configured smallest share
-    to the recipe's largest (in the last `whole_share` of the steps: to all). They are the best
-    connected ones in `dropout_ordered` of the steps, else a random subset.
+    With module dropout a step keeps a share of the modules that is drawn as `dropout_draw` says,
+    from the configuration's smallest to the recipe's largest (in the last `whole_share` of the
+    steps: to all). They are the best connected ones in `dropout_ordered` of the steps, else a
+    random subset.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class Trainer:
         whole = self.done >= (1 - self.recipe.whole_share) * self.total_steps
         if config.module_dropout >= 1:
             return None
-        most = 1.0 if whole else max(self.recipe.keep_at_most, config.module_dropout)
-        low, high = math.log(config.module_dropout), math.log(most)
-        share = math.exp(self.rng.uniform(low, high))
+        most = 1.0 if whole else min(1.0, self.recipe.keep[1] / total)
+        if config.dropout_draw == "uniform":
+            share = self.rng.uniform(config.module_dropout, most)
+        else:
+            share = math.exp(self.rng.uniform(math.log(config.module_dropout), math.log(most)))
         keep = max(1, math.floor(share * total + 0.5))
         if self.rng.random() >= config.dropout_ordered:
             return torch.from_numpy(self.rng.permutation(total)[:keep])

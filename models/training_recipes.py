@@ -23,7 +23,7 @@ class Recipe:
     label_smoothing: float = 0.0
     warm_up_steps: int = 100
     graph_weight: float = 0.1  # of the graph structure regularizer
-    keep_at_most: float = 1.0  # largest share of modules in a step with module dropout
+    keep: tuple[int, int] = (4, 32)  # fewest and most modules in a step with module dropout
     whole_share: float = 0.0  # last share of the steps, in which up to all modules may be kept
     decay_share: float = 0.25  # last share of the steps, in which the learning rate falls to 0
     curriculum_epochs: int = 0  # first epochs of digits-sum, in which one to four digits are shown
@@ -36,20 +36,22 @@ class Recipe:
 
 DIGITS = Recipe(
     config={
-        "patch_px": 2,
-        "modules": 32,
+        "patch_px": 4,
+        "modules": 64,
         "dim": 48,
         "code_dim": 24,
         "ffn_dim": 96,
-        "propagator_layers": 2,
-        "module_dropout": 0.125,
+        "propagator_layers": 1,
+        "graph_degree": 24.0,
         "dropout_draw": "log-uniform",
         "dropout_ordered": 0.7,
     },
-    epochs=60,
+    epochs=50,
     batch=64,
     learning_rate=3e-3,
     label_smoothing=0.1,
+    keep=(4, 16),
+    whole_share=0.1,
     augmentation=Augmentation(shift_px=0.7, degrees=12, zoom=0.1),
 )
 
@@ -62,7 +64,6 @@ DIGITS_SUM = Recipe(
         "ffn_dim": 128,
         "propagator_layers": 2,
         "graph_degree": 128.0,
-        "module_dropout": 4 / 256,
         "dropout_draw": "log-uniform",
         "dropout_ordered": 0.7,
     },
@@ -70,7 +71,6 @@ DIGITS_SUM = Recipe(
     steps=100,
     batch=128,
     learning_rate=2e-3,
-    keep_at_most=32 / 256,
     whole_share=0.04,
     curriculum_epochs=8,
     counts_weight=1.0,
@@ -96,8 +96,7 @@ def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
             "patch_px": _patch_px(height_px, width_px),
             "modules": 64,
             "dim": 64,
-            "module_dropout": 0.125,
-            "dropout_draw": "log-uniform",
+                "dropout_draw": "log-uniform",
         },
         epochs=30,
         batch=64,

@@ -33,6 +33,7 @@ from saccade.serving.server import Server
 from saccade.serving.staging import staged_repository
 
 _DISTINCT_REQUESTS = 64
+_REPORTED_OPTIONS = ("seconds", "rounds", "concurrency", "seed")
 # Free ports, no probes in between, and no restart that would mix two servers into one figure.
 _QUIET = ServeOptions(
     grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
@@ -92,51 +93,66 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
     require("onnxruntime", extra="cpu")
     if options.server:
         check_installation(find_installation())
-    folder = Path(folder)
-    manifests = read_folder(folder)
-    data = _test_split(options.data, manifests[0])
-    if (folder / FRONTIER).exists():
-        read_frontier(folder / FRONTIER)  # a broken one is refused now, not after the work
-    machine, model = this_machine(), manifests[0].variant.model
+    subject = _subject(Path(folder), options)
+    machine, server = this_machine(), None
     points = (len(options.concurrency) + 1) * options.server
-    steps = len(manifests) * options.rounds * (len(in_process.BATCHES) + points)
-    server = None
+    steps = len(subject.manifests) * options.rounds * (len(in_process.BATCHES) + points)
     with progress("bench", steps) as advance:
-        measured = _in_process(folder, manifests, data, options, advance)
-        entries = _entries(manifests, measured, data, machine)
-        samples = {name: _samples(each, data) for name, each in measured.items()}
+        measured = _in_process(subject, options, advance)
+        entries = _entries(subject, measured, machine)
+        samples = {name: _samples(each, subject.data) for name, each in measured.items()}
         if options.server:
-            with staged_repository(folder, manifests, entries) as repository:
+            with staged_repository(subject.folder, subject.manifests, entries) as repository:
                 server, entries = _through_server(
-                    repository, model, entries, measured, data, options, samples, advance
+                    repository, subject, entries, measured, options, samples, advance
                 )
     correct = {name: np.asarray(each["correct"]) for name, each in samples.items()}
     entries = mark_dominated(entries, correct)
-    full = _full(manifests, entries, samples, data, options)
+    full = _full(subject, entries, samples, options)
     full |= {"machine": machine.to_dict(), "server": server}
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
-    merge(folder, model, entries)
+    merge(subject.folder, subject.model, entries)
     return BenchReport(options.out, full)
 
 
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured, and on what."""
+
+    folder: Path
+    manifests: Sequence[Manifest]
+    data: Dataset
+
+    @property
+    def model(self) -> str:
+        return self.manifests[0].variant.model
+
+
+def _subject(folder: Path, options: BenchOptions) -> _Subject:
+    manifests = read_folder(folder)
+    if (folder / FRONTIER).exists():
+        read_frontier(folder / FRONTIER)  # a broken one is refused now, not after the work
+    return _Subject(folder, manifests, _test_split(options.data, manifests[0]))
+
+
 def _full(
-    manifests: Sequence[Manifest],
+    subject: _Subject,
     entries: Sequence[Entry],
     samples: Mapping[str, Any],
-    data: Dataset,
     options: BenchOptions,
 ) -> dict[str, Any]:
+    data = subject.data
     return {
         "schema": report.SCHEMA,
         "version": report.VERSION,
-        "model": manifests[0].variant.model,
+        "model": subject.model,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": {"name": data.name, "sha256": data.sha256, "n": len(data.labels)},
-        "options": {key: value for key, value in asdict(options).items() if key != "out"},
+        "options": {key: getattr(options, key) for key in _REPORTED_OPTIONS},
         "variants": [
             {**asdict(entry), **_cost(manifest), "samples": samples[entry.variant]}
-            for entry, manifest in zip(entries, manifests, strict=True)
+            for entry, manifest in zip(entries, subject.manifests, strict=True)
         ],
     }
 
@@ -155,18 +171,15 @@ def _test_split(name: str, manifest: Manifest) -> Dataset:
 
 
 def _in_process(
-    folder: Path,
-    manifests: Sequence[Manifest],
-    data: Dataset,
-    options: BenchOptions,
-    advance: Advance,
+    subject: _Subject, options: BenchOptions, advance: Advance
 ) -> dict[str, in_process.InProcess]:
     sessions = {
-        each.variant.name: onnx_session(folder / each.file.name, threads=1) for each in manifests
+        each.variant.name: onnx_session(subject.folder / each.file.name, threads=1)
+        for each in subject.manifests
     }
     return in_process.measure(
         sessions,
-        data.images,
+        subject.data.images,
         seconds=options.seconds * _IN_PROCESS_SHARE,
         rounds=options.rounds,
         advance=advance,
@@ -174,13 +187,10 @@ def _in_process(
 
 
 def _entries(
-    manifests: Sequence[Manifest],
-    measured: Mapping[str, in_process.InProcess],
-    data: Dataset,
-    machine: Machine,
+    subject: _Subject, measured: Mapping[str, in_process.InProcess], machine: Machine
 ) -> tuple[Entry, ...]:
-    entries = []
-    for manifest in manifests:
+    entries, data = [], subject.data
+    for manifest in subject.manifests:
         found = measured[manifest.variant.name]
         top5 = in_process.correct(found.logits, data.labels, top=5)
         entry = Entry(
@@ -236,10 +246,9 @@ def _cost(manifest: Manifest) -> dict[str, Any]:
 
 def _through_server(
     repository: Path,
-    router: str,
+    subject: _Subject,
     entries: Sequence[Entry],
     measured: Mapping[str, in_process.InProcess],
-    data: Dataset,
     options: BenchOptions,
     samples: dict[str, dict[str, Any]],
     advance: Advance,
@@ -248,9 +257,9 @@ def _through_server(
     with Server(repository, _QUIET) as server:
         streams = served.streams(
             server.url,
-            router,
+            subject.model,
             {entry.variant: entry.budget for entry in entries},
-            data.images[:_DISTINCT_REQUESTS],
+            subject.data.images[:_DISTINCT_REQUESTS],
             {name: each.logits for name, each in measured.items()},
             options.concurrency,
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from saccade.plugins.errors import MissingPackage, SaccadeError
 
+STUB = "triton_python_backend_stub"
 OLDEST_GLIBC = (2, 35)
 BUNDLED_LINE = "24.10"
 _ELSEWHERE = (
@@ -67,7 +68,7 @@ def find_installation() -> Installation:
             "name on PATH. Install it with: pip install 'saccade[serve]'"
         )
     root = Path(found).resolve().parents[1]
-    stub = root / "backends" / "python" / "triton_python_backend_stub"
+    stub = root / "backends" / "python" / STUB
     if not stub.exists():
         raise SaccadeError(
             f"{found}: this server has no Python backend (expected {stub}), which the router "
@@ -160,7 +161,7 @@ def _missing_text(program: Path, missing: list[str]) -> str:
 def _bundled(root: Path) -> Installation:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stubs = root / "python_backend_stubs"
-    stub = stubs / version / "triton_python_backend_stub"
+    stub = stubs / version / STUB
     if not stub.exists():
         known = ", ".join(sorted((path.name for path in stubs.glob("3.*")), key=_as_numbers))
         raise SaccadeError(

@@ -4,10 +4,13 @@
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+
+from saccade.serving.installation import STUB
 
 _PREFIX = "saccade-serve-"
 _LOCK = "lock"
@@ -17,8 +20,8 @@ SHARED_MEMORY = Path("/dev/shm")
 class RunFolder:
     """A temporary folder that is gone after the block, with the shared memory named after it.
 
-    While the run lives it holds a lock in its folder; a later run removes folders (and their
-    shared memory) whose lock nobody holds.
+    While the run lives it holds a lock in its folder; a later run removes folders (with
+    their shared memory and processes) whose lock nobody holds.
     """
 
     def __enter__(self) -> "RunFolder":
@@ -48,6 +51,15 @@ def remove_regions(prefix: str) -> None:
             region.unlink()
 
 
+def _kill_stubs(run: str) -> None:
+    # A stub ends when its server is gone, but not while that is a zombie nobody reaps.
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            program, *arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            if program.endswith(STUB.encode()) and any(run.encode() in each for each in arguments):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
 def _remove_leftovers() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
@@ -55,5 +67,6 @@ def _remove_leftovers() -> None:
                 continue
             with (folder / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _kill_stubs(folder.name)
                 remove_regions(folder.name)
                 shutil.rmtree(folder, ignore_errors=True)

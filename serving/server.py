@@ -123,7 +123,7 @@ class Server:
         Raises: ServerFailed when that happens.
         """
         assert self._supervisor is not None
-        self._supervisor.join()
+        self._supervisor.finished.wait()
         if self._supervisor.failure:
             raise self._supervisor.failure
 
@@ -133,11 +133,11 @@ class Server:
             return
         try:
             supervisor.stop()
-            supervisor.join()
+            supervisor.finished.wait()
         except KeyboardInterrupt:
             # A second Ctrl-C: whoever presses it does not want to wait for requests in flight.
             supervisor.stop(at_once=True)
-            supervisor.join()
+            supervisor.finished.wait()
             raise
         finally:
             self._endpoint.close()

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from saccade.plugins.errors import ServerFailed
 from saccade.serving.addresses import ServeOptions, address
-from saccade.serving.installation import Installation
+from saccade.serving.installation import STUB, Installation
 from saccade.serving.run_folder import RunFolder, remove_regions
 from saccade.serving.server_log import ServerLog
 
-STUB = "triton_python_backend_stub"
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 _EXIT_TIMEOUT_S = 5
 _FLUSH_S = 0.2

@@ -26,7 +26,9 @@ class Supervisor(threading.Thread):
     """The thread that owns the server from its start to its end.
 
     The kernel ends the server with the thread that started it, so it is always this one.
-    `settled` is set when the first start has succeeded or failed, `failure` says how it ended.
+    `settled` is set when the first start has succeeded or failed, `finished` when nothing is
+    left of the server; wait for it, since an interrupted `join` takes the thread for ended.
+    `failure` says how it ended.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Supervisor(threading.Thread):
         self._hangs = False  # the server as a whole: it does not even answer for its models
         self._process: ServerProcess | None = None
         self.settled = threading.Event()
+        self.finished = threading.Event()
         self.failure: BaseException | None = None
         self.restarts = 0
 
@@ -71,6 +74,7 @@ class Supervisor(threading.Thread):
         finally:
             self._log.close()
             self.settled.set()
+            self.finished.set()
 
     def _serve(self, folder: RunFolder) -> None:
         troubles = 0

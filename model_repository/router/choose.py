@@ -124,23 +124,27 @@ def by_budget(routes: Routes, budget: float) -> Route:
 
 def by_score(routes: Routes, score: float) -> Route:
     """The fastest variant whose lower 95 % bound is at least this score."""
-    measured = [each for each in routes.variants if each.lower_bound is not None]
-    _require_figures(measured, "min_score", "scores")
-    fitting = [each for each in measured if each.lower_bound >= score]
+    bounds = [(each, each.lower_bound) for each in routes.variants if each.lower_bound is not None]
+    if not bounds:
+        raise RequestRefused(_unmeasured("min_score", "scores"))
+    fitting = [route for route, bound in bounds if bound >= score]
     if not fitting:
-        what = f"a {measured[0].score_name} whose lower 95 % bound is at least {score:g}"
+        what = f"a {bounds[0][0].score_name} whose lower 95 % bound is at least {score:g}"
         raise RequestRefused(f"no variant has {what}.{table(routes)}")
-    return max(fitting, key=lambda route: (route.quickness, route.score))
+    return max(fitting, key=lambda route: (route.quickness, route.score or 0))
 
 
 def by_latency(routes: Routes, milliseconds: float) -> Route:
     """The best-scoring variant whose measured p95 is at most this; ties go to the faster."""
-    measured = [each for each in routes.variants if each.p95_ms is not None]
-    _require_figures(measured, "max_latency_ms", "latencies")
-    fitting = [each for each in measured if each.p95_ms <= milliseconds]
+    latencies = [(-each.p95_ms, each) for each in routes.variants if each.p95_ms is not None]
+    if not latencies:
+        raise RequestRefused(_unmeasured("max_latency_ms", "latencies"))
+    fitting = [
+        (route.score or 0, speed, route) for speed, route in latencies if -speed <= milliseconds
+    ]
     if not fitting:
         raise RequestRefused(f"no variant has a p95 of at most {milliseconds:g} ms.{table(routes)}")
-    return max(fitting, key=lambda route: (route.score, -route.p95_ms, route.quickness))
+    return max(fitting, key=lambda one: one[:2])[2]
 
 
 def table(routes: Routes) -> str:
@@ -155,9 +159,8 @@ def table(routes: Routes) -> str:
     return " Variants:\n" + "\n".join(rows)
 
 
-def _require_figures(measured: list[Route], parameter: str, what: str) -> None:
-    if not measured:
-        raise RequestRefused(
-            f"{parameter} needs measured {what}, and this repository has none. {HOW_TO_MEASURE}, "
-            "or ask by budget"
-        )
+def _unmeasured(parameter: str, what: str) -> str:
+    return (
+        f"{parameter} needs measured {what}, and this repository has none. {HOW_TO_MEASURE}, or "
+        "ask by budget"
+    )

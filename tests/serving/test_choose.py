@@ -147,3 +147,9 @@ def test_routes_of_another_version_are_refused(tmp_path):
     path.write_text(json.dumps({"schema": "saccade.routes", "version": 2}))
     with pytest.raises(ValueError, match="expected"):
         choosing.read_routes(path)
+
+
+def test_equal_figures_are_no_error():
+    same = [route(budget, **figures(0.9, 100, 3.0)) for budget in (1.0, 0.5)]
+    for parameters in ({"min_score": 0.5}, {"max_latency_ms": 5}):
+        assert choosing.choose(routes(*same), parameters).name == "nac-b1000-fp32"
