@@ -61,13 +61,16 @@ class _Clients:
                 answer = await self.call(request, timeout=self.timeout_s)
                 if not all(answer.raw_output_contents):
                     raise ValueError("an output is empty")
-            except (grpc.aio.AioRpcError, ValueError) as error:
-                rpc = isinstance(error, grpc.aio.AioRpcError)
-                kind, text = (error.code().name, error.details()) if rpc else ("EMPTY", str(error))
-                self.failed.append((time.perf_counter(), kind, text or ""))
-                await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+            except grpc.aio.AioRpcError as error:
+                await self.fail(error.code().name, error.details() or "")
+            except ValueError as error:
+                await self.fail("EMPTY", str(error))
             else:
                 self.done.append((start, time.perf_counter()))
+
+    async def fail(self, kind: str, text: str) -> None:
+        self.failed.append((time.perf_counter(), kind, text))
+        await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     def answered(self, begin: float) -> bool:
         ends = [self.done[-1][1]] if self.done else []

@@ -227,6 +227,8 @@ def _measurements(
     if not path.exists():
         return {}
     frontier = read_frontier(path)
+    if not frontier.entries:
+        return {}
     hashes = {each.variant.name: each.file.sha256 for each in manifests}
     for entry in frontier.entries:
         if hashes.get(entry.variant) != entry.sha256:

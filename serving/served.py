@@ -83,9 +83,9 @@ def check_answers(url: str, variant: str, image: np.ndarray, expected: np.ndarra
     Shapes: image uint8 [1 h w c], expected float32 [1 classes].
     Raises: ServerFailed with both answers.
     """
-    found = ask(url, tensor_request(variant, image, "logits"))["logits"]
+    found = np.asarray(ask(url, tensor_request(variant, image, "logits"))["logits"])
     scale = _RELATIVE_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    if np.shape(found) != expected.shape or not np.allclose(found, expected, rtol=0, atol=scale):
+    if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=scale):
         raise ServerFailed(
             f"{variant} at {url} answers logits {np.round(found, 4).tolist()}, in process they are "
             f"{np.round(expected, 4).tolist()}. Write the repository again and restart the server."

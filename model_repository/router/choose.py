@@ -136,15 +136,17 @@ def by_score(routes: Routes, score: float) -> Route:
 
 def by_latency(routes: Routes, milliseconds: float) -> Route:
     """The best-scoring variant whose measured p95 is at most this; ties go to the faster."""
-    latencies = [(-each.p95_ms, each) for each in routes.variants if each.p95_ms is not None]
+    latencies = [(each, each.p95_ms) for each in routes.variants if each.p95_ms is not None]
     if not latencies:
         raise RequestRefused(_unmeasured("max_latency_ms", "latencies"))
-    fitting = [
-        (route.score or 0, speed, route) for speed, route in latencies if -speed <= milliseconds
-    ]
+    fitting = {
+        route: (route.score or 0, -p95_ms, route.quickness)
+        for route, p95_ms in latencies
+        if p95_ms <= milliseconds
+    }
     if not fitting:
         raise RequestRefused(f"no variant has a p95 of at most {milliseconds:g} ms.{table(routes)}")
-    return max(fitting, key=lambda one: one[:2])[2]
+    return max(fitting, key=fitting.__getitem__)
 
 
 def table(routes: Routes) -> str:

@@ -2,6 +2,7 @@
 """One server a test session, and small repositories made by hand for what breaks servers."""
 
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from saccade.plugins.files import json_bytes, sha256_of
 from saccade.serving.client import Client
 from saccade.serving.installation import check_installation, find_installation
 from saccade.serving.repository import RepositoryOptions, deploy
-from saccade.serving.run_folder import SHARED_MEMORY
+from saccade.serving.run_folder import SHARED_MEMORY, RunFolder
 from saccade.serving.server import ServeOptions, Server
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
@@ -171,13 +172,28 @@ def eventually() -> Callable[..., float]:
 
 
 @pytest.fixture
-def leavings() -> Callable[[], set[str]]:
-    """Run folders and shared memory of servers of saccade that exist now."""
+def leavings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
+    """What servers started in this test have left so far: run folders and shared memory.
 
-    def find() -> set[str]:
-        import tempfile
+    Servers of a child process are known if this is called while they run.
+    """
+    place = tmp_path / "runs"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setenv("TMPDIR", str(place))
+    names: set[str] = set()
+    enter = RunFolder.__enter__
 
-        folders = Path(tempfile.gettempdir()).glob("saccade-serve-*")
-        return {str(path) for path in (*folders, *SHARED_MEMORY.glob("saccade-serve-*"))}
+    def remember(self: RunFolder) -> RunFolder:
+        entered = enter(self)
+        names.add(self.path.name)
+        return entered
+
+    monkeypatch.setattr(RunFolder, "__enter__", remember)
+
+    def find() -> list[Path]:
+        folders = list(place.iterdir())
+        names.update(folder.name for folder in folders)
+        return folders + [path for name in names for path in SHARED_MEMORY.glob(f"{name}*")]
 
     return find

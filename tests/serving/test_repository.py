@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `deploy` writes, what it refuses, and that nothing half-written is left behind."""
 
-import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -144,6 +143,12 @@ def test_measurements_of_several_devices(folder, out):
         deploy(folder, RepositoryOptions(out, device="a third", force=True))
 
 
+def test_an_empty_frontier_measured_nothing(folder, out):
+    merge(folder, "nac", [])
+    assert deploy(folder, RepositoryOptions(out)).unmeasured == NAMES
+    assert not (out / "frontier.json").exists()
+
+
 def test_a_frontier_of_other_bytes_is_refused(folder, out):
     first, *rest = measured(folder)
     merge(folder, "nac", [replace(first, sha256="f" * 64), *rest])
@@ -251,8 +256,3 @@ def test_a_repository_is_believed_only_as_it_was_written(folder, out, spoil, wor
     spoil(out)
     with pytest.raises(SaccadeError, match=words):
         read_repository(out)
-
-
-def test_the_servers_files_come_with_the_package():
-    found = importlib.util.find_spec("saccade.model_repository")
-    assert found is not None and found.submodule_search_locations

@@ -162,24 +162,22 @@ def test_changed_repository_is_refused(change, needs_server, tiny_repository, tm
 
 
 def test_server_that_dies_while_starting_shows_its_last_lines(needs_server, hand_made, leavings):
-    before = leavings()
     broken = hand_made(initialize="raise ValueError('the weights are upside down')")
     with pytest.raises(ServerFailed, match="upside down") as error:
         Server(broken, ServeOptions(**FREE_PORTS)).__enter__()
     assert error.value.exit_code == 3
     assert "exit code 1" in str(error.value)
-    assert leavings() <= before
+    assert not leavings()
 
 
 def test_server_that_hangs_while_starting_meets_its_deadline(needs_server, hand_made, leavings):
-    before = leavings()
     hanging = hand_made(initialize="time.sleep(1000)")
     began = time.monotonic()
     with pytest.raises(ServerFailed, match="--start-timeout-s") as error:
         Server(hanging, ServeOptions(start_timeout_s=1.5, **FREE_PORTS)).__enter__()
     assert time.monotonic() - began < 6
     assert "not ready within 1.5 s" in str(error.value)
-    assert leavings() <= before
+    assert not leavings()
 
 
 def run_serve(repository: Path) -> "subprocess.Popen[str]":
@@ -226,19 +224,17 @@ def gone(pids: set[int]) -> bool:
 def test_interrupt_while_starting_leaves_nothing(
     number, needs_server, hand_made, leavings, eventually
 ):
-    before = leavings()
     process = run_serve(hand_made(initialize="time.sleep(1000)"))
-    eventually(lambda: len(descendants(process.pid)) >= 3, 20)
+    eventually(lambda: len(descendants(process.pid)) >= 3 and leavings(), 20)
     pids = descendants(process.pid)
     process.send_signal(number)
     _, error = process.communicate(timeout=10)
     assert process.returncode not in (0, None)
     assert "KeyboardInterrupt" in error  # `saccade serve` turns it into exit code 130
-    assert gone(pids) and leavings() <= before
+    assert gone(pids) and not leavings()
 
 
 def test_serve_announces_itself_and_ends_cleanly(needs_server, hand_made, leavings):
-    before = leavings()
     process = run_serve(hand_made())
     seen = []
     for line in process.stderr:
@@ -247,25 +243,26 @@ def test_serve_announces_itself_and_ends_cleanly(needs_server, hand_made, leavin
             break
     pids = descendants(process.pid)
     assert len(pids) == 4  # this process, the server, two models
+    assert len(leavings()) == 3  # the folder, and shared memory of two models
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=15)
     assert process.returncode == 0, error
     assert "Traceback" not in error
     assert any("m-b1000-fp32" in line for line in seen)
-    assert gone(pids) and leavings() <= before
+    assert gone(pids) and not leavings()
 
 
 def test_killed_supervisor_takes_the_server_with_it(needs_server, hand_made, leavings, eventually):
-    before = leavings()
     process = run_serve(hand_made())
     while "ready: http" not in process.stderr.readline():
         assert process.poll() is None
     pids = descendants(process.pid)
     running = next(pid for pid in pids if "tritonserver" in program_of(pid))
+    assert leavings()
     process.kill()
     process.communicate(timeout=10)
     eventually(lambda: gone({running}), 2)
     with server_process.RunFolder():
         pass  # the next run removes what the killed one could not
-    assert leavings() <= before
+    assert not leavings()
     eventually(lambda: gone(pids), 2)
