@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from bench_folder import bench_folder, random_images
+from result_file import write_result
 from saccade.export.manifest import read_folder
-from saccade.plugins.files import json_bytes, write_atomically
 from saccade.serving.addresses import ServeOptions
 from saccade.serving.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.machine import this_machine
@@ -66,7 +66,7 @@ def main() -> None:
         "target": {"most": MOST_TIMES, "met": statistics.median(times) <= MOST_TIMES},
         "rounds": rounds,
     }  # fmt: skip
-    write_atomically(options.out, json_bytes(result))
+    write_result(options.out, result)
     print(f"p50 of the cheap ones: {statistics.median(times):.2f} times their p50 alone (median)")
 
 

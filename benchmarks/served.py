@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 from bench_folder import bench_folder, random_images
+from result_file import write_result
 from saccade.export.manifest import read_folder
 from saccade.export.runners import onnx_session
-from saccade.plugins.files import json_bytes, write_atomically
 from saccade.serving import in_process
 from saccade.serving.addresses import ServeOptions
 from saccade.serving.in_process import BATCHES, Calls, sample
@@ -69,7 +69,7 @@ def main() -> None:
         "rounds": rounds,
     }
     result["targets"] = _targets(result["cases"])
-    write_atomically(options.out, json_bytes(result))
+    write_result(options.out, result)
     for text, target in result["targets"].items():
         print(f"{text}: {target['found']:.3f} (median), {'met' if target['met'] else 'MISSED'}")
 

@@ -61,7 +61,9 @@ def train(options: TrainOptions) -> Checkpoint:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             model, best_epoch = _fit(options, recipe, training, validation)
-        scores = score(model, validation, recipe.budgets)
+        modules = model.config.modules
+        keeping = [budget for budget in recipe.budgets if math.floor(budget * modules + 0.5)]
+        scores = score(model, validation, keeping)
     finally:
         torch.set_num_threads(threads)
     return _write(options, recipe, model, training, validation, best_epoch, scores)

@@ -41,13 +41,14 @@ def frontier_png(report: dict[str, Any]) -> bytes:
     axes = figure.add_subplot()
     _draw_frontier(axes, report["variants"])
     for variant in report["variants"]:
-        _draw_point(axes, variant, report["model"])
+        _draw_point(axes, variant)
     _dress(axes, report)
     figure.suptitle(
         f"{report['model']} on {report['data']['name']}: score against throughput",
         x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK,
     )  # fmt: skip
     figure.supxlabel(_caption(report), x=0.01, ha="left", fontsize=7.5, color="#5b626b")
+    _name_points(axes, report)
     buffer = io.BytesIO()
     # Without a date and a version in it, the same figures give the same bytes.
     figure.savefig(buffer, format="png", metadata={"Software": None})
@@ -68,7 +69,7 @@ def _draw_frontier(axes: Any, variants: list[dict[str, Any]]) -> None:
     axes.step(speeds, best, where="pre", color=_FRONTIER, lw=2.2, alpha=0.35, zorder=2)
 
 
-def _draw_point(axes: Any, variant: dict[str, Any], model: str) -> None:
+def _draw_point(axes: Any, variant: dict[str, Any]) -> None:
     speed = throughput_of(variant)[0]
     score = 100 * variant["score"]["value"]
     low, high = (100 * bound for bound in variant["score"]["interval"])
@@ -79,27 +80,69 @@ def _draw_point(axes: Any, variant: dict[str, Any], model: str) -> None:
         fmt="o", ms=8, mew=1.6, color=colour, mfc="white" if dominated else colour,
         ecolor=colour, elinewidth=1.0, capsize=3, zorder=3,
     )  # fmt: skip
-    lines = [f"budget {variant['budget']:g} · {score:.2f} %"]
+
+
+def _name_points(axes: Any, report: dict[str, Any]) -> None:
+    """Words beside each point, on the side where they cover least."""
+    axes.figure.draw_without_rendering()
+    inside = axes.get_window_extent()
+    taken = [_bar(axes, variant) for variant in report["variants"]]
+    # Dominated points lie under the frontier: their words look for room to the lower left first.
+    for variant in sorted(report["variants"], key=lambda each: each["dominated_by"] is not None):
+        dominated = variant["dominated_by"] is not None
+        place = throughput_of(variant)[0], 100 * variant["score"]["value"]
+        tries = []
+        for right, up in _SIDES[::-1] if dominated else _SIDES:
+            words = axes.annotate(
+                _words(variant, report["model"]), place, xytext=(9 * right, 8 * up),
+                textcoords="offset points", ha="left" if right > 0 else "right",
+                va="bottom" if up > 0 else "top", fontsize=9, zorder=4,
+                color=_DOMINATED if dominated else _INK,
+                bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75},
+            )  # fmt: skip
+            box = words.get_window_extent()
+            covered = sum(_common(box, other) for other in taken)
+            outside = box.width * box.height - _common(box, inside)
+            tries.append((covered + outside, len(tries), words, box))
+        _, _, best, box = min(tries)
+        for *_, words, _ in tries:
+            if words is not best:
+                words.remove()
+        taken.append(box)
+
+
+_SIDES = ((1, 1), (1, -1), (1, 3), (1, -3), (-1, 1), (-1, 3), (-1, -3), (-1, -1))
+
+
+def _bar(axes: Any, variant: dict[str, Any]) -> Any:
+    """The box, in pixels, that a point and its interval take."""
+    speed = throughput_of(variant)[0]
+    ends = [(speed, 100 * bound) for bound in variant["score"]["interval"]]
+    from matplotlib.transforms import Bbox
+
+    return Bbox(axes.transData.transform(ends)).padded(6)
+
+
+def _common(one: Any, other: Any) -> float:
+    """Area that two boxes share, in square pixels."""
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return float(max(0.0, width) * max(0.0, height))
+
+
+def _words(variant: dict[str, Any], model: str) -> str:
+    name = f"budget {variant['budget']:g} · {100 * variant['score']['value']:.2f} %"
     if variant["precision"] != "fp32":
-        lines[0] = f"{variant['precision']}, {lines[0]}"
-    if dominated:
-        lines.append(f"dominated by {variant['dominated_by'].removeprefix(model + '-')}")
-    # Dominated points lie under the frontier: their words go to the lower left, away from it.
-    axes.annotate(
-        "\n".join(lines), (speed, score), xytext=(-9, -6) if dominated else (9, 7),
-        textcoords="offset points", ha="right" if dominated else "left",
-        va="top" if dominated else "bottom", fontsize=9, zorder=4,
-        color=colour if dominated else _INK,
-        bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75},
-    )  # fmt: skip
+        name = f"{variant['precision']}, {name}"
+    if variant["dominated_by"] is None:
+        return name
+    return f"{name}\ndominated by {variant['dominated_by'].removeprefix(model + '-')}"
 
 
 def _dress(axes: Any, report: dict[str, Any]) -> None:
     speeds = [throughput_of(variant)[0] for variant in report["variants"]]
     low, high = min(speeds), max(speeds)
-    # Room for the words: beside the fastest point, and left of a slow dominated one.
-    slowest = min(report["variants"], key=lambda variant: throughput_of(variant)[0])
-    left, right = (0.5 if slowest["dominated_by"] else 0.08), 0.36
+    left, right = 0.12, 0.34  # room for the words beside the fastest point
     if high / low >= _LOG_FROM_RATIO:
         from matplotlib.ticker import LogLocator, NullFormatter
 

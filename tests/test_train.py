@@ -60,6 +60,8 @@ def test_digits_sum_trains_with_its_auxiliary_heads_and_leaves_them_behind(
     checkpoint = train(options)
     assert not [key for key in checkpoint.weights if "heads" in key or "auxiliary" in key]
     assert checkpoint.build()(torch.zeros(2, 24, 24, 1)).shape == (2, 10)
+    assert "0.0625" in checkpoint.card["validation"]  # one of eight modules
+    assert "0.03125" not in checkpoint.card["validation"]  # none
 
 
 def test_the_users_own_images(tmp_path: Path) -> None:

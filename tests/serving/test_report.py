@@ -126,10 +126,9 @@ def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full
     picture._draw_frontier(axes, full["variants"])
     assert list(axes.lines[0].get_xdata()) == [420, 3900]
     assert list(axes.lines[0].get_ydata()) == [93, 88]
-    for each in full["variants"]:
-        picture._draw_point(axes, each, "nac")
+    picture._name_points(axes, full)
     words = [text.get_text() for text in axes.texts]
-    assert ["dominated by b1000-fp32" in text for text in words] == [False, True, False]
+    assert ["dominated by b1000-fp32" in text for text in words] == [False, False, True]
 
 
 def test_pictures_and_page_come_from_the_json_again(full: dict[str, Any], tmp_path: Path) -> None:
