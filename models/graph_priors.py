@@ -5,7 +5,7 @@ import math
 
 import torch
 from saccade.models.nac_config import NACConfig
-from saccade.models.skmdpa import link_probability, signature_distance
+from saccade.models.skmdpa import signature_distance
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -114,15 +114,17 @@ class GraphStructure:
 
     Both matrices are sorted, by expected degree (scale-free, erdos-renyi) or spectrally (partition,
     ring), and compared entry by entry. The permutation is a constant of the loss and is kept for
-    `graph_refresh_steps` calls.
+    `graph_refresh_steps` calls. One eigenvector says little of many groups, so a spectral
+    permutation replaces the one before it (at first: the prior's own order) only if it is closer;
+    a ring's order has no beginning, so it is tried from each module of a clique on.
 
     Source: section 2.2, Graph Structure Regularizer.
     """
 
     def __init__(self, config: NACConfig) -> None:
         self.config = config
-        self._sorted: Tensor | None = None
-        self._aligned: Tensor | None = None
+        self._target: Tensor | None = None  # sorted
+        self._aligned: Tensor | None = None  # permuted onto the modules
         self._calls = 0
 
     def loss(self, signatures: Tensor) -> Tensor:
@@ -130,32 +132,46 @@ class GraphStructure:
 
         Shapes: signatures [u s] -> scalar, 0 where there is only one module.
         """
-        u = signatures.shape[0]
-        if u < 2:
+        if signatures.shape[0] < 2:
             return signatures.sum() * 0
-        distance = signature_distance(signatures, signatures)
+        scaled = signature_distance(signatures, signatures) / self.config.epsilon
         if self._aligned is None or self._calls % self.config.graph_refresh_steps == 0:
-            links = link_probability(distance.detach(), self.config.epsilon)
-            self._aligned = self._align(links)
+            self._aligned = self.align(scaled.detach())
         self._calls += 1
-        return structure_loss(distance / self.config.epsilon, self._aligned.to(distance))
+        return structure_loss(scaled, self._aligned)
 
-    def _align(self, links: Tensor) -> Tensor:
-        if self._sorted is None:
-            target = target_links(self.config)
-            order = self._order(target)
-            self._sorted = target[order][:, order]
-        order = self._order(links)
-        rank = torch.empty_like(order)
-        rank[order] = torch.arange(order.numel(), device=order.device)
-        rank = rank.to(self._sorted.device)
-        return self._sorted[rank][:, rank]
+    @torch.no_grad()
+    def align(self, scaled_distance: Tensor) -> Tensor:
+        """The target in the order of the modules.
 
-    def _order(self, links: Tensor) -> Tensor:
+        Shapes: scaled_distance [u u], -log of the link probabilities -> [u u].
+        """
+        links = torch.exp(-scaled_distance)
+        if self._target is None:
+            self._target = self._sorted_target().to(links)
+        target = self._target.to(links)
         if self.config.graph_prior not in SPECTRAL:
-            return degree_order(links)
+            return _permuted(target, degree_order(links))
         circular = self.config.graph_prior == "ring-of-cliques"
-        return spectral_order(links, circular=circular, seed=self.config.seed)
+        order = spectral_order(links, circular=circular, seed=self.config.seed)
+        starts = range(min(self.config.graph_group, links.shape[0])) if circular else range(1)
+        tried = [_permuted(target, order.roll(start)) for start in starts]
+        tried.append(target if self._aligned is None else self._aligned.to(links))
+        return min(tried, key=lambda each: structure_loss(scaled_distance, each).item())
+
+    def _sorted_target(self) -> Tensor:
+        # Groups and cliques stand in spectral order already: one after the other.
+        target = target_links(self.config)
+        if self.config.graph_prior in SPECTRAL:
+            return target
+        order = degree_order(target)
+        return target[order][:, order]
+
+
+def _permuted(target: Tensor, order: Tensor) -> Tensor:
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(order.numel(), device=order.device)
+    return target[rank][:, rank]
 
 
 def structure_loss(scaled_distance: Tensor, target: Tensor) -> Tensor:
@@ -174,37 +190,37 @@ def structure_loss(scaled_distance: Tensor, target: Tensor) -> Tensor:
 def prior_signatures(config: NACConfig) -> Tensor:
     """Signatures whose link probabilities follow the prior as closely as their number allows.
 
-    The wanted cosines 1 + epsilon log(target) are a Gram matrix; its leading eigenvectors, scaled
-    and brought to length 1, are the start of a short descent on the regularizer.
+    A descent on the regularizer, in the prior's own order. Groups start at the leading
+    eigenvectors of the wanted cosines, 1 + epsilon log(target); the others at random.
 
-    Shapes: -> [u s].
+    Shapes: -> [u s], of length sqrt(s).
     """
     target = target_links(config)
-    gram = 1 + config.epsilon * torch.log(target.clamp_min(config.p_min))
-    gram = gram.clamp_min(-1).fill_diagonal_(1)
-    vectors = leading_vectors(gram, config.signature_dim, seed=config.seed)
-    values = ((gram @ vectors) * vectors).sum(0).clamp_min(1e-6)
-    signatures = F.normalize(vectors * values.sqrt(), dim=-1)
-    missing = config.signature_dim - signatures.shape[1]
-    signatures = F.pad(signatures, (0, missing)) if missing > 0 else signatures
     generator = torch.Generator().manual_seed(config.seed)
-    noise = torch.randn(signatures.shape, generator=generator)
-    signatures = F.normalize(signatures + 0.01 * noise, dim=-1)
-    return _descend(signatures, target, config)
+    start = torch.randn(config.modules, config.signature_dim, generator=generator)
+    if config.graph_prior in SPECTRAL:
+        wanted = 1 + config.epsilon * torch.log(target.clamp_min(config.p_min))
+        wanted = wanted.clamp_min(-1).fill_diagonal_(1)
+        vectors = leading_vectors(wanted, config.signature_dim, seed=config.seed)
+        values = ((wanted @ vectors) * vectors).sum(0).clamp_min(1e-6)
+        found = F.normalize(vectors * values.sqrt(), dim=-1)
+        start = 0.03 * start
+        start[:, : found.shape[1]] += found
+    steps = 100 if config.modules <= 1024 else 30
+    return _descend(F.normalize(start, dim=-1), target, config.epsilon, steps=steps)
 
 
-def _descend(signatures: Tensor, target: Tensor, config: NACConfig) -> Tensor:
-    if config.modules < 2:
-        return signatures
-    steps = 60 if config.modules <= 1024 else 10
-    signatures = signatures.clone().requires_grad_()
-    with torch.enable_grad():
-        optimizer = torch.optim.Adam([signatures], lr=0.02)
-        for _ in range(steps):
-            loss = structure_loss(
-                signature_distance(signatures, signatures) / config.epsilon, target
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return F.normalize(signatures.detach(), dim=-1) * math.sqrt(config.signature_dim)
+def _descend(signatures: Tensor, target: Tensor, epsilon: float, *, steps: int) -> Tensor:
+    # Adam on the sphere with the gradient by hand: autograd would keep ten u x u matrices.
+    step, first, second = 0.03, torch.zeros_like(signatures), torch.zeros_like(signatures)
+    for index in range(1, steps + 1):
+        links = torch.exp((signatures @ signatures.mT - 1) / epsilon).clamp_(max=1 - 1e-4)
+        slope = target - (1 - target) * links / (1 - links)
+        gradient = -slope.fill_diagonal_(0) @ signatures
+        gradient -= (gradient * signatures).sum(-1, keepdim=True) * signatures
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.95 * second + 0.05 * gradient.square()
+        scale = (second / (1 - 0.95**index)).mean().sqrt() + 1e-12
+        move = first / (1 - 0.9**index) / scale
+        signatures = F.normalize(signatures - step * (1 - index / (steps + 1)) * move, dim=-1)
+    return signatures * math.sqrt(signatures.shape[-1])

@@ -91,11 +91,14 @@ def render(report: DoctorReport) -> Any:
     """A table for a terminal, and below it what each use lacks."""
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("", "what", "found", "needed for", "how to get it")
     for row in report.rows:
         mark = "ok" if row.good else "-" if row.optional else "missing"
-        table.add_row(mark, row.what, row.found, row.needed_for, row.advice)
+        cells = (mark, row.what, row.found, row.needed_for, row.advice)
+        # As plain text: in `saccade[export]` the brackets would be read as a style.
+        table.add_row(*map(Text, cells))
     lines = [
         f"{use}: {'ready' if fit else 'something is missing'}" for use, fit in report.uses().items()
     ]
@@ -105,7 +108,9 @@ def render(report: DoctorReport) -> Any:
             f"{report.url} {name}: {'answers' if good else found.reasons[name]}"
             for name, good in answers.items()
         ]
-    return Group(table, *lines, *([report.trouble] if report.trouble else []))
+    if report.trouble:
+        lines.append(report.trouble)
+    return Group(table, *map(Text, lines))
 
 
 def _system() -> list[Row]:

@@ -176,7 +176,7 @@ class Supervisor(threading.Thread):
 
     def _judge(self, prober: Prober, misses: dict[str, int]) -> str | None:
         for probe in prober.answers():
-            busy = False
+            busy: bool | None = False
             if not probe.late:
                 self._hangs = False
             elif not self._hangs:

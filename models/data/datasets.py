@@ -83,6 +83,6 @@ def _source(name: str) -> _Source:
 
 def _digest(images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> str:
     digest = hashlib.sha256(repr((images.shape, class_names)).encode())
-    digest.update(np.ascontiguousarray(images))
-    digest.update(np.ascontiguousarray(labels))
+    digest.update(images.tobytes())
+    digest.update(labels.tobytes())
     return digest.hexdigest()

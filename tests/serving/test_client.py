@@ -65,11 +65,9 @@ def test_many_images_are_split_and_keep_their_order(client, monkeypatch):
     batch = rng.integers(0, 256, (150, 8, 8, 1), dtype=np.uint8)
     whole = client.embed(batch, budget=0.125)
     assert whole.vectors.shape[0] == 150
-    np.testing.assert_allclose(
-        whole.vectors[[0, 70, 149]],
-        client.embed(batch[[0, 70, 149]], budget=0.125).vectors,
-        atol=1e-5,
-    )
+    picked = [0, 70, 149]
+    alone = client.embed(batch[picked], budget=0.125)
+    np.testing.assert_allclose(whole.vectors[picked], alone.vectors, atol=1e-5)
     assert [len(part) for part in images.requests([b"x"] * 150)] == [64, 64, 22]
     monkeypatch.setattr(images, "MAX_REQUEST_BYTES", 10)
     assert [len(part) for part in images.requests([b"x" * 6, b"y" * 6, b"z"])] == [1, 2]
@@ -133,9 +131,7 @@ def test_wrong_image(client, given, words):
     with pytest.raises(SaccadeError, match=words) as error:
         client.classify(given)
     assert error.value.exit_code == 2
-    assert "Traceback" not in str(error.value) and "/" not in str(error.value).replace(
-        client.url, ""
-    )
+    assert "Traceback" not in str(error.value) and "/" not in str(error.value)
 
 
 def test_empty_file_is_refused_before_it_is_sent(tmp_path):

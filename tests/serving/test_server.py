@@ -3,6 +3,7 @@
 
 import dataclasses
 import http.client
+import io
 import json
 import shutil
 import signal
@@ -93,6 +94,21 @@ def test_exposure_needs_consent(tiny_repository):
             call(tiny_repository, options)
         assert "24.10" in str(error.value)
         assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("answer, starts", [("y\n", True), ("n\n", False), ("", False)])
+def test_consent_is_asked_on_a_terminal(answer, starts, needs_server, monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    options = ServeOptions(host="0.0.0.0", **FREE_PORTS)
+    # With consent it goes on, to a repository that is not there.
+    with pytest.raises(SaccadeError, match="no-such-folder" if starts else "--accept-risk"):
+        serve("no-such-folder", options)
+    assert "24.10" in capsys.readouterr().err
 
 
 def test_missing_server_names_the_pip_command(tiny_repository, monkeypatch, tmp_path):
