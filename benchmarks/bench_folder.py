@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from bench_config import bench_config
+
 from saccade.export.exported import ExportOptions, export
 from saccade.models.checkpoint import save
 from saccade.models.nac import NAC

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.serving.frontier import paired_bootstrap, wilson

@@ -12,6 +12,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from budget_scores import score_budgets
+
 from saccade.models.train import TrainOptions, train
 from saccade.plugins.files import json_bytes, write_atomically
 from saccade.serving.machine import this_machine

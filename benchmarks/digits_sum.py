@@ -4,7 +4,7 @@
 `train` writes the three checkpoints into --folder: the shipped one of 256 modules, and a pair of
 32 modules, the same but for module dropout. `score` reads them from there and scores each budget
 on the test split. A pair of 256 modules is not trained: without dropout a step of all 256 costs
-about thirty times a step of the recipe.
+ten to thirty times a step of the recipe.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from budget_scores import score_budgets
+
 from saccade.models.checkpoint import load
 from saccade.models.train import TrainOptions, train
 from saccade.plugins.files import json_bytes, write_atomically

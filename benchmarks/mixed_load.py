@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from bench_folder import bench_folder, random_images
 from result_file import write_result
+
 from saccade.export.manifest import read_folder
 from saccade.serving.addresses import ServeOptions
 from saccade.serving.load import LoadGenerator, LoadResult, Stream, refuse_errors

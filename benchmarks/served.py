@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from bench_folder import bench_folder, random_images
 from result_file import write_result
+
 from saccade.export.manifest import read_folder
 from saccade.export.runners import onnx_session
 from saccade.serving import in_process

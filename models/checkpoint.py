@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, ShapeError, require
 from saccade.plugins.files import write_atomically

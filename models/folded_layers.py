@@ -8,11 +8,12 @@ as the products they stand between.
 import math
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from saccade.models.modulation import ModFC, ModFFN, activate
 from saccade.models.nac_layers import Propagator, ReadIn, ReadOut, length_mask, masked_softmax
 from saccade.models.tokenizers import PatchTokenizer, check_image, patches
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class FoldedFC(nn.Module):
@@ -164,8 +165,9 @@ class FoldedPropagator(nn.Module):
     Shapes: theta [b u d], bias [u u] or [b u u], code [b u c] (conditional only) -> [b u d].
     """
 
-    def __init__(self, source: Propagator, code: Tensor | None) -> None:
+    def __init__(self, source: nn.Module, code: Tensor | None) -> None:
         super().__init__()
+        assert isinstance(source, Propagator)
         self.heads = source.heads
         scale = math.sqrt(source.heads / source.query.linear.out_features)
         self.norm_attention, self.norm_ffn = source.norm_attention, source.norm_ffn

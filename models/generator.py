@@ -5,12 +5,13 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
 from saccade.models.skmdpa import signature_distance
 from saccade.plugins.errors import SaccadeError, ShapeError
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class Circuit(NamedTuple):
@@ -59,7 +60,8 @@ class ConditionalGenerator(nn.Module):
     All queries take part as keys and values even where only some modules are wanted, so a pruned
     circuit is a selection of the full one.
 
-    Shapes: condition [b n k], length [b], modules [m] -> signatures [b m s], codes [b m c].
+    Shapes: condition [b n k], length [b], modules [m] -> signatures [b m s] (none if dense), codes
+            [b m c].
     Source: section 4.4.
     """
 
@@ -79,7 +81,9 @@ class ConditionalGenerator(nn.Module):
         self.norm_self = nn.LayerNorm(dim)
         self.mix = Attention(dim, config.heads)
         self.norm_out = nn.LayerNorm(dim)
-        self.to_signature = feed_forward(dim, config.ffn_dim, config.signature_dim)
+        self.to_signature: nn.Module | None = None
+        if config.connectivity != "dense":
+            self.to_signature = feed_forward(dim, config.ffn_dim, config.signature_dim)
         self.to_code = feed_forward(dim, config.ffn_dim, config.code_dim)
         self.register_buffer("kept", torch.arange(config.modules))
 
@@ -98,7 +102,8 @@ class ConditionalGenerator(nn.Module):
         kept = self.kept if modules is None else self.kept[modules]
         every = self.norm_self(x)
         x = self.norm_out(x[:, kept] + self.mix(every[:, kept], every))
-        return Circuit(self.to_signature(x), self.to_code(x))
+        signatures = None if self.to_signature is None else self.to_signature(x)
+        return Circuit(signatures, self.to_code(x))
 
 
 def generate(

@@ -4,12 +4,13 @@
 import math
 
 import torch
-from saccade.models.nac_config import NACConfig
-from saccade.models.skmdpa import signature_distance
 from torch import Tensor
 from torch.nn import functional as F
 
-EXACT_MODULES = 256  # above this many modules eigenvectors are iterated for, not decomposed
+from saccade.models.nac_config import NACConfig
+from saccade.models.skmdpa import signature_distance
+
+EXACT_MODULES = 1024  # above this many modules eigenvectors are iterated for, not decomposed
 SPECTRAL = ("planted-partition", "ring-of-cliques")
 
 
@@ -42,14 +43,16 @@ def target_links(config: NACConfig) -> Tensor:
 
 
 def _scale_free(modules: int, degree: float) -> Tensor:
-    rank = torch.arange(1, modules + 1, dtype=torch.float64)
-    shape = 1 / torch.sqrt(rank[:, None] * rank)
-    shape.fill_diagonal_(0)
-    scale = torch.tensor(degree / 2, dtype=torch.float64)
-    for _ in range(20):  # probabilities end at 1, so the hubs' excess goes to the others
-        found = (scale * shape).clamp(max=0.95).sum() / modules
-        scale = scale * degree / found.clamp_min(1e-12)
-    return (scale * shape).clamp(max=0.95)
+    root = torch.arange(1, modules + 1).rsqrt()
+    shape = torch.outer(root, root).fill_diagonal_(0)
+    scale, links = degree / 2, shape
+    for _ in range(20):  # probabilities end at 0.95, so the hubs' excess goes to the others
+        links = (scale * shape).clamp_(max=0.95)
+        found = links.sum(dtype=torch.float64).item() / modules
+        if modules < 2 or abs(found / degree - 1) < 1e-3:
+            break
+        scale *= degree / found
+    return links
 
 
 def _bridges(modules: int, size: int) -> Tensor:

@@ -6,6 +6,9 @@ from copy import deepcopy
 from dataclasses import replace
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from saccade.models.generator import (
     Circuit,
     ConditionalGenerator,
@@ -26,8 +29,6 @@ from saccade.models.skmdpa import (
 )
 from saccade.models.tokenizers import tokenizer
 from saccade.plugins.errors import SaccadeError
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class NAC(nn.Module):
@@ -224,7 +225,7 @@ class NAC(nn.Module):
         Shapes: -> scalar.
         """
         signatures = getattr(self.generator, "signatures", None)
-        if self.config.conditional or self.config.connectivity != "learned":
+        if signatures is None or self.config.connectivity != "learned":
             return self.head.bias.new_zeros(())
         return self._structure.loss(signatures)
 
@@ -248,7 +249,7 @@ class NAC(nn.Module):
         config = replace(self.config, modules=keep)
         state = {name: value.clone() for name, value in self.state_dict().items()}
         if self.config.conditional:
-            config = replace(config, generator_modules=self.generator.queries.shape[0])
+            config = replace(config, generator_modules=self.config.generator_modules or total)
             selected = ["generator.kept"]
         else:
             selected = [f"generator.{name}" for name in ("codes", "signatures")]

@@ -2,6 +2,9 @@
 """A NAC in evaluation with its constants folded: the same function, far fewer products."""
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from saccade.models.folded_layers import (
     FoldedPropagator,
     FoldedReadIn,
@@ -11,8 +14,6 @@ from saccade.models.folded_layers import (
 from saccade.models.generator import Circuit, Given, check_condition, generate, link_distances
 from saccade.models.nac import NAC, head_outputs
 from saccade.models.skmdpa import evaluation_bias
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class FoldedNAC(nn.Module):
@@ -47,7 +48,9 @@ class FoldedNAC(nn.Module):
         theta = None if code is None else source.initial_state(code)
         self.tokenizer = fold_tokenizer(source.tokenizer)
         self.read_in = FoldedReadIn(source.read_in, theta, code)
-        self.propagators = nn.ModuleList(FoldedPropagator(p, code) for p in source.propagators)
+        self.propagators = nn.ModuleList(
+            FoldedPropagator(each, code) for each in source.propagators
+        )
         initial = source.initial_state(source.read_out_codes)
         self.read_out = FoldedReadOut(source.read_out, initial, source.read_out_codes, code)
         self.head = source.head

@@ -4,10 +4,11 @@
 import math
 
 import torch
+from torch import Tensor, nn
+
 from saccade.models.modulation import ModFC, ModFFN, linear
 from saccade.models.nac_config import NACConfig
 from saccade.models.skmdpa import skmdpa
-from torch import Tensor, nn
 
 
 def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:

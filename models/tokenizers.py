@@ -2,11 +2,12 @@
 """From what comes in to a set of tokens of the model's width, with their positions."""
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
 from saccade.plugins.errors import ShapeError
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 POSITION_STD = 0.3
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.preprocessing import Preprocessing

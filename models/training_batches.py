@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from saccade.models.data.datasets import Dataset
 from saccade.models.data.digits import QUADRANTS, compose, digits
 from saccade.models.training_recipes import Recipe
-from torch import Tensor
 
 _AUGMENTED_COPIES = 3  # of the training digits, drawn anew each epoch
 

@@ -5,12 +5,13 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from saccade.models.nac import NAC
 from saccade.models.training_batches import Batch
 from saccade.models.training_losses import Auxiliary
 from saccade.models.training_recipes import Recipe
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 _ORDER_STEPS = 20  # steps from one ranking of the modules to the next
 _MAX_GRADIENT_NORM = 1.0

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from saccade.models.nac import NAC
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from saccade.models.nac import NAC
 
 DIGITS = 10
 SUMS = 9 * 4 + 1  # four digits add up to 0 to 36

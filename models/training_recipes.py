@@ -96,7 +96,7 @@ def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
             "patch_px": _patch_px(height_px, width_px),
             "modules": 64,
             "dim": 64,
-                "dropout_draw": "log-uniform",
+            "dropout_draw": "log-uniform",
         },
         epochs=30,
         batch=64,

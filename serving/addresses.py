@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How and where the server listens, and whether those places are free."""
 
+import errno
 import ipaddress
 import socket
 from dataclasses import dataclass, fields, replace
@@ -25,7 +26,7 @@ class ServeOptions:
     probe_timeout_s: float = 2  # and has this long for it
     grace_s: float = 1  # after a variant dies the others answer this long before the restart
     server_log: Path | None = None  # the server's own log, as it wrote it
-    restart: bool = True  # restart a server that fails; otherwise exit with 3
+    restart: bool = True  # a server that fails is restarted; without this, exit with 3
     accept_risk: bool = False  # consent to listen beyond loopback
 
     def __post_init__(self) -> None:
@@ -55,8 +56,10 @@ def is_loopback(host: str) -> bool:
 def with_ports(options: ServeOptions) -> ServeOptions:
     """The same options with every 0 replaced by a free port, and the others found free.
 
+    A host's name becomes its address, which the server's protocols would else choose each.
     Raises: SaccadeError naming the port that is taken and the flag that changes it.
     """
+    options = replace(options, host=_numeric(options.host))
     held: list[socket.socket] = []
     chosen: dict[str, int] = {}
     try:
@@ -73,16 +76,24 @@ def with_ports(options: ServeOptions) -> ServeOptions:
 
 def address(host: str, port: int) -> str:
     """`host:port` as a client on this machine writes it."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+
+
+def _numeric(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        raise SaccadeError(
+            f"--host {host}: is no IPv4 address and no name of one ({error}). Give an address of "
+            "this machine, or leave the option out for 127.0.0.1."
+        ) from error
 
 
 def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.socket:
     for other, taken in chosen.items():
         if taken == port:
             raise SaccadeError(f"{_flag(name)} and {_flag(other)} are both {port}. Change one.")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     # As the server does: a port that only has connections in TIME_WAIT is free.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -90,7 +101,7 @@ def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.soc
         listener.listen(1)
     except OSError as error:
         listener.close()
-        if isinstance(error, socket.gaierror) or error.errno == 99:
+        if error.errno == errno.EADDRNOTAVAIL:
             raise SaccadeError(
                 f"--host {host}: this machine has no such address ({error.strerror}). "
                 "Give an address of its own, or leave the option out for 127.0.0.1."

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+
 from saccade.serving.connection import connect_asyncio
 from saccade.serving.embeddings import Embeddings
 from saccade.serving.images import Image

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from saccade.export.manifest import Manifest, read_folder
 from saccade.export.runners import onnx_session
 from saccade.models.data.datasets import Dataset, load_data

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin
 
 import tyro
+
 from saccade.plugins.errors import SaccadeError
 from saccade.serving import commands
 

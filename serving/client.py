@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.async_client import AsyncClient
 from saccade.serving.connection import connect

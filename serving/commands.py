@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from tyro.conf import Positional
+
 from saccade.export.exported import ExportOptions
 from saccade.models.train import TrainOptions
 from saccade.plugins.errors import SaccadeError
@@ -13,7 +15,6 @@ from saccade.serving.bench import BenchOptions
 from saccade.serving.demo import DemoOptions
 from saccade.serving.repository import RepositoryOptions
 from saccade.serving.server import ServeOptions
-from tyro.conf import Positional
 
 # The fields of an options dataclass appear as flags of the command itself.
 _flat = tyro.conf.arg(name="")

@@ -13,7 +13,7 @@ from saccade.serving.bench import BenchOptions
 from saccade.serving.repository import RepositoryOptions
 from saccade.serving.server import ServeOptions
 
-SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625)
+SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ def demo(options: DemoOptions) -> tuple[dict[str, Any], Any]:
     Returns the benchmark's report and what to show of it.
     """
     from rich.console import Group
+
     from saccade.serving.report import render
 
     with new_folder(options.out, force=options.force) as folder:
@@ -67,6 +68,7 @@ def _serve_digits(folder: Path) -> list[str]:
 def _validation_images(folder: Path) -> list[Path]:
     """Eight digits as PNG files named `<label>-<index>.png`; the test part stays unread."""
     from PIL import Image
+
     from saccade.models.data.datasets import load_data
 
     data = load_data("digits", "validation")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import refuse_existing, write_atomically
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from saccade.export.manifest import read_folder
 from saccade.plugins.errors import SaccadeError, ShapeError
 from saccade.plugins.files import json_bytes, write_atomically

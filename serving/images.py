@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+
 from saccade.plugins.errors import SaccadeError, ShapeError
 
 Image = Path | str | bytes | np.ndarray

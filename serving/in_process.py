@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from saccade.plugins.errors import ShapeError
 from saccade.plugins.progress import Advance
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from saccade.serving.connection import connect_alone
 from saccade.serving.rpc_errors import is_queue_full, short
 

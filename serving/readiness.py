@@ -2,7 +2,7 @@
 """Whether every variant answers, and the one place that says so: `GET /ready`."""
 
 import json
-import socket
+import socketserver
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -91,17 +91,8 @@ class ReadyEndpoint:
 
     def __init__(self, host: str, port: int, ask: Callable[[], Readiness]) -> None:
         handler = type("Handler", (_Handler,), {"ask": staticmethod(ask)})
-        kind = type(
-            "Endpoint",
-            (ThreadingHTTPServer,),
-            {
-                "address_family": socket.AF_INET6 if ":" in host else socket.AF_INET,
-                # The default looks the host's name up, which may take seconds.
-                "server_bind": _bind,
-            },
-        )
         try:
-            self._server: ThreadingHTTPServer = kind((host, port), handler)
+            self._server = _Endpoint((host, port), handler)
         except OSError as error:
             raise SaccadeError(
                 f"Port {port} on {host} cannot be used ({error.strerror}). "
@@ -142,8 +133,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: health checks come every second."""
 
 
-def _bind(self: ThreadingHTTPServer) -> None:
-    self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    self.socket.bind(self.server_address)
-    self.server_address = self.socket.getsockname()
-    self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+class _Endpoint(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Bind without the look-up of the host's name, which may take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]

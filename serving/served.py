@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+
 from saccade.plugins.errors import ServerFailed
 from saccade.plugins.progress import Advance
 from saccade.serving.load import LoadGenerator, LoadResult, Stream, refuse_errors

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from saccade.plugins.errors import SaccadeError
+from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving.addresses import ServeOptions, address, is_loopback, with_ports
 from saccade.serving.installation import (
     BUNDLED_LINE,
@@ -43,15 +43,28 @@ class Server:
 
     def __enter__(self) -> "Server":
         found = find_installation()
-        refuse_exposure(self.options, found)
-        self.options = options = with_ports(self.options)
-        deployment = read_repository(self.repository)
-        check_installation(found)
-        self._board = Board(deployment.model, tuple(deployment.variants))
-        log = ServerLog(options.server_log)
+        wanted = self.options
+        refuse_exposure(wanted, found)
+        for attempts_left in (2, 1, 0):
+            self.options = with_ports(wanted)
+            deployment = read_repository(self.repository)
+            check_installation(found)
+            self._board = Board(deployment.model, deployment.variants)
+            log = ServerLog(self.options.server_log)
+            try:
+                self._start(found, log)
+                break
+            except ServerFailed:
+                # A port that was free a moment ago: only those that we chose are chosen again.
+                if not (attempts_left and self.options != wanted and log.says("already in use")):
+                    raise
+        return self
+
+    def _start(self, found: Installation, log: ServerLog) -> None:
+        options, repository = self.options, self.repository
 
         def start(folder: RunFolder) -> ServerProcess:
-            return ServerProcess(found, self.repository, options, folder, log)
+            return ServerProcess(found, repository, options, folder, log)
 
         self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
         self._supervisor = Supervisor(start, options, self._board, log)
@@ -63,7 +76,6 @@ class Server:
         except BaseException:
             self._close()
             raise
-        return self
 
     def __exit__(
         self,

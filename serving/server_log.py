@@ -55,8 +55,8 @@ class ServerLog:
         return reader
 
     def last_lines(self, count: int = 8) -> str:
-        """The newest lines that matter: errors and warnings if there are any, else all."""
-        lines = list(self._last)
+        """The newest lines that matter: errors and warnings, or without them the others."""
+        lines = [(level, text) for level, text in self._last if level > logging.DEBUG]
         grave = [text for level, text in lines if level >= logging.WARNING]
         chosen = (grave or [text for _, text in lines])[-count:]
         return "\n".join(f"  | {text}" for text in chosen) or "  | (it wrote nothing)"

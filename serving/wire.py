@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving.embeddings import Embeddings
 from saccade.serving.images import Image, encoded, requests

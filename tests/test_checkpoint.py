@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from saccade.models.checkpoint import Checkpoint, load, save
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, ShapeError
-from safetensors.torch import save_file
 
 CONFIG = NACConfig(modules=4, readout_modules=2, dim=8, code_dim=4, heads=2, ffn_dim=8, seed=3)
 

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from saccade.serving import cli, commands
 
 COMMANDS = sorted(cli.COMMANDS)

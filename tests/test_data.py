@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import load_data
 from saccade.models.data.splits import stratified_split

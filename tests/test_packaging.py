@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from saccade.plugins.errors import MissingPackage, require
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from saccade.models import training_loop
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import load_data

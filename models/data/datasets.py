@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, ShapeError
 

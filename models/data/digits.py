@@ -4,6 +4,7 @@
 from functools import lru_cache
 
 import numpy as np
+
 from saccade.models.data.splits import stratified_split
 from saccade.plugins.errors import require
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+
 from saccade.models.data.splits import stratified_split
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, ShapeError

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, sha256_of
 from saccade.serving.client import Client

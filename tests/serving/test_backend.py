@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+
 from saccade.export.manifest import read_folder
 from saccade.serving.model_config import RUN_BATCH, parse_config, variant_config
 

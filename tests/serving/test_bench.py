@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from saccade.plugins.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.serving import bench as verb
 from saccade.serving import in_process
@@ -63,7 +64,7 @@ def test_every_variant_is_measured_in_process_and_served(served: BenchReport) ->
             latencies = [ms for one in samples["grpc"][name] for ms in one["latencies_ms"]]
             assert point["requests"] == len(latencies) > 0
             assert point["p50_ms"] <= point["p95_ms"] <= point["p99_ms"] <= max(latencies) + 1e-3
-            assert 0 < point["client_cpu_share"] < 1
+            assert 0 < point["client_cpu_share"] <= 1
         assert each["multiply_adds"] > 0 and each["peak_activation_bytes"] > 0
     assert full["machine"]["runtime"].startswith("onnxruntime ")
     assert full["server"].startswith("triton ")
@@ -76,6 +77,7 @@ def test_the_score_is_the_hand_count_on_the_test_split(
     served: BenchReport, data, tiny_folder
 ) -> None:
     import onnxruntime
+
     from saccade.models.data.datasets import load_data
 
     test = load_data(str(data), "test")

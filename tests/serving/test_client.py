@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from PIL import Image
+
 from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving import images
 from saccade.serving.client import (

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from rich.console import Console
+
 from saccade.serving import doctor as module
 from saccade.serving.doctor import doctor, render
 

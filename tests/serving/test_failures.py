@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
 from saccade.plugins.errors import ServerFailed
 from saccade.serving.client import Client
 from saccade.serving.run_folder import SHARED_MEMORY

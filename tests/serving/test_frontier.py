@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from saccade.plugins.errors import SaccadeError, ShapeError
 from saccade.serving.frontier import (
     FILE_NAME,

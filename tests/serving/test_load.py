@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
 from saccade.plugins.errors import ServerFailed
 from saccade.serving.load import LoadGenerator, Stream, refuse_errors
 from saccade.serving.machine import cpu_seconds
 from saccade.serving.served import encoded_request, point, tensor_request
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 DELAY_S = 0.02
 

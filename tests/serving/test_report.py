@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from saccade.plugins.errors import SaccadeError
 from saccade.serving import report
 
@@ -120,6 +121,7 @@ def test_the_page_is_whole_without_a_network(full: dict[str, Any], tmp_path: Pat
 
 def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full) -> None:
     from matplotlib.figure import Figure
+
     from saccade.serving import picture
 
     axes = Figure().add_subplot()

@@ -11,6 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 from PIL import Image
+
 from saccade.export.manifest import read_folder
 
 grpc = pytest.importorskip("tritonclient.grpc")
