@@ -93,8 +93,18 @@ class FoldedFFN(nn.Module):
         self.widen, self.narrow = FoldedFC(source.widen, code), FoldedFC(source.narrow, code)
 
     def forward(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
-        hidden = activate(self.widen(x, code, fresh=x is not residual), self.activation)
+        hidden = activate_(self.widen(x, code, fresh=x is not residual), self.activation)
         return self.narrow.add_to(residual, hidden, code)
+
+
+def activate_(x: Tensor, name: str) -> Tensor:
+    """The activation of that name, in place.
+
+    Shapes: x [...] -> same.
+    """
+    if torch.compiler.is_exporting():
+        return activate(x, name)
+    return torch.ops.aten.gelu_(x) if name == "gelu" else x.relu_()
 
 
 class FoldedReadIn(nn.Module):

@@ -42,7 +42,7 @@ class TrainOptions:
     module_dropout: bool = True  # keep only some of the modules in a training step
     side_px: int = 32  # to which a folder's images are resized
     seed: int = 0  # of the weights, the batches and the dropout
-    threads: int = 2  # of the processor; another number may change the last digits
+    threads: int = 1  # of the processor; small models gain nothing from more
     force: bool = False  # replace what stands at --out
 
 

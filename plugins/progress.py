@@ -33,6 +33,8 @@ def progress(label: str, total: float) -> Iterator[Advance]:
         task = bar.add_task(label, total=total, note="")
 
         def advance(steps: float = 1, note: str = "") -> None:
-            bar.update(task, advance=steps, **({"note": note} if note else {}))
+            if note:
+                bar.update(task, note=note)
+            bar.update(task, advance=steps)
 
         yield advance

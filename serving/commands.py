@@ -219,8 +219,8 @@ def embed(
     names = [str(path) for path in image]
     save_embeddings(options.out, found, names, append=options.append, force=options.force)
     count, width = found.vectors.shape
-    data = {"out": str(options.out), "variant": found.variant, "sha256": found.sha256}
-    data |= {"images": count, "dimensions": width}
+    data: dict[str, Any] = {"out": str(options.out), "images": count, "dimensions": width}
+    data |= {"variant": found.variant, "sha256": found.sha256}
     return Answer(data, f"{options.out}: {count} x {width} from {found.variant}", json)
 
 

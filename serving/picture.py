@@ -91,7 +91,7 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
     for variant in sorted(report["variants"], key=lambda each: each["dominated_by"] is not None):
         dominated = variant["dominated_by"] is not None
         place = throughput_of(variant)[0], 100 * variant["score"]["value"]
-        tries = []
+        tries: list[tuple[float, Any]] = []
         for right, up in _SIDES[::-1] if dominated else _SIDES:
             words = axes.annotate(
                 _words(variant, report["model"]), place, xytext=(9 * right, 8 * up),
@@ -142,7 +142,7 @@ def _words(variant: dict[str, Any], model: str) -> str:
 def _dress(axes: Any, report: dict[str, Any]) -> None:
     speeds = [throughput_of(variant)[0] for variant in report["variants"]]
     low, high = min(speeds), max(speeds)
-    left, right = 0.12, 0.34  # room for the words beside the fastest point
+    left, right = 0.12, 0.4  # room for the words beside the fastest point
     if high / low >= _LOG_FROM_RATIO:
         from matplotlib.ticker import LogLocator, NullFormatter
 
