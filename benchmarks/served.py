@@ -20,7 +20,7 @@ from saccade.export.manifest import read_folder
 from saccade.export.runners import onnx_session
 from saccade.serving import in_process
 from saccade.serving.addresses import ServeOptions
-from saccade.serving.in_process import BATCHES, Calls, sample
+from saccade.serving.in_process import BATCHES, Calls, best_batch, sample
 from saccade.serving.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.machine import this_machine
 from saccade.serving.repository import RepositoryOptions, deploy
@@ -44,7 +44,7 @@ def main() -> None:
     images = random_images(folder, 64)
     name = manifest.variant.name
     session = onnx_session(folder / manifest.file.name, threads=1)
-    run_batch = _fastest(session, images, options.seconds)
+    best, run_batch = _batches(session, images, options.seconds)
     rounds: list[dict[str, Any]] = []
     quiet = ServeOptions(
         grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
@@ -58,12 +58,17 @@ def main() -> None:
         ):
             check_answers(server.url, name, images[:1], in_process.logits(session, images[:1]))
             for turn in range(options.rounds):
-                one = _round(load, name, session, images, run_batch, options.seconds)
+                one = _round(load, name, session, images, (best, run_batch), options.seconds)
                 rounds.append(one)
                 print(f"round {turn + 1}: {_line(one)}", flush=True)
     result = {
         "benchmark": "served against in-process",
-        "configuration": {"modules": options.modules, "budget": 1.0, "best_batch": run_batch},
+        "configuration": {
+            "modules": options.modules,
+            "budget": 1.0,
+            "best_batch": best,
+            "run_batch": run_batch,
+        },
         "machine": this_machine().to_dict(),
         "seconds": options.seconds,
         "cases": {case: _case(rounds, case) for case in CASES},
@@ -85,19 +90,26 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _fastest(session: Any, images: np.ndarray, seconds: float) -> int:
+def _batches(session: Any, images: np.ndarray, seconds: float) -> tuple[int, int]:
+    """The batch that is fastest in process, and the one the server is told to run."""
     calls = {size: Calls(size) for size in BATCHES}
-    for _ in range(3):
+    for _ in range(4):
         for each in calls.values():
-            sample(session, images, each, seconds=seconds / 9)
-    return max(BATCHES, key=lambda size: calls[size].inferences_per_second)
+            sample(session, images, each, seconds=seconds / 8)
+    return max(BATCHES, key=lambda size: calls[size].inferences_per_second), best_batch(calls)
 
 
 def _round(
-    load: LoadGenerator, name: str, session: Any, images: np.ndarray, best: int, seconds: float
+    load: LoadGenerator,
+    name: str,
+    session: Any,
+    images: np.ndarray,
+    batches: tuple[int, int],
+    seconds: float,
 ) -> dict[str, Any]:
     """In process and served, one after the other; the in-process figure before and after."""
-    inside = {size: Calls(size) for size in BATCHES if size <= 16 or size == best}
+    best, run_batch = batches
+    inside = {size: Calls(size) for size in BATCHES if size <= 16 or size in batches}
     found: dict[str, Any] = {}
     sample(session, images, inside[best], seconds=seconds / 2)
     for case, (per_request, clients) in CASES.items():
@@ -111,7 +123,8 @@ def _round(
         if size != best:
             sample(session, images, calls, seconds=seconds / 8)
     for case, each in found.items():
-        own = _own_core_ms(each["batches"], inside, best) / each["inferences"] * CASES[case][0]
+        batch_own = _own_core_ms(each["batches"], inside, run_batch)
+        own = batch_own / each["inferences"] * CASES[case][0]
         each["model_core_ms"] = own
         each["core_ms_above_model"] = each["core_ms"] - own
         rate = inside[best].inferences_per_second
@@ -150,13 +163,13 @@ def _served(result: LoadResult, stream: Stream, name: str) -> dict[str, Any]:
     }
 
 
-def _own_core_ms(batches: dict[str, int], inside: dict[int, Calls], best: int) -> float:
-    """Core time in process for the same batches, cut into runs of at most the best batch."""
-    sizes = sorted(size for size in inside if size <= best)
+def _own_core_ms(batches: dict[str, int], inside: dict[int, Calls], run_batch: int) -> float:
+    """Core time in process for the same batches, cut into runs of at most the run batch."""
+    sizes = sorted(size for size in inside if size <= run_batch)
     costs = [inside[size].core_ms_per_image * size for size in sizes]
     total = 0.0
     for batch, times in batches.items():
-        runs = -(-int(batch) // best)
+        runs = -(-int(batch) // run_batch)
         total += times * runs * float(np.interp(int(batch) / runs, sizes, costs))
     return total
 

@@ -93,18 +93,8 @@ class FoldedFFN(nn.Module):
         self.widen, self.narrow = FoldedFC(source.widen, code), FoldedFC(source.narrow, code)
 
     def forward(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
-        hidden = activate_(self.widen(x, code, fresh=x is not residual), self.activation)
+        hidden = activate(self.widen(x, code, fresh=x is not residual), self.activation)
         return self.narrow.add_to(residual, hidden, code)
-
-
-def activate_(x: Tensor, name: str) -> Tensor:
-    """The activation of that name, in place.
-
-    Shapes: x [...] -> same.
-    """
-    if torch.compiler.is_exporting():
-        return activate(x, name)
-    return torch.ops.aten.gelu_(x) if name == "gelu" else x.relu_()
 
 
 class FoldedReadIn(nn.Module):
@@ -155,7 +145,7 @@ class FoldedReadIn(nn.Module):
         else:
             queries = probe(self.source_query, self.source_key, theta, code)
         weights = masked_softmax(queries @ tokens.mT, length_mask(length, tokens))
-        return self.output(self.value(weights @ tokens, code), code)
+        return self.output(self.value(weights @ tokens, code, fresh=True), code, fresh=True)
 
 
 def probe(query: ModFC, key: ModFC, theta: Tensor, code: Tensor) -> Tensor:
@@ -271,7 +261,7 @@ class FoldedPatches(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         check_image(image, self.size)
         pixels = patches(image.to(self.weight.dtype), self.patch_px)
-        return self.norm(pixels @ self.weight + self.position)
+        return self.norm((pixels @ self.weight).add_(self.position))
 
 
 def fold_tokenizer(source: nn.Module) -> nn.Module:
