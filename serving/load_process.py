@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from saccade.serving.machine import cpu_seconds
+from saccade.serving.machine import cpu_seconds, family_of
 
 _SERVICE = "/inference.GRPCInferenceService"
 _PAUSE_AFTER_ERROR_S = 0.01
@@ -68,6 +68,13 @@ class _Clients:
             else:
                 self.done.append((start, time.perf_counter()))
 
+    async def counts(self) -> dict[str, Any]:
+        """What the server has counted of every model: the router's variants show up in it too."""
+        from tritonclient.grpc import service_pb2
+
+        answer = await self.statistics(service_pb2.ModelStatisticsRequest())
+        return {found.name: _counts(found) for found in answer.model_stats}
+
     async def fail(self, kind: str, text: str) -> None:
         self.failed.append((time.perf_counter(), kind, text))
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
@@ -91,19 +98,22 @@ class _Clients:
 async def _measure(order: dict[str, Any]) -> dict[str, Any]:
     groups = [_Clients(plain, order) for plain in order["streams"]]
     running = True
+    server = family_of(order["server_pid"]) if order["server_pid"] else []
     tasks = [
         asyncio.create_task(group.client(index, lambda: running))
         for group in groups
         for index in range(group.concurrency)
     ]
     await asyncio.sleep(order["warmup_s"])
-    before = await _edge(groups, order["server_pid"])
+    statistics = await groups[0].counts()
+    before = _clocks(server)
     await asyncio.sleep(order["seconds"])
     # A model slower than the window is still measured: on its first answer.
     latest = before["time"] + order["seconds"] + order["timeout_s"]
     while time.perf_counter() < latest and not all(g.answered(before["time"]) for g in groups):
         await asyncio.sleep(0.01)
-    after = await _edge(groups, order["server_pid"])
+    after = _clocks(server)
+    statistics = _differences(await groups[0].counts(), statistics)
     running = False
     await asyncio.gather(*tasks)
     for group in groups:
@@ -114,24 +124,16 @@ async def _measure(order: dict[str, Any]) -> dict[str, Any]:
         "server_cpu_s": {
             name: used - before["server"].get(name, 0.0) for name, used in after["server"].items()
         },
-        "statistics": {
-            model: _difference(found, before["statistics"][model])
-            for model, found in after["statistics"].items()
-        },
+        "statistics": statistics,
         "streams": {group.name: group.seen(before["time"], after["time"]) for group in groups},
     }
 
 
-async def _edge(groups: list[_Clients], server_pid: int) -> dict[str, Any]:
-    from tritonclient.grpc import service_pb2
-
-    # One request for the statistics of all models: the router's variants show up in it as well.
-    answer = await groups[0].statistics(service_pb2.ModelStatisticsRequest())
+def _clocks(server: list[int]) -> dict[str, Any]:
     return {
-        "time": time.perf_counter(),
+        "server": cpu_seconds(server),
         "client": time.process_time(),
-        "server": cpu_seconds(server_pid) if server_pid else {},
-        "statistics": {found.name: _counts(found) for found in answer.model_stats},
+        "time": time.perf_counter(),
     }
 
 
@@ -146,6 +148,10 @@ def _counts(found: Any) -> dict[str, Any]:
             str(batch.batch_size): batch.compute_infer.count for batch in found.batch_stats
         },
     }
+
+
+def _differences(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    return {model: _difference(found, before[model]) for model, found in after.items()}
 
 
 def _difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -84,26 +85,37 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def cpu_seconds(pid: int) -> dict[str, float]:
-    """Processor time used so far by a process and by each of its living descendants.
+def family_of(pid: int) -> list[int]:
+    """A process and its living descendants."""
+    parents = {
+        int(path.name): int(fields[1])
+        for path in Path("/proc").glob("[0-9]*")
+        if (fields := _stat(path))
+    }
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sorted(family)
+
+
+def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
+    """Processor time that each of these processes has used so far, unless it has ended.
 
     The key is `<pid> <name>`, so that a server and its helpers can be told apart.
     """
     ticks = os.sysconf("SC_CLK_TCK")
-    parents: dict[int, int] = {}
-    used: dict[int, tuple[str, float]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = path.read_text()
-        except OSError:
-            continue  # the process ended between the listing and the reading
-        name, fields = (
-            text[text.index("(") + 1 : text.rindex(")")],
-            text[text.rindex(")") :].split(),
-        )
-        parents[int(path.parent.name)] = int(fields[2])
-        used[int(path.parent.name)] = name, (int(fields[12]) + int(fields[13])) / ticks
-    family = {pid}
-    while more := {child for child, parent in parents.items() if parent in family} - family:
-        family |= more
-    return {f"{one} {used[one][0]}": used[one][1] for one in sorted(family) if one in used}
+    found = {}
+    for pid in pids:
+        fields = _stat(Path("/proc") / str(pid))
+        if fields:
+            found[f"{pid} {fields[-1]}"] = (int(fields[11]) + int(fields[12])) / ticks
+    return found
+
+
+def _stat(process: Path) -> list[str]:
+    """The fields of /proc/<pid>/stat from the state on, then the name; empty if it ended."""
+    try:
+        text = (process / "stat").read_text()
+    except OSError:
+        return []
+    return [*text[text.rindex(")") + 1 :].split(), text[text.index("(") + 1 : text.rindex(")")]]
