@@ -52,13 +52,15 @@ RATIOS = {
 }
 Call = Callable[[], Any]
 PEAK = """
-import resource, sys, numpy
+import re, sys, numpy
+from pathlib import Path
 from saccade.export.runners import onnx_session
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 session = onnx_session(sys.argv[1])
-loaded = peak()
+before = peak()
 session.run(None, {"image": numpy.zeros((int(sys.argv[2]), 32, 32, 3), numpy.uint8)})
-print(peak() - loaded)
+print(before, peak() - before)
 """
 
 
@@ -183,13 +185,15 @@ def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
 
 def _file_figures(path: Path, cost: Any) -> dict[str, Any]:
     command = [sys.executable, "-c", PEAK, str(path), str(BATCH)]
-    grown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    loaded, grown = (int(number) / 1024 for number in done.stdout.split())
     return {
         "file_mib": path.stat().st_size / 2**20,
         "multiply_adds_per_sample": cost.multiply_adds.total,
         "multiply_adds_by_part": cost.multiply_adds.by_part,
         "peak_activation_mib_per_sample": cost.peak_activation_bytes / 2**20,
-        "peak_memory_of_a_run_mib": int(grown) / 1024,
+        "peak_memory_loaded_mib": loaded,
+        "peak_memory_of_a_run_mib": grown,
     }
 
 
@@ -239,8 +243,8 @@ def main() -> None:
         "machine": this_machine().to_dict(),
         "versions": {name: metadata.version(name) for name in ("torch", "onnx", "onnxruntime")},
         "targets": "torch eager, wall clock",
-        "peak_memory_of_a_run_mib": "growth of a fresh process's largest resident set by one run "
-        f"of batch {BATCH}, its session loaded before",
+        "peak_memory": "largest resident set (VmHWM) of a fresh process with the session loaded, "
+        f"and how much one run of batch {BATCH} adds to it",
         "torch": {},
         "onnxruntime": {},
     }

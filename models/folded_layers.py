@@ -60,23 +60,22 @@ class FoldedFC(nn.Module):
         return x.mul_(gain) if fresh else x * gain
 
     def forward(self, x: Tensor, code: Tensor | None = None, *, fresh: bool = False) -> Tensor:
+        bias, weight = self.bias, self.weight  # a module's attributes cost a microsecond each
         rows = self.scaled(x, code, fresh=fresh).flatten(0, 1)
-        if self.bias is None:
-            y = rows @ self.weight
-        elif self.bias.dim() == 1:
-            y = torch.addmm(self.bias, rows, self.weight)
-        else:
-            return (rows @ self.weight).view(*x.shape[:2], -1).add_(self.bias)
-        return y.view(*x.shape[:2], -1)
+        if bias is not None and bias.dim() == 1:
+            return torch.addmm(bias, rows, weight).view(*x.shape[:2], -1)
+        y = (rows @ weight).view(*x.shape[:2], -1)
+        return y if bias is None else y.add_(bias)
 
     def add_to(self, residual: Tensor, x: Tensor, code: Tensor | None = None) -> Tensor:
         """residual + forward(x), computed in residual; x is overwritten too.
 
         Shapes: residual [b u outputs], x [b u inputs] -> [b u outputs].
         """
+        bias = self.bias
         rows = self.scaled(x, code, fresh=True).flatten(0, 1)
-        if self.bias is not None:
-            residual.add_(self.bias)
+        if bias is not None:
+            residual.add_(bias)
         residual.view(-1, residual.shape[-1]).addmm_(rows, self.weight)
         return residual
 
@@ -141,10 +140,10 @@ class FoldedReadIn(nn.Module):
         Shapes: as forward.
         """
         if theta is None or code is None:
-            queries = self.probe
+            scores = F.linear(tokens, self.probe).mT
         else:
-            queries = probe(self.source_query, self.source_key, theta, code)
-        weights = masked_softmax(queries @ tokens.mT, length_mask(length, tokens))
+            scores = probe(self.source_query, self.source_key, theta, code) @ tokens.mT
+        weights = masked_softmax(scores, length_mask(length, tokens))
         return self.output(self.value(weights @ tokens, code, fresh=True), code, fresh=True)
 
 
@@ -162,8 +161,12 @@ class FoldedPropagator(nn.Module):
 
     A key's bias adds the same to all scores of a query; a value's bias is added to what is heard.
 
-    Shapes: theta [b u d], bias [u u] or [b u u], code [b u c] (conditional only) -> [b u d].
+    Shapes: theta [b u d], overwritten, bias [u u] or [b u u], code [b u c] (conditional only)
+            -> [b u d].
     """
+
+    joint_gain: Tensor | None
+    joint_weight: Tensor
 
     def __init__(self, source: nn.Module, code: Tensor | None) -> None:
         super().__init__()
@@ -178,13 +181,29 @@ class FoldedPropagator(nn.Module):
         shift = source.value.linear.bias if constant else None
         self.output = FoldedFC(source.output, code, shift=shift)
         self.ffn = FoldedFFN(source.ffn, code)
+        layers = (self.query, self.key, self.value)
+        joint = constant and source.query.modulation
+        gains = torch.stack([layer.gain for layer in layers])[:, None] if joint else None
+        weights = torch.stack([layer.weight for layer in layers]) if joint else None
+        self.register_buffer("joint_gain", gains, persistent=False)
+        self.register_buffer("joint_weight", weights, persistent=False)
 
     def forward(self, theta: Tensor, bias: Tensor | None, code: Tensor | None = None) -> Tensor:
-        x = self.norm_attention(theta)
-        q, k, v = (layer(x, code) for layer in (self.query, self.key, self.value))
+        q, k, v = self._project(self.norm_attention(theta), code)
         heard = fused_attention(q, k, v, bias, heads=self.heads)
         theta = self.output.add_to(theta, heard, code)
         return self.ffn(theta, self.norm_ffn(theta), code)
+
+    def _project(self, x: Tensor, code: Tensor | None) -> tuple[Tensor, ...]:
+        # One product of three is an eighth faster in torch at 32 modules, and takes ONNX Runtime
+        # twice as long, because it packs constant matrices beforehand, but not batches of them.
+        gain = self.joint_gain
+        if gain is None or torch.compiler.is_exporting():
+            return tuple(layer(x, code) for layer in (self.query, self.key, self.value))
+        b, u, d = x.shape
+        y = torch.bmm((x * gain).view(3, b * u, d), self.joint_weight)
+        y[0].add_(self.query.bias)
+        return y.view(3, b, u, d).unbind(0)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int) -> Tensor:
@@ -232,7 +251,7 @@ class FoldedReadOut(nn.Module):
 
     def forward(self, theta: Tensor, bias: Tensor | None, code: Tensor | None = None) -> Tensor:
         x = self.norm_states(theta)
-        scores = self.probe @ self.key.scaled(x, code).mT
+        scores = F.linear(self.key.scaled(x, code), self.probe).mT
         if bias is not None:
             scores = scores + bias
         pooled = scores.softmax(-1) @ self.value.scaled(x, code)
