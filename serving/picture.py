@@ -91,7 +91,7 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
     for variant in sorted(report["variants"], key=lambda each: each["dominated_by"] is not None):
         dominated = variant["dominated_by"] is not None
         place = throughput_of(variant)[0], 100 * variant["score"]["value"]
-        tries: list[tuple[float, Any]] = []
+        tries: list[tuple[float, int, Any, Any]] = []
         for right, up in _SIDES[::-1] if dominated else _SIDES:
             words = axes.annotate(
                 _words(variant, report["model"]), place, xytext=(9 * right, 8 * up),
