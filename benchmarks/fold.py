@@ -129,7 +129,7 @@ def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, list[dict[str,
     return samples
 
 
-def ratios(samples: dict[str, list[dict[str, float]]], modules: int) -> dict[str, Any]:
+def ratios(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Within each round, how many times faster; then median and quartiles over the rounds."""
     found = {}
     for name, (slow, fast) in RATIOS.items():
@@ -140,7 +140,6 @@ def ratios(samples: dict[str, list[dict[str, float]]], modules: int) -> dict[str
             row[clock.removesuffix("_s")] = dict(
                 zip(("lower", "median", "upper"), quartiles, strict=True)
             )
-        row["target"] = TARGETS.get((modules, name))
         found[name] = row
     return found
 
@@ -154,7 +153,10 @@ def in_torch(modules: int, rounds: int) -> dict[str, Any]:
         calls[name] = lambda model=model, x=x: model(x)
     with torch.inference_mode():
         samples = interleaved(calls, rounds)
-    return {"ratios": ratios(samples, modules), "samples": samples}
+    found = ratios(samples)
+    for name, row in found.items():
+        row["target"] = TARGETS.get((modules, name))
+    return {"ratios": found, "samples": samples}
 
 
 def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
         session = onnx_session(path)
         calls[name] = lambda session=session, feed=feed: session.run(None, feed)
     samples = interleaved(calls, rounds)
-    return {"ratios": ratios(samples, modules), "files": files, "samples": samples}
+    return {"ratios": ratios(samples), "files": files, "samples": samples}
 
 
 def _file_figures(path: Path, cost: Any) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def table(result: dict[str, Any]) -> str:
                 lines.append(
                     f"{runtime:12} {modules:>7}  {name:17} {wall['median']:6.1f} "
                     f"[{wall['lower']:.1f}, {wall['upper']:.1f}]".ljust(66)
-                    + f"{core['median']:6.1f}     {row['target'] or '-'}"
+                    + f"{core['median']:6.1f}     {row.get('target') or '-'}"
                 )
     return "\n".join(lines)
 
