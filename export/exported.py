@@ -137,8 +137,9 @@ def _export_variant(
     overrides: dict[str, float],
 ) -> Manifest:
     from saccade.export.cost import cost_of
-    from saccade.export.onnx_graph import IR_VERSION, OPSET, serialize, tensor_specs
+    from saccade.export.onnx_graph import serialize, tensor_specs
     from saccade.export.tracing import trace
+    from saccade.plugins.onnx_model import IR_VERSION, OPSET, check_nodes
 
     checkpoint, pruned = reference.checkpoint, reference.model.prune(entry.budget)
     # Folded in float64, where the fold is exact, and rounded once.
@@ -155,7 +156,7 @@ def _export_variant(
         outputs=tensor_specs(proto.graph.output),
         preprocessing=checkpoint.preprocessing,
         labels=checkpoint.labels,
-        custom_ops=(),
+        custom_ops=check_nodes(proto),
         opset=OPSET,
         ir_version=IR_VERSION,
         tools={tool: version(tool) for tool in _TOOLS},

@@ -9,8 +9,8 @@ import onnx
 
 from saccade.export.manifest import TensorSpec
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.onnx_model import IR_VERSION, OPSET
 
-OPSET, IR_VERSION = 20, 10
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _LARGEST_FILE_BYTES = 2**31 - 1
 

@@ -3,7 +3,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,10 @@ import onnx
 import torch
 from torch import nn
 
-from saccade.export.onnx_graph import IR_VERSION, OPSET, clean
+from saccade.export.onnx_graph import clean
+from saccade.export.translation import translations
 from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
 
 OUTPUTS = ("logits", "probabilities", "embedding")
 _EXAMPLE_IMAGES = 3  # neither 0 nor 1, which torch would take for constants
@@ -37,19 +39,34 @@ def trace(model: nn.Module, preprocessing: Preprocessing) -> onnx.ModelProto:
     """
     shape = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
     example = torch.zeros(_EXAMPLE_IMAGES, *shape, dtype=torch.uint8)
+    return trace_module(_Served(model), {"image": example}, OUTPUTS)
+
+
+def trace_module(
+    module: nn.Module, examples: dict[str, torch.Tensor], outputs: Sequence[str]
+) -> onnx.ModelProto:
+    """The cleaned graph of any module whose inputs share a batch as their first axis.
+
+    Each of saccade's ops becomes one node with its function body beside it: a runtime that has
+    the kernel takes the kernel, another one computes the body.
+    Shapes: examples [b ...] with one b that is neither 0 nor 1.
+    """
+    batch = torch.export.Dim("b", min=1)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
-            _Served(model).eval(),
-            (example,),
+            module.eval(),
+            tuple(examples.values()),
             dynamo=True,
             opset_version=OPSET,
-            input_names=["image"],
-            output_names=list(OUTPUTS),
-            dynamic_shapes=({0: torch.export.Dim("b", min=1)},),
+            input_names=list(examples),
+            output_names=list(outputs),
+            dynamic_shapes=tuple({0: batch} for _ in examples),
+            custom_translation_table=translations(),
             verbose=False,
         )
     assert program is not None
     proto = clean(program.model_proto, root="model")
+    attach_bodies(proto)
     assert proto.ir_version == IR_VERSION, proto.ir_version
     return proto
 

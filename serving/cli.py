@@ -23,6 +23,7 @@ COMMANDS: dict[str, Callable[..., commands.Answer]] = {
     "classify": commands.classify,
     "embed": commands.embed,
     "demo": commands.demo,
+    "ops": commands.ops,
     "doctor": commands.doctor,
 }
 

@@ -236,6 +236,23 @@ def demo(options: Annotated[DemoOptions, _flat], json: bool = False) -> Answer:
     return Answer(report, text, json)
 
 
+def ops(build: bool = False, json: bool = False) -> Answer:
+    """The custom ops, their attributes, and which implementations can run here.
+
+    Args:
+        build: first build the library for ONNX Runtime and torch, if it is not built yet.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.plugins import onnxruntime_library
+    from saccade.plugins.availability import describe
+    from saccade.serving.ops_table import render
+
+    if build:
+        onnxruntime_library()
+    found = describe()
+    return Answer(found, render(found), json)
+
+
 def doctor(url: str | None = None, json: bool = False) -> Answer:
     """What is installed, what is missing for which use, and how to get it.
 

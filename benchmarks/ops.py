@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast the custom ops are beside what one would take instead: one thread, interleaved.
+
+Needs the peers: pip install entmax copt prox_tv (the last one wants Debian's liblapacke-dev).
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from interleaved import Call, interleaved
+from ops_peers import tv_peers
+from result_file import write_result
+
+from saccade.plugins import onnxruntime_library
+from saccade.plugins.onnx_model import IR_VERSION, OPSET, one_node_model
+from saccade.plugins.ops import OPS, sparsemax, svpn, svpn_fast, tvmax
+from saccade.serving.machine import this_machine
+
+SPARSEMAX_SHAPES = ((256, 64), (256, 196), (64, 1024))
+GRIDS = ((8, 20.0), (14, 20.0), (32, 10.0))
+LAMBDAS = (0.01, 0.1)
+MATRICES = ((14, 8.0), (24, 5.0), (38, 3.0))
+# Inputs in turn, so that no branch predictor learns one of them.
+SETS = 8
+# Largest measured error that a peer may have, by the type of our answer.
+TV_ERROR = {"float64": 1e-6, "float32": 1e-5}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the peer's time over ours has to be at least `aim`."""
+
+    what: str
+    peer: str
+    aim: float | None  # None: only reported
+    ours_call: Call
+    peer_call: Call
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+def normal(*shape: int, dtype: str = "float32") -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.standard_normal(shape).astype(dtype) for _ in range(SETS)]
+
+
+def session(model: onnx.ModelProto, library: Path | None = None) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def softmax_model() -> onnx.ModelProto:
+    helper = onnx.helper
+    ports = [helper.make_tensor_value_info(name, 1, ["b", "n"]) for name in ("X", "Y")]
+    node = helper.make_node("Softmax", ["X"], ["Y"], axis=-1)
+    graph = helper.make_graph([node], "softmax", ports[:1], ports[1:])
+    opset = [helper.make_opsetid("", OPSET)]
+    return helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION)
+
+
+def bound(held: Any, inputs: list[np.ndarray]) -> Call:
+    """A session's run on bound memory: what the runtime takes, not what Python adds."""
+    bindings = []
+    for each in inputs:
+        binding = held.io_binding()
+        binding.bind_cpu_input("X", each)
+        binding.bind_ortvalue_output("Y", onnxruntime.OrtValue.ortvalue_from_numpy(each.copy()))
+        bindings.append(binding)
+    return lambda index: held.run_with_iobinding(bindings[index % SETS])
+
+
+def sparsemax_rows() -> Iterator[Row]:
+    import entmax
+
+    axes = {"X": "b n", "Y": "b n"}
+    bare = one_node_model(OPS["Sparsemax"], axes=axes, body=False)
+    with_kernel = session(bare, onnxruntime_library())
+    with_body = session(one_node_model(OPS["Sparsemax"], axes=axes))
+    softmax = session(softmax_model())
+    for shape in SPARSEMAX_SHAPES:
+        inputs = normal(*shape)
+        tensors = [torch.from_numpy(each) for each in inputs]
+        kernel, plain = bound(with_kernel, inputs), bound(softmax, inputs)
+
+        def peer(index: int, tensors: list[torch.Tensor] = tensors) -> Any:
+            return entmax.sparsemax(tensors[index % SETS], dim=-1)
+
+        what = f"Sparsemax in ONNX Runtime {shape}"
+        yield Row(what, "Softmax of ONNX Runtime", 1 / 1.5, kernel, plain)
+        yield Row(what, "entmax.sparsemax in torch", 25.0, kernel, peer)
+        body = bound(with_body, inputs)
+        what = f"Sparsemax body {shape}"
+        yield Row(what, "Softmax of ONNX Runtime", 1 / 9, body, plain)
+        ours, theirs = (
+            training(function, tensors)
+            for function in (sparsemax, lambda z: entmax.sparsemax(z, dim=-1))
+        )
+        aim = None if shape == (256, 64) else 10.0
+        what = f"sparsemax forward + backward in torch {shape}"
+        yield Row(what, "entmax.sparsemax in torch", aim, ours, theirs)
+
+
+def training(function: Callable[..., Any], tensors: list[torch.Tensor]) -> Call:
+    leaves = [each.clone().requires_grad_(True) for each in tensors]
+    gradient = torch.from_numpy(normal(*tensors[0].shape)[3])
+
+    def call(index: int) -> Any:
+        leaf = leaves[index % SETS]
+        return torch.autograd.grad(function(leaf), leaf, gradient)
+
+    return call
+
+
+def tvmax_rows() -> Iterator[Row]:
+    for side, aim in GRIDS:
+        grids = normal(64, side, side, dtype="float64")
+        for lam in LAMBDAS:
+            exact, _ = OPS["TVMax"].reference(grids[0], lam=lam)
+            measured = {
+                name: (largest(peer(grids[0]), exact), peer)
+                for name, peer in tv_peers(lam).items()
+            }
+            for dtype, allowed in TV_ERROR.items():
+                yield tvmax_row(grids, lam, dtype, aim, exact, measured, allowed)
+
+
+def tvmax_row(
+    grids: list[np.ndarray],
+    lam: float,
+    dtype: str,
+    aim: float,
+    exact: np.ndarray,
+    measured: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]],
+    allowed: float,
+) -> Row:
+    fit = {name: peer for name, (error, peer) in measured.items() if error <= allowed}
+    times = {
+        name: interleaved(call, call, rounds=3, moment_s=0.0).ours_us
+        for name, peer in fit.items()
+        for call in [lambda index, peer=peer: peer(grids[index % SETS])]
+    }
+    fastest = min(times, key=lambda name: times[name])
+    tensors = [torch.from_numpy(each.astype(dtype)) for each in grids]
+    answer, bounds = tvmax(tensors[0], lam=lam, return_error=True)
+    side = grids[0].shape[-1]
+    return Row(
+        f"TVMax, 64 grids {side} x {side}, lam {lam:g}, {dtype}",
+        fastest,
+        aim,
+        lambda index: tvmax(tensors[index % SETS], lam=lam),
+        lambda index: fit[fastest](grids[index % SETS]),
+        {
+            "our_error": largest(answer.numpy(), exact),
+            "our_certified_error": float(bounds.max()),
+            "peer_errors": {name: error for name, (error, _) in measured.items()},
+            "peer_us": times,
+        },
+    )
+
+
+def largest(found: np.ndarray, exact: np.ndarray) -> float:
+    """Largest Euclidean distance of a grid's answer."""
+    return float(np.sqrt(np.square(found - exact).sum(axis=(-2, -1))).max())
+
+
+def svpn_rows() -> Iterator[Row]:
+    for side, aim in MATRICES:
+        tensors = [torch.from_numpy(each) for each in normal(384, side, side)]
+        start = torch.from_numpy(normal(side)[0])
+
+        def exact(index: int, tensors: list[torch.Tensor] = tensors) -> Any:
+            u, s, vt = torch.linalg.svd(tensors[index % SETS], full_matrices=False)
+            return (u * s.sqrt().unsqueeze(-2)) @ vt
+
+        def fast(
+            index: int, tensors: list[torch.Tensor] = tensors, start: torch.Tensor = start
+        ) -> Any:
+            return fast_in_torch(tensors[index % SETS], start)
+
+        def ours(index: int, tensors: list[torch.Tensor] = tensors) -> Any:
+            return svpn(tensors[index % SETS])
+
+        def ours_fast(
+            index: int, tensors: list[torch.Tensor] = tensors, start: torch.Tensor = start
+        ) -> Any:
+            return svpn_fast(tensors[index % SETS], start)
+
+        shape = f"384 matrices {side} x {side}"
+        yield Row(f"SvPN, {shape}", "torch.linalg.svd", aim, ours, exact)
+        yield Row(f"SvPNFast (1,1), {shape}", "its form in torch", 3.0, ours_fast, fast)
+
+
+def fast_in_torch(q: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """One singular value, one iteration, alpha 0.5: equations 6 to 8 written down in torch."""
+    unit = torch.nn.functional.normalize
+    u = unit(q @ start, dim=-1)
+    v = unit((u.unsqueeze(-2) @ q).squeeze(-2), dim=-1)
+    s = ((u.unsqueeze(-2) @ q).squeeze(-2) * v).sum(-1)[..., None, None]
+    outer = u.unsqueeze(-1) * v.unsqueeze(-2)
+    return s.sqrt() * outer + (q - s * outer) / (s.sqrt() + 1e-5)
+
+
+def measured(row: Row, rounds: int, moment_s: float) -> dict[str, Any]:
+    ratio = interleaved(row.ours_call, row.peer_call, rounds=rounds, moment_s=moment_s)
+    met = None if row.aim is None else ratio.median >= row.aim
+    return {
+        "what": row.what,
+        "peer": row.peer,
+        "aim": row.aim,
+        "met": met,
+        **ratio.to_dict(),
+        **row.notes,
+    }
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/ops.md."""
+    lines = [
+        "| op and shape | against | ours | theirs | theirs / ours | quartiles | aim |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        low, high = row["quartiles"]
+        aim = "reported" if row["aim"] is None else f">= {row['aim']:.3g}"
+        mark = "" if row["met"] in (True, None) else " **missed**"
+        lines.append(
+            f"| {row['what']} | {row['peer']} | {row['ours_us']:.4g} us | {row['peer_us']:.4g} us "
+            f"| {row['peer_over_ours']:.3g} | {low:.3g} to {high:.3g} | {aim}{mark} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--moment-s", type=float, default=0.02, help="of each call in a round")
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    out = Path(__file__).parent / "results" / "ops.json"
+    parser.add_argument("--out", type=Path, default=out)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    onnxruntime_library()
+    rows = []
+    for make in (sparsemax_rows, tvmax_rows, svpn_rows):
+        for row in make():
+            if options.only in row.what:
+                rows.append(measured(row, options.rounds, options.moment_s))
+                print(markdown(rows[-1:]).splitlines()[-1], flush=True)
+    peers = ("torch", "onnxruntime", "entmax", "copt", "prox_tv")
+    result = {
+        "machine": this_machine(),
+        "threads": 1,
+        "versions": {name: metadata.version(name) for name in peers},
+        "rows": rows,
+    }
+    write_result(options.out, result)
+    print("\n" + markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

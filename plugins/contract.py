@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One contract an op: names, axes, attributes, tolerance and a NumPy reference; nothing retyped."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from saccade.plugins.errors import SaccadeError, ShapeError
+
+DOMAIN, VERSION = "saccade", 1
+# What an op's main tensors may hold; half precision is computed in float32.
+DTYPES = ("float32", "float16", "float64")
+# An implementation is the sibling file of that name; the native ones are C++ and CUDA.
+ROLES = ("eager", "body")
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of the ONNX node."""
+
+    name: str
+    axes: str  # "... h w": `...` is any number of leading axes, the same for all ports
+    dtype: str = "T"  # "T" is the type of the first input
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute of the ONNX node."""
+
+    name: str
+    default: float | int
+    allowed: str  # in words, for messages
+    holds: Callable[[Any], bool]
+
+    @property
+    def kind(self) -> type:
+        return type(self.default)
+
+
+@dataclass(frozen=True)
+class Op:
+    """A contract, and the public function that picks an implementation for what it is given."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attributes: Mapping[str, Attribute]
+    tolerance: Mapping[str, float]
+    # Differences are divided by it: an answer [... ] -> a scale that broadcasts over it.
+    scale: Callable[[np.ndarray], np.ndarray | float]
+    reference: Callable[..., tuple[np.ndarray, ...]]
+    module: str
+    _public: list[Callable[..., Any]] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def node(self) -> str:
+        """Operator type in an ONNX file: `Sparsemax`."""
+        return self.name.removeprefix(f"{DOMAIN}::")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._public[0](*args, **kwargs)
+
+    def public(self, function: Callable[..., Any]) -> "Op":
+        """Decorator: what calling the op does."""
+        assert not self._public, f"{self.name} has a public function already"
+        self._public.append(function)
+        return self
+
+    def implementation(self, role: str) -> Any:
+        """What the sibling file `role` has under this op's Python name; imported when asked."""
+        return getattr(import_module(f"{self.module}.{role}"), self.reference.__name__)
+
+    def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All attributes, the given ones checked.
+
+        Raises: SaccadeError for an unknown attribute or a value out of its range.
+        """
+        return self.checked_attributes(given, where=self.name)
+
+    def checked_attributes(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """All attributes by name; `where` begins the message, such as the node's name."""
+        unknown = sorted(set(given) - set(self.attributes))
+        if unknown:
+            known = ", ".join(self.attributes) or "none"
+            raise SaccadeError(f"{where}: unknown attribute {unknown[0]!r}. It has: {known}.")
+        values = {}
+        for attribute in self.attributes.values():
+            value = given.get(attribute.name, attribute.default)
+            is_number = isinstance(value, int | float | np.integer | np.floating)
+            whole = attribute.kind is float or (is_number and float(value).is_integer())
+            if not is_number or isinstance(value, bool) or not whole or not attribute.holds(value):
+                raise SaccadeError(
+                    f"{where}: {attribute.name} is {value!r}, expected {attribute.allowed}."
+                )
+            values[attribute.name] = attribute.kind(value)
+        return values
+
+    def output_shapes(self, *shapes: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+        """Shape of each output for the shapes of the inputs; an axis may be symbolic.
+
+        Raises: ShapeError if the inputs do not fit the axis rule.
+        """
+        leading: tuple[Any, ...] | None = None
+        sizes: dict[str, Any] = {}
+        for port, shape in zip(self.inputs, shapes, strict=True):
+            words = [word for word in port.axes.split() if word != "..."]
+            has_leading = "..." in port.axes
+            found = tuple(shape)
+            if len(found) < len(words) or (not has_leading and len(found) != len(words)):
+                raise self._wrong_shape(port, found)
+            cut = len(found) - len(words)
+            if has_leading and leading is None:
+                leading = found[:cut]
+            elif has_leading and found[:cut] != leading:
+                raise self._wrong_shape(port, found)
+            for word, size in zip(words, found[cut:], strict=True):
+                expected = int(word) if word.isdigit() else sizes.setdefault(word, size)
+                if expected != size:
+                    raise self._wrong_shape(port, found)
+        return tuple(
+            tuple(
+                axis
+                for word in port.axes.split()
+                for axis in ((leading or ()) if word == "..." else (sizes[word],))
+            )
+            for port in self.outputs
+        )
+
+    def checked_dtype(self, port: Port, found: str) -> None:
+        """Raises: SaccadeError if a tensor of type `found` cannot be given to `port`."""
+        allowed = DTYPES if port.dtype == "T" else (port.dtype,)
+        if found not in allowed:
+            raise SaccadeError(
+                f"{self.name}: input {port.name} is {found}, expected {' or '.join(allowed)}."
+            )
+
+    def _wrong_shape(self, port: Port, found: tuple[Any, ...]) -> ShapeError:
+        rule = ", ".join(f"{each.name} [{each.axes}]" for each in self.inputs)
+        return ShapeError(
+            f"{self.name}: input {port.name} has shape {list(found)}, expected {rule}."
+        )
+
+
+def op(
+    name: str,
+    *,
+    inputs: tuple[Port, ...],
+    outputs: tuple[Port, ...],
+    tolerance: Mapping[str, float],
+    attributes: tuple[Attribute, ...] = (),
+    scale: Callable[[np.ndarray], np.ndarray | float] = lambda answer: 1.0,
+) -> Callable[[Callable[..., Any]], Op]:
+    """Declares an op; the decorated function is its reference on the last axes, in float64.
+
+    Its keyword-only parameters are the attributes, which a test of the declaration compares.
+    """
+
+    def declare(reference: Callable[..., Any]) -> Op:
+        keywords = {
+            each.name: each.default
+            for each in inspect.signature(reference).parameters.values()
+            if each.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        declared = {each.name: each.default for each in attributes}
+        assert keywords == declared, f"{name}: {keywords} is not {declared}"
+
+        def as_tuple(*arrays: np.ndarray, **given: Any) -> tuple[np.ndarray, ...]:
+            answer = reference(*arrays, **given)
+            return answer if isinstance(answer, tuple) else (answer,)
+
+        as_tuple.__name__, as_tuple.__doc__ = reference.__name__, reference.__doc__
+        return Op(
+            name,
+            inputs,
+            outputs,
+            {each.name: each for each in attributes},
+            tolerance,
+            scale,
+            as_tuple,
+            reference.__module__,
+        )
+
+    return declare
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a torch tensor; asks without importing torch."""
+    return any(each.__module__.split(".")[0] == "torch" for each in type(value).__mro__)
+
+
+def on_arrays(contract: Op, arrays: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    """The reference on anything NumPy can read, checked; answers in the first input's type."""
+    read = [np.asarray(each) for each in arrays]
+    if read[0].dtype.kind in "iub":
+        read[0] = read[0].astype(np.float64)
+    values = contract.defaults(given)
+    contract.output_shapes(*(each.shape for each in read))
+    for port, array in zip(contract.inputs, read, strict=True):
+        contract.checked_dtype(port, array.dtype.name)
+    answers = contract.reference(*read, **values)
+    return tuple(
+        answer.astype(read[0].dtype if port.dtype == "T" else port.dtype)
+        for port, answer in zip(contract.outputs, answers, strict=True)
+    )

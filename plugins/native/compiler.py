@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles libsaccade_onnxruntime: the kernels once an instruction set, and the shells around."""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.plugins.errors import SaccadeError
+
+NATIVE = Path(__file__).parent
+# Nothing of the C++ run-time library is used, so that the result loads beside any other.
+FLAGS = (
+    "-std=c++17 -O3 -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math "
+    "-fno-exceptions -fno-rtti -fno-threadsafe-statics -Wall -Wextra -Wno-psabi"
+).split()
+LINK_FLAGS = (
+    "-shared -static-libgcc -Wl,--as-needed -Wl,--no-undefined -Wl,-z,relro -Wl,-z,now "
+    "-Wl,-z,noexecstack -Wl,--build-id=none"
+).split()
+TARGETS = {
+    "baseline": "",
+    "avx2": "-mavx2 -mfma -mf16c",
+    "avx512": "-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c -mprefer-vector-width=512",
+}
+SHELLS = ("interface.cpp", "onnxruntime_library.cpp", "onnxruntime_ops.cpp")
+_INSTALL = "Install one (Debian: apt install g++; Fedora: dnf install gcc-c++), or set CXX."
+_WITHOUT = (
+    "Models run without the library too, more slowly: ONNX Runtime then uses the function bodies."
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One object file: what it is compiled from and the flags of its own."""
+
+    source: str
+    object: str
+    flags: tuple[str, ...] = ()
+
+
+def units(machine: str) -> list[Unit]:
+    """Every object file that a library for `machine` is linked from, the slowest first."""
+    x86 = machine in ("x86_64", "AMD64")
+    kernels = [
+        Unit("kernels.cpp", f"{name}.o", (*flags.split(), f"-DSACCADE_TARGET={name}"))
+        for name, flags in reversed(TARGETS.items())
+        if x86 or name == "baseline"
+    ]
+    return kernels + [Unit(each, f"{Path(each).stem}.o") for each in SHELLS]
+
+
+def sources() -> list[Path]:
+    """Every file that a build may read, in a fixed order."""
+    shells = {"kernels.cpp", *SHELLS}
+    here = [
+        each for each in NATIVE.iterdir() if each.name in shells or each.suffix in (".h", ".hpp")
+    ]
+    return sorted(here) + sorted(NATIVE.parent.glob("*/kernel*.hpp"))
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler as a command: $CXX, else the first of c++, g++ and clang++ on PATH.
+
+    Raises: SaccadeError if there is none, or $CXX names one that is not there.
+    """
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for name in [asked[0]] if asked else ["c++", "g++", "clang++"]:
+        if shutil.which(name):
+            return asked or [name]
+    found = f"CXX is {shlex.join(asked)!r}" if asked else "neither c++, g++ nor clang++ is on PATH"
+    raise SaccadeError(
+        f"libsaccade_onnxruntime: {found}, expected a C++17 compiler. {_INSTALL} {_WITHOUT}"
+    )
+
+
+def require_linux() -> None:
+    """Raises: SaccadeError on another system."""
+    if sys.platform != "linux":
+        raise SaccadeError(
+            f"libsaccade_onnxruntime: this system is {sys.platform}, expected linux. {_WITHOUT}"
+        )
+
+
+def compile_library(into: Path, *, extra: Sequence[str] = ()) -> None:
+    """Compile and link the library to the file `into`, which appears when it is whole.
+
+    Raises: SaccadeError with the command and the compiler's last lines if a step fails.
+    """
+    require_linux()
+    compiler = find_compiler()
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".building.", dir=into.parent) as scratch:
+        work = Path(scratch)
+
+        def compile_one(unit: Unit) -> str:
+            target = str(work / unit.object)
+            _run(
+                [*compiler, *FLAGS, *extra, *unit.flags]
+                + ["-c", str(NATIVE / unit.source), "-o", target]
+            )
+            return target
+
+        with ThreadPoolExecutor(2) as pool:
+            objects = list(pool.map(compile_one, units(platform.machine())))
+        linked = work / into.name
+        _run([*compiler, *extra, *objects, *LINK_FLAGS, "-o", str(linked)])
+        linked.chmod(0o755)
+        linked.replace(into)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        # One language for messages, so that a report about one can be searched for.
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+        )
+        said, ended = done.stdout + done.stderr, f"ended with {done.returncode}"
+    except OSError as error:
+        said, ended = str(error), "could not be started"
+    if ended != "ended with 0":
+        lines = "\n".join(said.strip().splitlines()[-20:])
+        raise SaccadeError(
+            f"libsaccade_onnxruntime: the compiler {ended}.\n{shlex.join(command)}\n{lines}\n"
+            f"A C++17 compiler (g++ 9, clang 12 or newer) is expected. {_INSTALL} {_WITHOUT}"
+        )
