@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 EXTRAS := export,cpu,serve,bench,dev
 STAMP := $(VENV)/.saccade-installed
 
-.PHONY: help demo test check bench
+.PHONY: help demo test check bench plugins plugins-tensorrt check-native wheel
 
 help: ## what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 demo: $(STAMP) ## train, export, verify, serve and benchmark; ends with a table and a report
 	$(BIN)/saccade demo --out build/demo --force
@@ -29,6 +29,19 @@ bench: $(STAMP) ## the figures of the README: fold, served against in-process, m
 	$(BIN)/python benchmarks/fold.py
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/mixed_load.py
+
+plugins: $(STAMP) ## the kernels for ONNX Runtime and torch, into plugins/native/lib
+	$(BIN)/python -m saccade.plugins.native.library --into plugins/native/lib
+
+plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT_INCLUDE_DIR=...
+	$(MAKE) -f plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
+
+check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
+	$(BIN)/python -m pytest -q tests/native/check_fuzz.py
+
+wheel: plugins ## a wheel for this platform with the kernels built in, into dist
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist \
+		--config-settings=--build-option=--plat-name=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_platform().replace('-', '_'))") .
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU kernels as Python functions on addresses: ctypes over the C interface."""
+"""The CPU kernels as Python functions of addresses and numbers: ctypes over the C interface."""
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,61 +14,191 @@ from saccade.plugins.native import library
 
 # SACCADE_INTERFACE of saccade_ops.h, whose signatures stand below.
 INTERFACE = 1
-# Element types, with ONNX's numbers.
+# Element types with ONNX's numbers, and the bytes of an element.
 CODES = {"float32": 1, "float16": 10, "float64": 11}
-_BAD_SIZES = 4
-# A thread is worth starting for this many elements' work of the cheapest op (about 0.3 ms).
+_BYTES = {1: 4, 10: 2, 11: 8}
+# A second thread pays for itself from here: about 0.3 ms of sparsemax.
 _ELEMENTS_A_THREAD = 1 << 19
-# Where the library was not there, another look is taken after this long: it may be built by then.
+# What an element of the other ops costs, in elements of sparsemax.
+_TVMAX_COST, _SVPN_COST, _SVPN_FAST_COST = 256, 16, 4
+# Kernels may hold up to this many items side by side in vector lanes.
+_LANES = 16
+# Where no library stood, another look is taken after this long: it may be built by then.
 _LOOK_AGAIN_S = 1.0
 
 _NUMBER, _WHOLE, _ADDRESS = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p
-_SIGNATURES = {
-    "sparsemax": [_ADDRESS] * 2 + [_WHOLE] * 2,
-    "sparsemax_backward": [_ADDRESS] * 3 + [_WHOLE] * 2,
-    "tvmax": [_ADDRESS] * 5 + [_WHOLE] * 3 + [_NUMBER] * 2 + [_WHOLE],
-    "tvmax_backward": [_ADDRESS] * 4 + [_WHOLE] * 2,
-    "svpn": [_ADDRESS] * 2 + [_WHOLE] * 3 + [_NUMBER],
-    "svpn_fast": [_ADDRESS] * 3 + [_WHOLE] * 3 + [_NUMBER] + [_WHOLE] * 2 + [_NUMBER],
+# Addresses, then the count of items and the other numbers, by function.
+_SIGNATURES: dict[str, tuple[int, list[type]]] = {
+    "sparsemax": (2, [_WHOLE] * 2),
+    "sparsemax_backward": (3, [_WHOLE] * 2),
+    "tvmax": (5, [_WHOLE] * 3 + [_NUMBER] * 2 + [_WHOLE]),
+    "tvmax_backward": (4, [_WHOLE] * 2),
+    "svpn": (2, [_WHOLE] * 3 + [_NUMBER]),
+    "svpn_fast": (3, [_WHOLE] * 3 + [_NUMBER] + [_WHOLE] * 2 + [_NUMBER]),
 }
+
+_switched_on: ContextVar[bool] = ContextVar("kernels", default=True)
 
 
 class Kernels:
-    """Every kernel of one library; arguments are addresses and numbers as in saccade_ops.h.
+    """Every kernel of one library. Addresses and numbers are those of saccade_ops.h.
 
-    Each call takes the number of threads it may use last; an answer does not depend on it.
+    Items are split into ranges for at most `threads` threads; an answer does not depend on it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._functions = ctypes.CDLL(str(path))
-        found = self._functions.saccade_interface()
+        self._library = ctypes.CDLL(str(path))
+        found = self._library.saccade_interface()
         if found != INTERFACE:
             raise SaccadeError(
                 f"{path}: its interface is {found}, expected {INTERFACE}. "
-                "It is of another version: install saccade again."
+                "It belongs to another version of saccade: install saccade again."
             )
-        self._functions.saccade_status.restype = ctypes.c_char_p
-        self._functions.saccade_target.restype = ctypes.c_char_p
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(self._functions, f"saccade_{name}")
-            # The element type first, the pool last: ranges of items are split here instead.
-            function.argtypes = [ctypes.c_int, *arguments, _ADDRESS]
-        self._sparsemax = self._functions.saccade_sparsemax
-        self._sparsemax_backward = self._functions.saccade_sparsemax_backward
+        self._library.saccade_status.restype = ctypes.c_char_p
+        self._library.saccade_target.restype = ctypes.c_char_p
+        self._library.saccade_choose_target.argtypes = [ctypes.c_char_p]
+        self._functions = {name: self._function(name) for name in _SIGNATURES}
 
-    @property
+    def _function(self, name: str) -> Callable[..., int]:
+        function = getattr(self._library, f"saccade_{name}")
+        addresses, numbers = _SIGNATURES[name]
+        # No pool: the ranges are split here, and ctypes lets go of the interpreter's lock.
+        function.argtypes = [ctypes.c_int, *[_ADDRESS] * addresses, *numbers, _ADDRESS]
+        return function  # type: ignore[no-any-return]
+
     def target(self) -> str:
         """The instruction set in use."""
-        return str(self._functions.saccade_target().decode())
+        return str(self._library.saccade_target().decode())
 
-    def sparsemax(self, code: int, z: int, p: int, rows: int, n: int, threads: int) -> None:
-        size = n * _size(code)
-        self._in_ranges(
-            rows,
-            rows * n,
-            threads,
-            lambda at, count: self._sparsemax(
-                code, z + at * size, p + at * size, count, n, None
-            ),
-        )
+    def choose_target(self, name: str | None) -> bool:
+        """Use another instruction set, None for the best; False if this processor lacks it."""
+        chosen = None if name is None else name.encode()
+        return bool(self._library.saccade_choose_target(chosen) == 0)
+
+    def sparsemax(self, code: int, z: int, p: int, rows: int, n: int, threads: int = 1) -> None:
+        size = n * _BYTES[code]
+        self._run("sparsemax", code, (z, p), (size, size), rows, (n,), n, threads)
+
+    def sparsemax_backward(
+        self, code: int, p: int, gradient: int, out: int, rows: int, n: int, threads: int = 1
+    ) -> None:
+        size = n * _BYTES[code]
+        addresses = (p, gradient, out)
+        self._run("sparsemax_backward", code, addresses, (size,) * 3, rows, (n,), n, threads)
+
+    def tvmax(
+        self,
+        code: int,
+        addresses: tuple[int, int | None, int, int, int | None],
+        shape: tuple[int, int, int],
+        lam: float,
+        tolerance: float,
+        max_iterations: int,
+        threads: int = 1,
+    ) -> None:
+        """Addresses: z, sizes or None, p, error, groups or None. Shape: grids, h, w."""
+        grids, h, w = shape
+        size = h * w * _BYTES[code]
+        numbers = (h, w, lam, tolerance, max_iterations)
+        strides = (size, 16, size, 4, 4 * h * w)
+        self._run("tvmax", code, addresses, strides, grids, numbers, h * w * _TVMAX_COST, threads)
+
+    def tvmax_backward(
+        self, code: int, addresses: tuple[int, int, int, int], grids: int, cells: int, threads: int
+    ) -> None:
+        """Addresses: p, groups, gradient, out."""
+        size = cells * _BYTES[code]
+        strides = (size, 4 * cells, size, size)
+        self._run("tvmax_backward", code, addresses, strides, grids, (cells,), cells, threads)
+
+    def svpn(
+        self, code: int, q: int, y: int, shape: tuple[int, int, int], alpha: float, threads: int = 1
+    ) -> None:
+        """Shape: matrices, m, n."""
+        count, m, n = shape
+        size = m * n * _BYTES[code]
+        work = m * n * min(m, n) * _SVPN_COST
+        self._run("svpn", code, (q, y), (size, size), count, (m, n, alpha), work, threads)
+
+    def svpn_fast(
+        self,
+        code: int,
+        addresses: tuple[int, int, int],
+        shape: tuple[int, int, int],
+        alpha: float,
+        singular_values: int,
+        iterations: int,
+        epsilon: float,
+        threads: int = 1,
+    ) -> None:
+        """Addresses: q, v0, y. Shape: matrices, m, n."""
+        count, m, n = shape
+        size = m * n * _BYTES[code]
+        steps = (singular_values or min(m, n)) * iterations
+        numbers = (m, n, alpha, singular_values, iterations, epsilon)
+        work = m * n * steps * _SVPN_FAST_COST
+        self._run("svpn_fast", code, addresses, (size, 0, size), count, numbers, work, threads)
+
+    def _run(
+        self,
+        name: str,
+        code: int,
+        addresses: Sequence[int | None],
+        strides: Sequence[int],
+        count: int,
+        numbers: Sequence[float],
+        work_an_item: int,
+        threads: int,
+    ) -> None:
+        function = self._functions[name]
+        parts = min(threads, count * work_an_item // _ELEMENTS_A_THREAD, count // _LANES)
+        if parts < 2:
+            self._check(name, function(code, *addresses, count, *numbers, None))
+            return
+        step = -(-count // (parts * _LANES)) * _LANES
+
+        def one(first: int) -> int:
+            moved = [
+                None if at is None else at + first * stride
+                for at, stride in zip(addresses, strides, strict=True)
+            ]
+            return function(code, *moved, min(step, count - first), *numbers, None)
+
+        starts = range(0, count, step)
+        with ThreadPoolExecutor(len(starts)) as pool:
+            for status in pool.map(one, starts):
+                self._check(name, status)
+
+    def _check(self, name: str, status: int) -> None:
+        if status:
+            words = self._library.saccade_status(status).decode()
+            raise SaccadeError(f"saccade_{name}: {words}.")
+
+
+class _Held:
+    """The library once it was found, and when it was last looked for."""
+
+    kernels: Kernels | None = None
+    looked_at: float = float("-inf")
+
+
+def kernels() -> Kernels | None:
+    """The kernels of the library that stands already; None where there is none."""
+    if not _switched_on.get():
+        return None
+    if _Held.kernels is None and time.monotonic() - _Held.looked_at > _LOOK_AGAIN_S:
+        path = library.built_library()
+        _Held.kernels = Kernels(path) if path else None
+        _Held.looked_at = time.monotonic()
+    return _Held.kernels
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Inside, and in this thread, no kernel is found: for tests of the form without them."""
+    token = _switched_on.set(False)
+    try:
+        yield
+    finally:
+        _switched_on.reset(token)

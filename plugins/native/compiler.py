@@ -3,6 +3,7 @@
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,19 +19,26 @@ from saccade.plugins.errors import SaccadeError
 NATIVE = Path(__file__).parent
 # Nothing of the C++ run-time library is used, so that the result loads beside any other.
 FLAGS = (
-    "-std=c++17 -O3 -fPIC -fvisibility=hidden -fno-math-errno -fno-trapping-math "
-    "-fno-exceptions -fno-rtti -fno-threadsafe-statics -Wall -Wextra -Wno-psabi"
-).split()
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-threadsafe-statics"),
+    *("-Wall", "-Wextra", "-Wno-psabi"),
+)
+# `nodelete`: what a runtime was given must stay where it is.
 LINK_FLAGS = (
-    "-shared -static-libgcc -Wl,--as-needed -Wl,--no-undefined -Wl,-z,relro -Wl,-z,now "
-    "-Wl,-z,noexecstack -Wl,--build-id=none"
-).split()
+    *("-shared", "-static-libgcc", "-Wl,--as-needed", "-Wl,--no-undefined"),
+    *("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-Wl,-z,nodelete"),
+)
 TARGETS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
     "avx512": "-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c -mprefer-vector-width=512",
 }
-SHELLS = ("interface.cpp", "onnxruntime_library.cpp", "onnxruntime_ops.cpp")
+SHELLS = (
+    "interface.cpp",
+    "onnxruntime_kernel.cpp",
+    "onnxruntime_library.cpp",
+    "onnxruntime_ops.cpp",
+)
 _INSTALL = "Install one (Debian: apt install g++; Fedora: dnf install gcc-c++), or set CXX."
 _WITHOUT = (
     "Models run without the library too, more slowly: ONNX Runtime then uses the function bodies."
@@ -58,12 +66,16 @@ def units(machine: str) -> list[Unit]:
 
 
 def sources() -> list[Path]:
-    """Every file that a build may read, in a fixed order."""
-    shells = {"kernels.cpp", *SHELLS}
-    here = [
-        each for each in NATIVE.iterdir() if each.name in shells or each.suffix in (".h", ".hpp")
-    ]
-    return sorted(here) + sorted(NATIVE.parent.glob("*/kernel*.hpp"))
+    """Every file that a build reads of ours, in a fixed order: the units and what they include."""
+    found: set[Path] = set()
+    left = [NATIVE / each for each in ("kernels.cpp", *SHELLS)]
+    while left:
+        path = left.pop().resolve()
+        if path not in found:
+            found.add(path)
+            included = re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE)
+            left += [path.parent / each for each in included]
+    return sorted(found)
 
 
 def find_compiler() -> list[str]:
@@ -102,14 +114,16 @@ def compile_library(into: Path, *, extra: Sequence[str] = ()) -> None:
 
         def compile_one(unit: Unit) -> str:
             target = str(work / unit.object)
-            _run(
-                [*compiler, *FLAGS, *extra, *unit.flags]
-                + ["-c", str(NATIVE / unit.source), "-o", target]
-            )
+            source = str(NATIVE / unit.source)
+            _run([*compiler, *FLAGS, *extra, *unit.flags, "-c", source, "-o", target])
             return target
 
         with ThreadPoolExecutor(2) as pool:
-            objects = list(pool.map(compile_one, units(platform.machine())))
+            running = [pool.submit(compile_one, unit) for unit in units(platform.machine())]
+            try:
+                objects = [each.result() for each in running]
+            finally:
+                pool.shutdown(cancel_futures=True)
         linked = work / into.name
         _run([*compiler, *extra, *objects, *LINK_FLAGS, "-o", str(linked)])
         linked.chmod(0o755)

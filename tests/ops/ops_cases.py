@@ -30,7 +30,7 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
 
 
 def row(*values: float) -> np.ndarray:
-    return np.array([values])
+    return np.array([values], np.float64)
 
 
 def smooth(h: int, w: int) -> np.ndarray:

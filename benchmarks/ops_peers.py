@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one would take instead of TVMax: copt and every method of prox_tv, then a sparsemax."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+
+import numpy as np
+
+Peer = Callable[[np.ndarray], np.ndarray]
+
+# A loose setting is faster and a tight one more exact: which is the fastest that is exact enough
+# depends on the grids, so all are offered. copt: stop at a difference of `tol`.
+COPT_TOLERANCES = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10)
+# prox_tv has no tolerance. It stops by its own rule or after so many rounds; 0 is its default.
+PROX_TV_ROUNDS = {
+    "dr": (0, 100, 1000),
+    "pd": (0, 100, 1000),
+    "yang": (0, 1000),
+    "condat": (0, 300),
+    "chambolle-pock": (0, 300),
+    "kolmogorov": (0,),
+}
+
+
+def tv_peers(lam: float) -> dict[str, Peer]:
+    """Every setting by name; a package that is missing is left out and named on standard error.
+
+    Shapes: each takes grids [n h w] float64 -> p [n h w].
+    """
+    peers: dict[str, Peer] = {}
+    copt = _package("copt.tv_prox")
+    if copt is not None:
+        for tolerance in COPT_TOLERANCES:
+            peers[f"copt tol={tolerance:g}"] = partial(_copt, copt, lam, tolerance)
+    prox_tv = _package("prox_tv")
+    if prox_tv is not None:
+        for method, choices in PROX_TV_ROUNDS.items():
+            for rounds in choices:
+                setting = f" max_iters={rounds}" if rounds else ""
+                name = f"prox_tv {method}{setting}"
+                peers[name] = partial(_prox_tv, prox_tv, lam, method, rounds)
+    return peers
+
+
+def sparsemax(values: np.ndarray) -> np.ndarray:
+    """Shapes: values [n k] -> weights [n k]."""
+    ordered = np.sort(values, axis=-1)[:, ::-1]
+    sums = np.cumsum(ordered, axis=-1) - 1
+    inside = np.arange(1, values.shape[-1] + 1) * ordered > sums
+    support = np.count_nonzero(inside, axis=-1)[:, None]
+    return np.maximum(values - np.take_along_axis(sums, support - 1, -1) / support, 0)
+
+
+def _package(name: str) -> ModuleType | None:
+    try:
+        return import_module(name)
+    except (ImportError, OSError) as error:
+        print(f"ops_peers: left out {name.split('.')[0]}: {error}", file=sys.stderr)
+        return None
+
+
+def _copt(copt: ModuleType, lam: float, tolerance: float, grids: np.ndarray) -> np.ndarray:
+    n, h, w = grids.shape
+    flat = grids.reshape(n, h * w)
+    # Far more rounds than it needs, so that the tolerance decides.
+    solved = [copt.prox_tv2d(each, lam, h, w, max_iter=10000, tol=tolerance) for each in flat]
+    return sparsemax(np.stack(solved)).reshape(grids.shape)
+
+
+def _prox_tv(
+    prox_tv: ModuleType, lam: float, method: str, rounds: int, grids: np.ndarray
+) -> np.ndarray:
+    solved = [
+        prox_tv.tv1_2d(each, lam, n_threads=1, max_iters=rounds, method=method) for each in grids
+    ]
+    return sparsemax(np.stack(solved).reshape(len(grids), -1)).reshape(grids.shape)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a contract becomes a torch operator: schema, fake tensors, gradient, choice of kernels."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.plugins.contract import DOMAIN, Op
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.native import bindings
+
+_LIBRARY = torch.library.Library(DOMAIN, "FRAGMENT")
+_NAMES = {getattr(torch, name): name for name in bindings.CODES}
+CODES = {dtype: bindings.CODES[name] for dtype, name in _NAMES.items()}
+# Overload -> what runs on ordinary tensors.
+_COMPUTE: dict[Any, Callable[..., Any]] = {}
+_ORDINARY = (Tensor, torch.nn.Parameter)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The type as the contracts write it: `float32`."""
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that a tensor of type `dtype` is computed in."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def checked(op: Op, *tensors: Tensor, **attributes: Any) -> tuple[tuple[Any, ...], ...]:
+    """The output shapes, after a look at all that is known without reading a value.
+
+    Raises: ShapeError, SaccadeError if an input or attribute does not fit the contract.
+    """
+    for port, tensor in zip(op.inputs, tensors, strict=True):
+        op.checked_dtype(port, name_of(tensor.dtype))
+        expected = tensors[0].dtype if port.dtype == "T" else tensor.dtype
+        if tensor.device != tensors[0].device or tensor.dtype != expected:
+            raise SaccadeError(
+                f"{op.name}: input {port.name} is {name_of(tensor.dtype)} on {tensor.device}, "
+                f"input {op.inputs[0].name} is {name_of(tensors[0].dtype)} on "
+                f"{tensors[0].device}. Move one with .to()."
+            )
+    op.defaults(attributes)
+    return op.output_shapes(*(tensor.shape for tensor in tensors))
+
+
+def attributes(op: Op, **given: Any) -> tuple[Any, ...]:
+    """The attributes in the node's order, of their declared types.
+
+    Raises: SaccadeError for a value out of its range; a compiled call is checked by its operator.
+    """
+    return tuple(given.values() if torch.compiler.is_compiling() else op.defaults(given).values())
+
+
+def kernels_for(tensor: Tensor) -> bindings.Kernels | None:
+    """The native kernels, where they are built and the tensor is on the CPU and holds something."""
+    return bindings.kernels() if tensor.is_cpu and tensor.numel() else None
+
+
+def schema(op: Op) -> str:
+    """Inputs and attributes of the node, in its order: `(Tensor z, float lam) -> Tensor`."""
+    inputs = [f"Tensor {port.name.lower()}" for port in op.inputs]
+    inputs += [f"{each.kind.__name__} {each.name}" for each in op.attributes.values()]
+    outputs = ", ".join("Tensor" for _ in op.outputs)
+    return f"({', '.join(inputs)}) -> {outputs if len(op.outputs) == 1 else f'({outputs})'}"
+
+
+def define(name: str, signature: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """The operator `saccade::name` on every device, without a gradient; returns the overload."""
+    _LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{DOMAIN}::{name}", fake, lib=_LIBRARY)
+    operator = getattr(getattr(torch.ops, DOMAIN), name).default
+    _COMPUTE[operator] = compute
+    return operator
+
+
+def without_gradient(operator: Any, *arguments: Any) -> Any:
+    """The operator below autograd; skips the dispatcher (10 us) where nobody looks on."""
+    watched = torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+    if type(arguments[0]) in _ORDINARY and not watched:
+        return _COMPUTE[operator](*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+def differentiate(
+    operator: Any,
+    rule: Any,
+    keeping: Callable[..., tuple[Any, Sequence[Tensor]]],
+    *,
+    inputs: int = 1,
+    constant: Sequence[int] = (),
+    twice: bool = False,
+) -> None:
+    """Gives an operator its gradient: torch.library.register_autograd with half its overhead.
+
+    `keeping(*arguments)` -> (answer, tensors to keep). `rule` is the operator that takes the
+    gradient of the first answer, what was kept and the arguments that are no tensors, and gives
+    the gradients of the first `inputs` arguments. `constant` numbers the answers that have no
+    gradient; `twice` says that `rule` has a gradient itself and takes no numbers.
+    """
+    name = operator._schema.name
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            answer, kept = keeping(*arguments)
+            ctx.save_for_backward(*kept)
+            ctx.rest = (None,) * (len(arguments) - inputs)
+            if not twice:
+                ctx.numbers = arguments[inputs:]
+            if constant:
+                ctx.mark_non_differentiable(*(answer[i] for i in constant))
+            return answer
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+            if not torch.is_grad_enabled():
+                numbers = () if twice else ctx.numbers
+                found = without_gradient(rule, gradient, *ctx.saved_tensors, *numbers)
+            elif twice:
+                found = rule(gradient, *ctx.saved_tensors)
+            else:
+                raise SaccadeError(
+                    f"{name}: found create_graph=True, expected False: its gradient has no "
+                    "gradient. Call backward() without it, or detach() what goes in."
+                )
+            return (found, *ctx.rest) if inputs == 1 else (*found, *ctx.rest)
+
+    def choose(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments[:inputs]):
+            return Differentiable.apply(*arguments)
+        return without_gradient(operator, *arguments)
+
+    _LIBRARY.impl(name.removeprefix(f"{DOMAIN}::"), choose, "Autograd")

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The five ops as ONNX Runtime sees them: names, attributes with their ranges, and how each runs.
+#pragma once
+
+#include "onnxruntime_api.h"
+#include "saccade_ops.h"
+
+namespace saccade {
+
+struct Attribute {
+    const char *name;
+    bool is_whole;
+    double standard;
+    const char *allowed;
+    bool (*holds)(double);
+};
+
+// What an attribute is; `real` holds the number too where it is whole.
+struct Number {
+    double real;
+    int64_t whole;
+};
+
+constexpr size_t kMostAxes = 64;
+
+struct Tensor {
+    const void *data;
+    const int64_t *shape;
+    size_t rank;
+    int64_t copied[kMostAxes];  // the shape, where the runtime does not show its own
+};
+
+// One call's dense buffers: `count` rows, grids or matrices of `m` by `n` (a row has m = 1).
+struct Buffers {
+    const void *first, *second;
+    void *answer;
+    float *error;
+    int64_t count, m, n;
+};
+
+struct Op {
+    static constexpr size_t kMostAttributes = 4;
+    enum Second { kNone, kSizes, kVector };
+
+    const char *name;
+    const char *shapes;  // in words, for messages
+    const char *input[2];
+    Second second;
+    bool has_error;  // a second output, float32 [...]
+    size_t axes;     // of the first input, after the leading ones
+    size_t attribute_count;
+    Attribute attribute[kMostAttributes];
+    int (*run)(int dtype, const Buffers &, const Number *attributes, const saccade_pool *);
+
+    size_t inputs() const { return second == kNone ? 1 : 2; }
+    size_t outputs() const { return has_error ? 2 : 1; }
+};
+
+constexpr size_t kOpCount = 5;
+extern const Op kOps[kOpCount];
+
+// An op for one element type, as it is registered. The runtime hands back the address of
+// `interface`, which is the address of the whole.
+struct RegisteredOp {
+    ort::CustomOp interface;
+    const ort::Api *api;
+    bool shows_shapes;  // the runtime has GetTensorElementTypeAndShapeDataReference
+    const Op *op;
+    ort::ElementType type;
+};
+
+// Creates, runs and destroys kernels; onnxruntime_kernel.cpp.
+ort::Status *create_kernel(const ort::CustomOp *, const ort::Api *, const ort::KernelInfo *,
+                           void **kernel);
+ort::Status *run_kernel(void *kernel, ort::KernelContext *);
+void destroy_kernel(void *kernel);
+
+}  // namespace saccade

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fails if the CUDA compiler's report names a kernel that spills registers into memory."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_KERNEL = re.compile(r"Compiling entry function '(?P<name>\w+)' for '(?P<target>\w+)'")
+_SPILLS = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+
+
+def kernels(report: str) -> Iterator[tuple[str, str, int]]:
+    """Name, architecture and spilled bytes of each kernel of `nvcc -Xptxas -v`."""
+    found = None
+    for line in report.splitlines():
+        if match := _KERNEL.search(line):
+            found = match
+        elif found and (match := _SPILLS.search(line)):
+            spilled = int(match["stores"]) + int(match["loads"])
+            yield found["name"], found["target"], spilled
+            found = None
+
+
+def main(path: str) -> int:
+    seen = list(kernels(Path(path).read_text()))
+    bad = [each for each in seen if each[2]]
+    for name, target, spilled in bad:
+        print(f"{name} for {target} spills {spilled} bytes", file=sys.stderr)
+    targets = sorted({target for _, target, _ in seen})
+    print(f"{len(seen)} kernels for {', '.join(targets) or 'no architecture'}: {len(bad)} spill")
+    return 1 if bad or not seen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

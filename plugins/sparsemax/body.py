@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparsemax as an ONNX function body of standard operators, without sorting."""
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import TensorProto
+
+from saccade.plugins.body_graph import BodyGraph
+from saccade.plugins.ops import OPS
+
+# Newton's steps before the first look at whether any row still moves: a look costs as much as
+# half a step, and a batch of some hundred rows of logits needs about six.
+_FIRST_ROUNDS = 6
+
+
+def sparsemax(opset: int = 20) -> onnx.FunctionProto:
+    """Body of `saccade::Sparsemax`, in float32 whatever the type.
+
+    With z = X minus the largest of the row, Newton's method on sum(max(z - t, 0)) = 1 rises from
+    t = -1, which is below the threshold, and never passes it; the number of entries above t falls
+    until it is the support, from which the step is exact. A row whose number did not fall is done
+    and stays as it is.
+
+    Shapes: X [... n] -> Y [... n].
+    Source: Held, Wolfe and Crowder 1974 (Validation of subgradient optimization), section 2.
+    """
+    graph = BodyGraph()
+    x = graph("Cast", "X", to=TensorProto.FLOAT)
+    z = graph("Sub", x, graph("ReduceMax", x, [-1]))
+    # max(z + 1, 0), as z <= 0.
+    total, count = _total_and_count(graph, graph("HardSigmoid", z, alpha=1.0, beta=1.0))
+    # A tensor of the rows' shape: runtimes are slow where a scalar meets a column.
+    one = graph("Sign", count)
+    t = graph("Div", graph("Sub", graph("Sub", total, count), one), count)
+    for _ in range(_FIRST_ROUNDS - 1):
+        before = count
+        step, count = _step(graph, z, t, one)
+        t = graph("Add", t, step)
+
+    def round_(inner: BodyGraph, _: str, t: str, before: str) -> tuple[Sequence[str], str]:
+        step, count = _step(inner, z, t, one)
+        fell = inner("Cast", inner("Less", count, before), to=TensorProto.FLOAT)
+        return (inner("Add", t, inner("Mul", step, fell)), count), _any(inner, fell)
+
+    fell = graph("Cast", graph("Less", count, before), to=TensorProto.FLOAT)
+    carried = [(t, TensorProto.FLOAT), (count, TensorProto.FLOAT)]
+    t, _ = graph.loop("", carried, round_, _any(graph, fell))
+    p = graph("Relu", graph("Sub", z, t))
+    return graph.function(OPS["Sparsemax"], [graph("CastLike", _or_nan(graph, p, z), "X")], opset)
+
+
+def _step(graph: BodyGraph, z: str, t: str, one: str) -> tuple[str, str]:
+    """Newton's step from t, and the number of entries above t."""
+    total, count = _total_and_count(graph, graph("Relu", graph("Sub", z, t)))
+    return graph("Div", graph("Sub", total, one), count), count
+
+
+def _total_and_count(graph: BodyGraph, above: str) -> tuple[str, str]:
+    """Sum of a row's entries, and number of those that are not 0."""
+    total = graph("ReduceSum", above, [-1])
+    # The slope makes 1 of whatever is not 0; ONNX Runtime's Sign is four times as slow.
+    return total, graph("ReduceSum", graph("HardSigmoid", above, alpha=1e30, beta=0.0), [-1])
+
+
+def _any(graph: BodyGraph, ones: str) -> str:
+    # A sum and not a maximum: a batch may be empty.
+    return graph("Cast", graph("ReduceSum", ones, keepdims=0), to=TensorProto.BOOL)
+
+
+def _or_nan(graph: BodyGraph, p: str, z: str) -> str:
+    """NaN in rows where z has one: on some devices the larger of NaN and 0 is 0.
+
+    The entries of z are at most 0, so that nothing else makes their sum NaN.
+    """
+    broken = graph("IsNaN", graph("ReduceSum", z, [-1]))
+    return graph("Add", p, graph("Where", broken, float("nan"), 0.0))

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparsemax in torch: operator, gradient, and the form for tensors without a native kernel."""
+
+
+import torch
+from torch import Tensor
+
+from saccade.plugins import dispatch
+from saccade.plugins.errors import ShapeError
+from saccade.plugins.sparsemax import sparsemax as contract
+
+
+def threshold(z: Tensor) -> Tensor:
+    """What each row is lowered by; NaN where the row has no answer.
+
+    Shapes: z [... n], largest entry 0 -> [... 1].
+    """
+    top = z.sort(dim=-1, descending=True).values
+    rank = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
+    inside = rank * top > top.cumsum(-1) - 1
+    count = inside.sum(-1, keepdim=True).clamp_(min=1)
+    # Summed once more over the support: a running sum over a long row rounds worse.
+    found = (torch.where(inside, top, 0).sum(-1, keepdim=True) - 1) / count
+    return found + z.amax(-1, keepdim=True)
+
+
+def project(x: Tensor) -> Tensor:
+    """Shapes: x [... n], n >= 1 -> the same."""
+    z = x - x.amax(-1, keepdim=True)
+    return (z - threshold(z)).clamp_(min=0)
+
+
+def support_rule(p: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of the logits: inside the support what exceeds the mean, 0 outside.
+
+    Shapes: p, gradient [... n] -> the same.
+    Source: Martins and Astudillo 2016 (arXiv 1602.02068), eq. 14.
+    """
+    support = p > 0
+    inside = torch.where(support, gradient, 0)
+    mean = inside.sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp_(min=1)
+    # Outside p is 0, or NaN in a row that has no answer.
+    return torch.where(support, gradient - mean, p)
+
+
+def _forward(x: Tensor) -> Tensor:
+    if x.dtype not in dispatch.CODES or x.dim() == 0:
+        dispatch.checked(contract, x)
+    kernels = dispatch.kernels_for(x)
+    if kernels is not None:
+        x = x.contiguous()
+        p = torch.empty_like(x)
+        n = x.shape[-1]
+        kernels.sparsemax(
+            dispatch.CODES[x.dtype],
+            x.data_ptr(),
+            p.data_ptr(),
+            x.numel() // n,
+            n,
+            torch.get_num_threads(),
+        )
+        return p
+    if x.numel() == 0:
+        return x.new_empty(x.shape)
+    return project(x.to(dispatch.wide(x.dtype))).to(x.dtype).contiguous()
+
+
+def _backward(gradient: Tensor, p: Tensor) -> Tensor:
+    half, computed = p.dtype, dispatch.wide(p.dtype)
+    if half is not computed:
+        p, gradient = p.to(computed), gradient.to(computed)
+    p, gradient = p.contiguous(), gradient.contiguous()
+    kernels = dispatch.kernels_for(p)
+    if kernels is None:
+        return support_rule(p, gradient).to(half)
+    out = torch.empty_like(p)
+    n = p.shape[-1]
+    kernels.sparsemax_backward(
+        dispatch.CODES[computed],
+        p.data_ptr(),
+        gradient.data_ptr(),
+        out.data_ptr(),
+        p.numel() // n,
+        n,
+        torch.get_num_threads(),
+    )
+    return out if half is computed else out.to(half)
+
+
+def _fake(x: Tensor) -> Tensor:
+    (shape,) = dispatch.checked(contract, x)
+    return x.new_empty(shape)
+
+
+OPERATOR = dispatch.define("sparsemax", dispatch.schema(contract), _forward, _fake)
+BACKWARD = dispatch.define(
+    "sparsemax_backward",
+    "(Tensor gradient, Tensor p) -> Tensor",
+    _backward,
+    lambda gradient, p: p.new_empty(p.shape),
+)
+
+
+def _keeping(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    p = dispatch.without_gradient(OPERATOR, x)
+    return p, (p,)
+
+
+# The Jacobian is symmetric and does not change nearby: its own gradient is the same rule again.
+dispatch.differentiate(OPERATOR, BACKWARD, _keeping, twice=True)
+dispatch.differentiate(
+    BACKWARD,
+    BACKWARD,
+    lambda gradient, p: (dispatch.without_gradient(BACKWARD, gradient, p), (p,)),
+    twice=True,
+)
+
+
+def sparsemax(z: Tensor, axis: int = -1) -> Tensor:
+    """Nearest point of the simplex to each slice along `axis`.
+
+    Shapes: z [... n ...] -> the same.
+    Raises: ShapeError if z has no axis `axis`, SaccadeError for another type.
+    Source: Martins and Astudillo 2016 (arXiv 1602.02068), Algorithm 1.
+    """
+    rank = z.dim()
+    if axis in (-1, rank - 1) and rank:
+        return OPERATOR(z)
+    if not -rank <= axis < rank:
+        raise ShapeError(
+            f"{contract.name}: axis is {axis}, expected one of the {rank} axes of X "
+            f"{list(z.shape)}."
+        )
+    return OPERATOR(z.movedim(axis, -1)).movedim(-1, axis)

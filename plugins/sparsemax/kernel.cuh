@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sparsemax on a GPU: Newton's method on the threshold, as on the CPU, without sorting.
+//
+// The excess of a threshold t, sum(max(z - t, 0)) - 1, is convex and falls. Newton's steps from a t
+// below the root rise to it and end after finitely many rounds, when the support stays the same.
+// A row of up to 2,048 elements stays in the registers of a part of a warp: it is read once and
+// written once. A longer row has a block of its own and is kept in shared memory while it fits.
+#pragma once
+
+#include "../native/cuda_block.cuh"
+
+namespace saccade {
+namespace cuda {
+
+// The product of excess and support at least quarters in a round: 64 are more than any row needs.
+constexpr int kNewtonRounds = 64;
+
+// One step of the threshold; false when the support is the one of the round before.
+inline __device__ bool newton_step(float sum, int count, float &threshold, int &previous) {
+    threshold += (sum - 1.0f) / float(count > 0 ? count : 1);
+    const bool moved = count != previous;
+    previous = count;
+    return moved;
+}
+
+template <class T, int kLanes, int kPack, int kChunks>
+__global__ void __launch_bounds__(128, 4)
+    sparsemax_short(const T *x, T *y, int64_t rows, int n) {
+    const int lane = int(threadIdx.x) % kLanes;
+    const int64_t row =
+        int64_t(blockIdx.x) * (blockDim.x / kLanes) + int64_t(threadIdx.x) / kLanes;
+    if (row >= rows) return;
+    const unsigned mask = lane_mask<kLanes>();
+    const Pack<T, kPack> *in = reinterpret_cast<const Pack<T, kPack> *>(x + row * n);
+    Pack<T, kPack> *out = reinterpret_cast<Pack<T, kPack> *>(y + row * n);
+    const int packs = n / kPack;
+
+    float z[kChunks * kPack];
+    float top = -CUDART_INF_F;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const int at = chunk * kLanes + lane;
+        Pack<T, kPack> read;
+        if (at < packs) read = in[at];
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+            z[chunk * kPack + i] = at < packs ? widened(read.of[i]) : -CUDART_INF_F;
+            top = fmaxf(top, z[chunk * kPack + i]);
+        }
+    }
+    top = reduced<kLanes>(top, Largest());
+    bool broken = false;
+#pragma unroll
+    for (int i = 0; i < kChunks * kPack; ++i) {
+        z[i] -= top;
+        // NaN where the element is NaN, and where the top is infinite.
+        broken |= !(z[i] <= 0.0f);
+    }
+    broken = __any_sync(mask, broken);
+
+    float threshold = -1.0f;
+    int previous = 0;
+    for (int round = 0; round < kNewtonRounds && !broken; ++round) {
+        float sum = 0.0f;
+        int count = 0;
+#pragma unroll
+        for (int i = 0; i < kChunks * kPack; ++i) {
+            const float over = z[i] - threshold;
+            sum += fmaxf(over, 0.0f);
+            count += over > 0.0f ? 1 : 0;
+        }
+        sum = reduced<kLanes>(sum, Sum());
+        count = reduced<kLanes>(count, Sum());
+        if (!newton_step(sum, count, threshold, previous)) break;
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const int at = chunk * kLanes + lane;
+        Pack<T, kPack> answer;
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+            const float weight = fmaxf(z[chunk * kPack + i] - threshold, 0.0f);
+            answer.of[i] = narrowed<T>(broken ? CUDART_NAN_F : weight);
+        }
+        if (at < packs) out[at] = answer;
+    }
+}
+
+// `cached` is whether the row fits into shared memory; otherwise each round reads it again.
+template <class T, int kPack>
+__global__ void __launch_bounds__(512)
+    sparsemax_long(const T *x, T *y, int64_t rows, int64_t n, bool cached) {
+    float *cache = reinterpret_cast<float *>(dynamic_memory());
+    const int64_t packs = n / kPack;
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const Pack<T, kPack> *in = reinterpret_cast<const Pack<T, kPack> *>(x + row * n);
+        Pack<T, kPack> *out = reinterpret_cast<Pack<T, kPack> *>(y + row * n);
+        float top = -CUDART_INF_F;
+        for (int64_t at = threadIdx.x; at < packs; at += blockDim.x) {
+            const Pack<T, kPack> read = in[at];
+            for (int i = 0; i < kPack; ++i) {
+                const float value = widened(read.of[i]);
+                top = fmaxf(top, value);
+                if (cached) cache[i * packs + at] = value;
+            }
+        }
+        top = block_largest(top);
+
+        float threshold = -1.0f;
+        int previous = 0, broken = 0;
+        for (int round = 0; round < kNewtonRounds; ++round) {
+            float sum = 0.0f;
+            int count = 0;
+            for (int64_t at = threadIdx.x; at < packs; at += blockDim.x) {
+                Pack<T, kPack> read;
+                if (!cached) read = in[at];
+                for (int i = 0; i < kPack; ++i) {
+                    const float value = cached ? cache[i * packs + at] : widened(read.of[i]);
+                    const float below = value - top, over = below - threshold;
+                    sum += fmaxf(over, 0.0f);
+                    count += over > 0.0f ? 1 : 0;
+                    broken |= !(below <= 0.0f);
+                }
+            }
+            if (round == 0) broken = __syncthreads_or(broken);
+            sum = block_sum(sum);
+            count = block_sum(count);
+            if (!newton_step(sum, count, threshold, previous)) break;
+        }
+        for (int64_t at = threadIdx.x; at < packs; at += blockDim.x) {
+            Pack<T, kPack> read, answer;
+            if (!cached) read = in[at];
+            for (int i = 0; i < kPack; ++i) {
+                const float value = cached ? cache[i * packs + at] : widened(read.of[i]);
+                const float weight = fmaxf(value - top - threshold, 0.0f);
+                answer.of[i] = narrowed<T>(broken ? CUDART_NAN_F : weight);
+            }
+            out[at] = answer;
+        }
+    }
+}
+
+template <class T, int kLanes, int kPack, int kChunks>
+cudaError_t sparsemax_with(const T *x, T *y, int64_t rows, int64_t n, cudaStream_t stream) {
+    constexpr int kThreads = 128, kRows = kThreads / kLanes;
+    // A launch has at most 2^31 - 1 blocks.
+    for (int64_t first = 0; first < rows; first += kMostBlocks * kRows) {
+        const int64_t left = rows - first < kMostBlocks * kRows ? rows - first : kMostBlocks * kRows;
+        const cudaError_t status =
+            launch(sparsemax_short<T, kLanes, kPack, kChunks>, (left + kRows - 1) / kRows,
+                   kThreads, 0, stream, x + first * n, y + first * n, left, int(n));
+        if (status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+}
+
+template <class T, int kPack>
+cudaError_t sparsemax_packed(const T *x, T *y, int64_t rows, int64_t n, cudaStream_t stream) {
+    const int64_t packs = n / kPack;
+    // As few lanes a row as hold it in about 32 elements each.
+    constexpr int kFew = kPack == 1 ? 4 : 1;
+    if (packs <= 8 * kFew) return sparsemax_with<T, 8, kPack, kFew>(x, y, rows, n, stream);
+    if (packs <= 32 * 2 * kFew) return sparsemax_with<T, 32, kPack, 2 * kFew>(x, y, rows, n, stream);
+    if (packs <= 32 * 4 * kFew) return sparsemax_with<T, 32, kPack, 4 * kFew>(x, y, rows, n, stream);
+    if (packs <= 32 * 8 * kFew) return sparsemax_with<T, 32, kPack, 8 * kFew>(x, y, rows, n, stream);
+    const bool cached = size_t(n) * sizeof(float) <= kSharedBytesUnasked;
+    return launch(sparsemax_long<T, kPack>, rows, whole_warps(packs / 4, 512),
+                  cached ? size_t(n) * sizeof(float) : 0, stream, x, y, rows, n, cached);
+}
+
+template <class T>
+cudaError_t sparsemax(const T *x, T *y, int64_t rows, int64_t n, cudaStream_t stream) {
+    constexpr int kPack = int(16 / sizeof(T));
+    const bool aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y)) % 16 == 0;
+    if (aligned && n % kPack == 0) return sparsemax_packed<T, kPack>(x, y, rows, n, stream);
+    return sparsemax_packed<T, 1>(x, y, rows, n, stream);
+}
+
+}  // namespace cuda
+}  // namespace saccade

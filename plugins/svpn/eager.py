@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SvPN in torch: operator, the gradient through the SVD, and the form without a native kernel."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from saccade.plugins import dispatch
+from saccade.plugins.svpn import RANK_THRESHOLD
+from saccade.plugins.svpn import svpn as contract
+
+
+def _decomposed(q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The thin SVD with singular values that count as 0 set to it; which matrices are finite.
+
+    Shapes: q [... m n] -> u [... m k], s [... k], vh [... k n], finite [... 1 1].
+    """
+    finite = q.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    u, s, vh = torch.linalg.svd(q.masked_fill(~finite, 0), full_matrices=False)
+    least = RANK_THRESHOLD[dispatch.name_of(q.dtype)]
+    return u, s.masked_fill(s <= least * s[..., :1], 0), vh, finite
+
+
+def _power(s: Tensor, alpha: float) -> Tensor:
+    return torch.where(s > 0, s**alpha, 0)
+
+
+def _forward(q: Tensor, alpha: float) -> Tensor:
+    dispatch.checked(contract, q, alpha=alpha)
+    kernels = dispatch.kernels_for(q)
+    m, n = q.shape[-2:]
+    if kernels is not None:
+        q = q.contiguous()
+        y = torch.empty_like(q)
+        kernels.svpn(
+            dispatch.CODES[q.dtype],
+            q.data_ptr(),
+            y.data_ptr(),
+            (math.prod(q.shape[:-2]), m, n),
+            alpha,
+            torch.get_num_threads(),
+        )
+        return y
+    if q.numel() == 0:
+        return q.new_empty(q.shape)
+    u, s, vh, finite = _decomposed(q.to(dispatch.wide(q.dtype)))
+    y = (u * _power(s, alpha)[..., None, :]) @ vh
+    return y.masked_fill(~finite, torch.nan).to(q.dtype).contiguous()
+
+
+def _slopes(s: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Divided differences of s^alpha: (f_i - f_j) / (s_i - s_j), (f_i + f_j) / (s_i + s_j).
+
+    Exact where two values are equal or nearly so; 0 where both are 0, whose slope has no bound.
+
+    Shapes: s [... k] -> [... k k] each.
+    """
+    here, there = s[..., :, None], s[..., None, :]
+    larger = torch.maximum(here, there)
+    some = larger > 0
+    safe = torch.where(some, larger, 1)
+    ratio = torch.where(some, _power(safe, alpha) / safe, 0)
+    apart = (here - there).abs() / safe
+    # 1 - (1 - d)^alpha without cancellation; alpha d where d is 0.
+    fall = -torch.expm1(alpha * torch.log1p(-apart))
+    difference = ratio * torch.where(apart > 0, fall / torch.where(apart > 0, apart, 1), alpha)
+    total = torch.where(some, here + there, 1)
+    return difference, (_power(here, alpha) + _power(there, alpha)) / total
+
+
+def _backward(gradient: Tensor, q: Tensor, alpha: float) -> Tensor:
+    if q.numel() == 0:
+        return q.new_empty(q.shape)
+    computed = dispatch.wide(q.dtype)
+    u, s, vh, finite = _decomposed(q.to(computed))
+    g = gradient.to(computed)
+    left, right = u.mT @ g, g @ vh.mT
+    core = left @ vh.mT
+    difference, mean = _slopes(s, alpha)
+    symmetric, skew = (core + core.mT) / 2, (core - core.mT) / 2
+    out = u @ (difference * symmetric + mean * skew) @ vh
+    # What leaves the spans of u and v turns the singular vectors only: f(s) / s of it.
+    turn = torch.where(s > 0, _power(s, alpha) / torch.where(s > 0, s, 1), 0)
+    out = out + ((right - u @ core) * turn[..., None, :]) @ vh
+    out = out + (u * turn[..., None, :]) @ (left - core @ vh)
+    return out.masked_fill(~finite, torch.nan).to(q.dtype).contiguous()
+
+
+def _fake(q: Tensor, alpha: float) -> Tensor:
+    (shape,) = dispatch.checked(contract, q, alpha=alpha)
+    return q.new_empty(shape)
+
+
+OPERATOR = dispatch.define("svpn", dispatch.schema(contract), _forward, _fake)
+BACKWARD = dispatch.define(
+    "svpn_backward",
+    "(Tensor gradient, Tensor q, float alpha) -> Tensor",
+    _backward,
+    lambda gradient, q, alpha: q.new_empty(q.shape),
+)
+
+
+dispatch.differentiate(
+    OPERATOR, BACKWARD, lambda q, alpha: (dispatch.without_gradient(OPERATOR, q, alpha), (q,))
+)
+
+
+def svpn(q: Tensor, *, alpha: float = 0.5) -> Tensor:
+    """Singular values to the power alpha.
+
+    Shapes: q [... m n] -> the same.
+    Raises: ShapeError, SaccadeError (alpha outside (0, 1], another type).
+    Source: Xie et al. 2021 (SoT), eq. 5; gradient: supplement C, by divided differences.
+    """
+    return OPERATOR(q, *dispatch.attributes(contract, alpha=alpha))

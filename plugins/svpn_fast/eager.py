@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SvPNFast in torch: operator, gradient through the iteration, the form without a kernel."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.plugins import dispatch
+from saccade.plugins.svpn_fast import SMALLEST_NORM
+from saccade.plugins.svpn_fast import svpn_fast as contract
+
+
+def _unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=-2, eps=SMALLEST_NORM)
+
+
+def _power(s: Tensor, exponent: float) -> Tensor:
+    """s to a power, with slope 0 instead of infinity where nothing was found."""
+    found = s > 0
+    return torch.where(found, torch.where(found, s, 1) ** exponent, float(exponent == 0))
+
+
+def _plain(
+    q: Tensor, v0: Tensor, alpha: float, singular_values: int, iterations: int, epsilon: float
+) -> Tensor:
+    """The iteration in operations that torch can differentiate.
+
+    Shapes: q [... m n], v0 [n] -> as q.
+    """
+    rest, found = q, torch.zeros_like(q)
+    s = q.new_zeros(())
+    for _ in range(singular_values or min(q.shape[-2:])):
+        v = v0[:, None]
+        for _ in range(iterations):
+            u = _unit(rest @ v)
+            v = _unit(rest.mT @ u)
+        s = (u.mT @ rest @ v).clamp(min=0)
+        outer = u @ v.mT
+        found = found + _power(s, alpha) * outer
+        rest = rest - s * outer
+    if singular_values == 0:
+        return found
+    divisor = _power(s, 1 - alpha) + epsilon
+    return found + torch.where(divisor > 0, rest / torch.where(divisor > 0, divisor, 1), 0)
+
+
+def _forward(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
+    dispatch.checked(contract, q, v0, **dict(zip(contract.attributes, numbers, strict=True)))
+    kernels = dispatch.kernels_for(q)
+    if kernels is not None:
+        q, v0 = q.contiguous(), v0.contiguous()
+        y = torch.empty_like(q)
+        kernels.svpn_fast(
+            dispatch.CODES[q.dtype],
+            (q.data_ptr(), v0.data_ptr(), y.data_ptr()),
+            (math.prod(q.shape[:-2]), *q.shape[-2:]),
+            *numbers,
+            torch.get_num_threads(),
+        )
+        return y
+    if q.numel() == 0:
+        return q.new_empty(q.shape)
+    computed = dispatch.wide(q.dtype)
+    return _plain(q.to(computed), v0.to(computed), *numbers).to(q.dtype).contiguous()
+
+
+def _backward(gradient: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
+    if q.numel() == 0:
+        return torch.zeros_like(q), torch.zeros_like(v0)
+    computed = dispatch.wide(q.dtype)
+    with torch.enable_grad():
+        wide = [each.detach().to(computed).requires_grad_() for each in (q, v0)]
+        y = _plain(*wide, *numbers)
+    found = torch.autograd.grad(y, wide, gradient.to(computed))
+    return found[0].to(q.dtype).contiguous(), found[1].to(q.dtype).contiguous()
+
+
+def _fake(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
+    attributes = dict(zip(contract.attributes, numbers, strict=True))
+    (shape,) = dispatch.checked(contract, q, v0, **attributes)
+    return q.new_empty(shape)
+
+
+OPERATOR = dispatch.define("svpn_fast", dispatch.schema(contract), _forward, _fake)
+BACKWARD = dispatch.define(
+    "svpn_fast_backward",
+    "(Tensor gradient, Tensor q, Tensor v0, float alpha, int singular_values, int iterations, "
+    "float epsilon) -> (Tensor, Tensor)",
+    _backward,
+    lambda gradient, q, v0, *numbers: (q.new_empty(q.shape), v0.new_empty(v0.shape)),
+)
+
+
+def _keeping(q: Tensor, v0: Tensor, *numbers: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return dispatch.without_gradient(OPERATOR, q, v0, *numbers), (q, v0)
+
+
+dispatch.differentiate(OPERATOR, BACKWARD, _keeping, inputs=2)
+
+
+def svpn_fast(
+    q: Tensor,
+    v0: Tensor,
+    *,
+    alpha: float = 0.5,
+    singular_values: int = 1,
+    iterations: int = 1,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """SvPN by a few power iterations from v0: the first values are found, the rest is scaled.
+
+    Shapes: q [... m n], v0 [n] -> as q.
+    Raises: ShapeError, SaccadeError (an attribute out of its range, another type).
+    Source: Xie et al. 2021 (SoT), eq. 6 to 8; epsilon = 0 is eq. 8 with 0/0 = 0.
+    """
+    values = dispatch.attributes(
+        contract,
+        alpha=alpha,
+        singular_values=singular_values,
+        iterations=iterations,
+        epsilon=epsilon,
+    )
+    return OPERATOR(q, v0, *values)

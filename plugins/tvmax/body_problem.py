@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grids as rows in the TVMax bodies: neighbours, and the problem of the cells that take part.
+
+A grid is one row of cells [b 1 n], so that a neighbour is a shift of the row; the dual u [b 2 n]
+has a channel for the edge to the cell below and one for the edge to the cell on the right.
+"""
+
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from saccade.plugins.body_graph import BodyGraph
+
+LOWEST = -3.4e38
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """Neighbours of the cells of grids that are stored as one row; they wrap around at the ends.
+
+    Edges that cross a border have the limit 0, so what comes around is never used.
+    """
+
+    n: str  # cells of a row, padding included, as a vector of one
+    below: tuple[str, str]  # start and end of the cells below, in two copies of the row
+    right: tuple[str, str]
+    from_above: tuple[str, str]  # the same of what the edges into a cell carry, channel first
+    from_left: tuple[str, str]
+
+    @classmethod
+    def of(cls, graph: BodyGraph, n: str, width: str) -> "Shifts":
+        """`n` and `width` are vectors of one."""
+        above = graph("Sub", n, width)
+        left = graph("Sub", n, [1])
+        return cls(
+            n,
+            (width, graph("Add", width, n)),
+            (graph.constant([1]), graph("Add", n, [1])),
+            *(
+                (
+                    graph("Concat", [channel], start, axis=0),
+                    graph("Concat", [channel + 1], graph("Add", start, n), axis=0),
+                )
+                for channel, start in enumerate((above, left))
+            ),
+        )
+
+    def ahead(self, graph: BodyGraph, cells: str) -> tuple[str, str]:
+        """What stands below each cell and right of it, each [b c n]."""
+        twice = graph("Concat", cells, cells, axis=2)
+        down, right = (graph("Slice", twice, *cut, [2]) for cut in (self.below, self.right))
+        return down, right
+
+    def around(self, graph: BodyGraph, edges: str) -> tuple[str, str, str, str]:
+        """Per cell its edges down, right, up and left, each [b 1 n]."""
+        twice = graph("Concat", edges, edges, axis=2)
+        up, left = (
+            graph("Slice", twice, *cut, [1, 2]) for cut in (self.from_above, self.from_left)
+        )
+        down, right = graph.many("Split", 2, edges, axis=1, num_outputs=2)
+        return down, right, up, left
+
+
+@dataclass(frozen=True)
+class Problem:
+    """min over x of 1/2 ||x - z||^2 + sum over edges of limit |x_i - x_j|."""
+
+    z: str  # [b 1 n], 0 in cells that take no part
+    limit: str  # [b 2 n], lam or 0
+    cells: str  # bool [b 1 n]: those that take part
+    index: str  # [b 1 n], the number of each cell, float32
+    shifts: Shifts
+
+    def primal(self, graph: BodyGraph, dual: str) -> str:
+        """z - D'u."""
+        down, right, up, left = self.shifts.around(graph, dual)
+        return graph("Sub", graph("Sum", self.z, up, left), graph("Add", down, right))
+
+    def without(self, graph: BodyGraph, cells: str) -> "Problem":
+        """Only `cells` take part: their edges to others are dropped, each for lam off z.
+
+        For a cell whose x lies below that of its neighbour, this changes nothing above it.
+        """
+        present = graph("Cast", cells, to=TensorProto.FLOAT)
+        ahead = graph("Concat", *self.shifts.ahead(graph, present), axis=1)
+        limit = graph("Mul", graph("Mul", self.limit, present), ahead)
+        lost = graph("Sum", *self.shifts.around(graph, graph("Sub", self.limit, limit)))
+        z = graph("Where", cells, graph("Sub", self.z, lost), 0.0)
+        return Problem(z, limit, cells, self.index, self.shifts)
+
+
+def projection(graph: BodyGraph, problem: Problem, x: str) -> tuple[str, str]:
+    """Sparsemax of the cells that take part, the others get 0; and its threshold [b 1 1].
+
+    Newton's method on the threshold, from below: it can only rise, so a row that has ended stays.
+    """
+    masked = graph("Where", problem.cells, x, LOWEST)
+    top = graph("ReduceMax", masked, [2], keepdims=1)
+    z = graph("Where", problem.cells, graph("Sub", x, top), -2.0)
+
+    def rise(inner: BodyGraph, _: str, threshold: str) -> tuple[tuple[str], str]:
+        above = inner("Relu", inner("Sub", z, threshold))
+        count = inner("ReduceSum", inner("Sign", above), [2], keepdims=1)
+        excess = inner("Sub", inner("ReduceSum", above, [2], keepdims=1), 1.0)
+        step = inner("Div", excess, inner("Max", count, 1.0))
+        after = inner("Max", inner("Add", threshold, step), threshold)
+        risen = inner("ReduceSum", inner("Sub", after, threshold), keepdims=0)
+        return (after,), inner("Greater", risen, 0.0)
+
+    start = graph("Sub", graph("Mul", top, 0.0), 1.0)
+    (threshold,) = graph.loop(problem.shifts.n, [(start, TensorProto.FLOAT)], rise)
+    return graph("Relu", graph("Sub", z, threshold)), graph("Add", top, threshold)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TVMax and MaskedTVMax in torch: operators, the gradient by groups, the form without kernels."""
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.plugins import dispatch
+from saccade.plugins.contract import Op
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.sparsemax.eager import support_rule
+from saccade.plugins.tvmax import SMALLEST_FLOAT32_TOLERANCE, dual
+from saccade.plugins.tvmax import masked_tvmax as masked_contract
+from saccade.plugins.tvmax import tvmax as contract
+
+Answer = tuple[Tensor, Tensor, Tensor]
+
+
+class ToleranceWarning(RuntimeWarning):
+    """Some grids ran out of iterations; their bound is in `error`."""
+
+
+def _solved(
+    z: Tensor,
+    sizes: Tensor | None,
+    lam: float,
+    tolerance: float,
+    max_iterations: int,
+    groups: bool = True,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Weights, bound and (if asked for) groups, by the kernel or by the torch form."""
+    op, inputs = _contract_of(sizes)
+    attributes = {"lam": lam, "tolerance": tolerance, "max_iterations": max_iterations}
+    dispatch.checked(op, z, *inputs, **attributes)
+    _check_sizes(z, sizes)
+    kernels = dispatch.kernels_for(z)
+    z = z.contiguous()
+    if kernels is None:
+        answer = _torch_form(z, sizes, **attributes)
+    else:
+        answer = _by_kernel(kernels, z, sizes, groups=groups, **attributes)
+    warn_above(answer[1], tolerance, max_iterations, op.name, z.dtype)
+    return answer
+
+
+def _contract_of(sizes: Tensor | None) -> tuple[Op, list[Tensor]]:
+    return (contract, []) if sizes is None else (masked_contract, [sizes])
+
+
+def _check_sizes(z: Tensor, sizes: Tensor | None) -> None:
+    if sizes is None:
+        return
+    h, w = z.shape[-2:]
+    flat = sizes.reshape(-1, 2)
+    wrong = ((flat < 0) | (flat > flat.new_tensor([h, w]))).any(1)
+    if bool(wrong.any()):
+        raise SaccadeError(
+            f"{masked_contract.name}: sizes has {flat[wrong][0].tolist()}, expected 0 to {h} rows "
+            f"and 0 to {w} columns. Give the part of each grid that takes part."
+        )
+
+
+def _by_kernel(
+    kernels: Any,
+    z: Tensor,
+    sizes: Tensor | None,
+    lam: float,
+    tolerance: float,
+    max_iterations: int,
+    groups: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    h, w = z.shape[-2:]
+    sizes = None if sizes is None else sizes.contiguous()
+    p = torch.empty_like(z)
+    error = z.new_empty(z.shape[:-2], dtype=torch.float32)
+    labels = torch.empty_like(z, dtype=torch.int32) if groups else None
+    kernels.tvmax(
+        dispatch.CODES[z.dtype],
+        (
+            z.data_ptr(),
+            None if sizes is None else sizes.data_ptr(),
+            p.data_ptr(),
+            error.data_ptr(),
+            None if labels is None else labels.data_ptr(),
+        ),
+        (error.numel(), h, w),
+        lam,
+        tolerance,
+        max_iterations,
+        torch.get_num_threads(),
+    )
+    return p, error, labels
+
+
+def _torch_form(
+    z: Tensor, sizes: Tensor | None, lam: float, tolerance: float, max_iterations: int
+) -> Answer:
+    h, w = z.shape[-2:]
+    leading = z.shape[:-2]
+    count = math.prod(leading)
+    if z.numel() == 0:
+        return z.new_empty(z.shape), z.new_zeros(leading, dtype=torch.float32), z.int()
+    inside = torch.ones(count, h, w, dtype=torch.bool, device=z.device)
+    if sizes is not None:
+        rows, columns = sizes.reshape(-1, 2, 1, 1).unbind(1)
+        inside &= torch.arange(h, device=z.device)[:, None] < rows
+        inside &= torch.arange(w, device=z.device) < columns
+    p, error, groups = dual.solve(
+        z.reshape(count, h * w),
+        inside.view(count, h * w),
+        dual.grid_edges(h, w, z.device),
+        lam,
+        tolerance,
+        max_iterations,
+    )
+    return p.to(z.dtype).view(z.shape), error.float().view(leading), groups.view(z.shape)
+
+
+def warn_above(
+    error: Tensor, tolerance: float, max_iterations: int, name: str, dtype: torch.dtype
+) -> None:
+    """One warning a process (as Python's filters have it) where a bound is too large."""
+    if dtype != torch.float64:
+        tolerance = max(tolerance, SMALLEST_FLOAT32_TOLERANCE)
+    if bool((error > tolerance).any()):
+        warnings.warn(
+            f"{name}: some grids are not known to be within {tolerance:g} of the answer after "
+            f"max_iterations={max_iterations}. Raise it or the tolerance; `error` has the bounds.",
+            ToleranceWarning,
+            stacklevel=2,
+        )
+
+
+def _backward(gradient: Tensor, p: Tensor, groups: Tensor) -> Tensor:
+    """Shapes: p, groups [... n], gradient with the same cells in any shape -> as gradient."""
+    shape, given, computed = gradient.shape, p.dtype, dispatch.wide(p.dtype)
+    p, gradient = p.to(computed).contiguous(), gradient.to(computed).reshape(p.shape).contiguous()
+    groups = groups.contiguous()
+    cells = p.shape[-1]
+    kernels = dispatch.kernels_for(p)
+    if kernels is None:
+        return _group_rule(p, groups, gradient).to(given).view(shape)
+    out = torch.empty_like(p)
+    kernels.tvmax_backward(
+        dispatch.CODES[computed],
+        (p.data_ptr(), groups.data_ptr(), gradient.data_ptr(), out.data_ptr()),
+        p.numel() // cells,
+        cells,
+        torch.get_num_threads(),
+    )
+    return out.to(given).view(shape)
+
+
+def _group_rule(p: Tensor, groups: Tensor, gradient: Tensor) -> Tensor:
+    """Sparsemax's rule, then the mean of each group.
+
+    Shapes: p, groups, gradient [... n] -> the same.
+    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), Algorithm 1.
+    """
+    part = groups >= 0
+    at = groups.clamp(min=0).long()
+    given = support_rule(p, gradient).masked_fill(~part, 0)
+    total = torch.zeros_like(p).scatter_add_(-1, at, given)
+    size = torch.zeros_like(p).scatter_add_(-1, at, part.to(p.dtype))
+    return (total / size.clamp_(min=1)).gather(-1, at).masked_fill(~part, 0)
+
+
+def _fake(op: Op, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    tensors = [each for each in rest if isinstance(each, Tensor)]
+    attributes = dict(zip(op.attributes, rest[len(tensors) :], strict=True))
+    p, error = dispatch.checked(op, z, *tensors, **attributes)
+    return z.new_empty(p), z.new_empty(error, dtype=torch.float32)
+
+
+def _fake_with_groups(z: Tensor, sizes: Tensor | None, *attributes: Any) -> Answer:
+    op, inputs = _contract_of(sizes)
+    p, error = _fake(op, z, *inputs, *attributes)
+    return p, error, z.new_empty(z.shape, dtype=torch.int32)
+
+
+OPERATOR = dispatch.define(
+    "tvmax",
+    dispatch.schema(contract),
+    lambda z, *attributes: _solved(z, None, *attributes, groups=False)[:2],
+    lambda *arguments: _fake(contract, *arguments),
+)
+MASKED_OPERATOR = dispatch.define(
+    "masked_tvmax",
+    dispatch.schema(masked_contract),
+    lambda *arguments: _solved(*arguments, groups=False)[:2],
+    lambda *arguments: _fake(masked_contract, *arguments),
+)
+# What the two become where a gradient is wanted: the backward pass needs the groups.
+WITH_GROUPS = dispatch.define(
+    "tvmax_with_groups",
+    "(Tensor z, Tensor? sizes, float lam, float tolerance, int max_iterations)"
+    " -> (Tensor, Tensor, Tensor)",
+    _solved,
+    _fake_with_groups,
+)
+BACKWARD = dispatch.define(
+    "tvmax_backward",
+    "(Tensor gradient, Tensor p, Tensor groups) -> Tensor",
+    _backward,
+    lambda gradient, p, groups: p.new_empty(gradient.shape),
+)
+
+
+def _keeping(z: Tensor, sizes: Tensor | None, *attributes: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    p, error, groups = dispatch.without_gradient(WITH_GROUPS, z, sizes, *attributes)
+    return (p, error), (p.flatten(-2), groups.flatten(-2))
+
+
+dispatch.differentiate(
+    OPERATOR, BACKWARD, lambda z, *rest: _keeping(z, None, *rest), constant=(1,), twice=True
+)
+dispatch.differentiate(MASKED_OPERATOR, BACKWARD, _keeping, constant=(1,), twice=True)
+# The support is a union of groups, so the Jacobian is symmetric: its gradient is the same rule.
+dispatch.differentiate(
+    BACKWARD,
+    BACKWARD,
+    lambda *arguments: (dispatch.without_gradient(BACKWARD, *arguments), arguments[1:]),
+    twice=True,
+)
+
+
+def tvmax(
+    z: Tensor, *, lam: float = 0.01, tolerance: float = 1e-6, max_iterations: int = 2000
+) -> tuple[Tensor, Tensor]:
+    """Sparse attention over a grid whose neighbouring cells like to be equal, and its bound.
+
+    Shapes: z [... h w] -> p [... h w], error [...] float32 (without a gradient).
+    Raises: ShapeError, SaccadeError (an attribute out of its range, another type).
+    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6.
+    """
+    values = dispatch.attributes(
+        contract, lam=lam, tolerance=tolerance, max_iterations=max_iterations
+    )
+    return OPERATOR(z, *values)
+
+
+def masked_tvmax(
+    z: Tensor,
+    sizes: Any,
+    *,
+    lam: float = 0.01,
+    tolerance: float = 1e-6,
+    max_iterations: int = 2000,
+) -> tuple[Tensor, Tensor]:
+    """TVMax of the top-left part of each grid, 0 elsewhere.
+
+    Shapes: z [... h w], sizes [... 2] (height, width) -> p [... h w], error [...] float32.
+    Raises: ShapeError, SaccadeError (sizes that do not fit, an attribute, another type).
+    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6.
+    """
+    values = dispatch.attributes(
+        masked_contract, lam=lam, tolerance=tolerance, max_iterations=max_iterations
+    )
+    return MASKED_OPERATOR(z, torch.as_tensor(sizes, device=z.device), *values)

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// From logits to supplies: masked cells, and cells that cannot have a weight, leave the grid.
+#pragma once
+
+#include "grid.hpp"
+
+namespace saccade {
+namespace SACCADE_TARGET {
+namespace tv {
+
+// A masked cell lowers its neighbours by lam and takes its edges away.
+static inline void mask_cells(Grid &g) {
+    int64_t masked = 0;
+    for (int64_t r = 0; r < g.h; ++r)
+        for (int64_t i = r * g.stride; i < r * g.stride + g.w; ++i)
+            if (g.z[i] <= kMaskedAtMost) {
+                g.z[i] = -kInfinity;
+                g.queue[masked++] = int32_t(i);
+            }
+    for (int64_t k = 0; k < masked; ++k)
+        for (int side = 0; side < 4; ++side) g.z[g.queue[k] + step(g, side)] -= g.lam;
+}
+
+struct Extremes {
+    double top, bottom;
+    bool finite;   // neither NaN nor +inf
+    bool masked;
+};
+
+static inline Extremes extremes(const Grid &g) {
+    Row top = broadcast(-kInfinity), bottom = broadcast(kInfinity);
+    Lanes<double>::Mask finite = Lanes<double>::Mask{} - 1, real = {};
+    for (int64_t i = 0; i < g.length; i += kWidth) {
+        const Row z = load(g.z + i);
+        const Lanes<double>::Mask unmasked = z > broadcast(kMaskedAtMost);
+        finite &= z < broadcast(kInfinity);
+        real -= unmasked;
+        top = larger(z, top);
+        const Row seen = unmasked ? z : broadcast(kInfinity);
+        bottom = smaller(seen, bottom);
+    }
+    int64_t count = 0;
+    for (int lane = 0; lane < kWidth; ++lane) {
+        count += real[lane];
+        bottom[0] = bottom[lane] < bottom[0] ? bottom[lane] : bottom[0];
+    }
+    return {largest_of<double>(top), bottom[0], bits_of(finite) == (1u << kWidth) - 1,
+            count != g.h * g.w};
+}
+
+// Which vectors hold a cell of at least `cut`.
+static inline void find_blocks(Grid &g, double cut) {
+    g.block_count = 0;
+    for (int64_t i = 0; i < g.length; i += kWidth) {
+        g.blocks[g.block_count] = int32_t(i);
+        g.block_count += bits_of(load(g.z + i) >= broadcast(cut)) != 0;
+    }
+}
+
+static inline void set_supplies(Grid &g, double top, double cut) {
+    const Row lam = broadcast(g.lam);
+    for (int64_t b = 0; b < g.block_count; ++b) {
+        const int64_t i = g.blocks[b];
+        const Row z = load(g.z + i);
+        Row kept = {}, left_out = {};
+        for (int side = 0; side < 4; ++side) {
+            const Row near = load(g.z + i + step(g, side));
+            kept += when(near >= broadcast(cut), 1);
+            left_out += when(near < broadcast(cut), 1) - when(near == broadcast(-kInfinity), 1);
+        }
+        const Lanes<double>::Mask here = z >= broadcast(cut);
+        const Row supply = here ? z - top - lam * left_out : broadcast(-kInfinity);
+        const Row low = supply - lam * kept;
+        const Row high = here ? supply + lam * kept + g.tied : broadcast(kInfinity);
+        store(g.supply + i, supply), store(g.x + i, supply);
+        store(g.low + i, low), store(g.widest_low + i, low);
+        store(g.high + i, high), store(g.widest_high + i, high);
+    }
+}
+
+// Answers false where the grid has no answer: NaN, +inf, or all masked.
+//
+// No value is further than 4 lam from its logit, so the largest is at least top - 4 lam, and only
+// cells above the largest - 1 have a weight. At levels where a cell surely is below, its edges cost
+// what they cost at a masked cell: unless `whole`, cells below top - 1 - 8 lam are left out, which
+// changes no value above the threshold.
+template <class T>
+static inline bool read(Grid &g, const T *z, int64_t row_length, bool whole) {
+    for (int64_t r = 0; r < g.h; ++r) {
+        double *const row = g.z + r * g.stride;
+        for (int64_t c = 0; c < g.w; ++c) row[c] = double(z[r * row_length + c]);
+    }
+    Extremes found = extremes(g);
+    if (!found.finite || !(found.top > kMaskedAtMost)) return false;
+    if (found.masked) {
+        mask_cells(g);
+        found = extremes(g);
+    }
+    const double reach = 1 + 8 * g.lam, range = found.top - found.bottom;
+    g.tied = kTied * (whole && range > reach ? range : reach);
+    const double cut = found.top - reach - g.tied;
+    const double lowest = -__DBL_MAX__;
+    const double least = whole || !(cut > lowest) ? lowest : cut;
+    find_blocks(g, least);
+    set_supplies(g, found.top, least);
+    return true;
+}
+
+}  // namespace tv
+}  // namespace SACCADE_TARGET
+}  // namespace saccade
