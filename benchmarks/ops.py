@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast the custom ops are beside what one would take instead: one thread, interleaved.
 
-Needs the peers: pip install entmax copt prox_tv (the last one wants Debian's liblapacke-dev).
+Needs the peers: pip install entmax copt numba prox_tv (the last one wants Debian's liblapacke-dev).
 """
 
 import argparse
@@ -167,7 +167,7 @@ def tvmax_row(
             "our_error": largest(answer.numpy(), exact),
             "our_certified_error": float(bounds.max()),
             "peer_errors": {name: error for name, (error, _) in measured.items()},
-            "peer_us": times,
+            "peers_us": times,
         },
     )
 

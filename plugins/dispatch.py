@@ -14,8 +14,9 @@ from saccade.plugins.native import bindings
 _LIBRARY = torch.library.Library(DOMAIN, "FRAGMENT")
 _NAMES = {getattr(torch, name): name for name in bindings.CODES}
 CODES = {dtype: bindings.CODES[name] for dtype, name in _NAMES.items()}
-# Overload -> what runs on ordinary tensors.
+# Overload -> what runs on ordinary tensors, and the same with its gradient.
 _COMPUTE: dict[Any, Callable[..., Any]] = {}
+_WITH_GRADIENT: dict[Any, Callable[..., Any]] = {}
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
 
@@ -78,10 +79,28 @@ def define(name: str, signature: str, compute: Callable[..., Any], fake: Callabl
     return operator
 
 
+def _is_plain_call(tensor: Tensor) -> bool:
+    """Whether nobody looks on: no mode, transform, tracer or profiler, and an ordinary tensor."""
+    return (
+        type(tensor) in _ORDINARY
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._ops._len_torch_dispatch_stack_pre_dispatch()
+        and torch._C._get_tracing_state() is None
+        and not torch._C._autograd._profiler_enabled()
+    )
+
+
+def call(operator: Any, *arguments: Any) -> Any:
+    """The operator; a plain call goes past the dispatcher, whose way through Python is long."""
+    if not torch.compiler.is_compiling() and _is_plain_call(arguments[0]):
+        return _WITH_GRADIENT[operator](*arguments)
+    return operator(*arguments)
+
+
 def without_gradient(operator: Any, *arguments: Any) -> Any:
-    """The operator below autograd; skips the dispatcher (10 us) where nobody looks on."""
-    watched = torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
-    if type(arguments[0]) in _ORDINARY and not watched:
+    """The operator below autograd; a plain call goes past the dispatcher."""
+    if _is_plain_call(arguments[0]):
         return _COMPUTE[operator](*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
@@ -137,3 +156,4 @@ def differentiate(
         return without_gradient(operator, *arguments)
 
     _LIBRARY.impl(name.removeprefix(f"{DOMAIN}::"), choose, "Autograd")
+    _WITH_GRADIENT[operator] = choose

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.native import library
@@ -28,7 +29,7 @@ _LOOK_AGAIN_S = 1.0
 
 _NUMBER, _WHOLE, _ADDRESS = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p
 # Addresses, then the count of items and the other numbers, by function.
-_SIGNATURES: dict[str, tuple[int, list[type]]] = {
+_SIGNATURES: dict[str, tuple[int, list[Any]]] = {
     "sparsemax": (2, [_WHOLE] * 2),
     "sparsemax_backward": (3, [_WHOLE] * 2),
     "tvmax": (5, [_WHOLE] * 3 + [_NUMBER] * 2 + [_WHOLE]),
@@ -65,7 +66,7 @@ class Kernels:
         addresses, numbers = _SIGNATURES[name]
         # No pool: the ranges are split here, and ctypes lets go of the interpreter's lock.
         function.argtypes = [ctypes.c_int, *[_ADDRESS] * addresses, *numbers, _ADDRESS]
-        return function  # type: ignore[no-any-return]
+        return function
 
     def target(self) -> str:
         """The instruction set in use."""
@@ -92,15 +93,13 @@ class Kernels:
         code: int,
         addresses: tuple[int, int | None, int, int, int | None],
         shape: tuple[int, int, int],
-        lam: float,
-        tolerance: float,
-        max_iterations: int,
+        attributes: tuple[float, float, int],
         threads: int = 1,
     ) -> None:
         """Addresses: z, sizes or None, p, error, groups or None. Shape: grids, h, w."""
         grids, h, w = shape
         size = h * w * _BYTES[code]
-        numbers = (h, w, lam, tolerance, max_iterations)
+        numbers = (h, w, *attributes)
         strides = (size, 16, size, 4, 4 * h * w)
         self._run("tvmax", code, addresses, strides, grids, numbers, h * w * _TVMAX_COST, threads)
 
@@ -126,17 +125,15 @@ class Kernels:
         code: int,
         addresses: tuple[int, int, int],
         shape: tuple[int, int, int],
-        alpha: float,
-        singular_values: int,
-        iterations: int,
-        epsilon: float,
+        attributes: tuple[float, int, int, float],
         threads: int = 1,
     ) -> None:
         """Addresses: q, v0, y. Shape: matrices, m, n."""
         count, m, n = shape
         size = m * n * _BYTES[code]
+        _, singular_values, iterations, _ = attributes
         steps = (singular_values or min(m, n)) * iterations
-        numbers = (m, n, alpha, singular_values, iterations, epsilon)
+        numbers = (m, n, *attributes)
         work = m * n * steps * _SVPN_FAST_COST
         self._run("svpn_fast", code, addresses, (size, 0, size), count, numbers, work, threads)
 
@@ -152,10 +149,13 @@ class Kernels:
         threads: int,
     ) -> None:
         function = self._functions[name]
-        parts = min(threads, count * work_an_item // _ELEMENTS_A_THREAD, count // _LANES)
-        if parts < 2:
-            self._check(name, function(code, *addresses, count, *numbers, None))
+        work = count * work_an_item
+        if threads == 1 or work < 2 * _ELEMENTS_A_THREAD or count < 2 * _LANES:
+            status = function(code, *addresses, count, *numbers, None)
+            if status:
+                self._check(name, status)
             return
+        parts = min(threads, work // _ELEMENTS_A_THREAD, count // _LANES)
         step = -(-count // (parts * _LANES)) * _LANES
 
         def one(first: int) -> int:

@@ -20,7 +20,8 @@ constexpr int64_t kMostElements = 2147483647 / 8;
 
 bool countable(int64_t items, int64_t rows, int64_t columns) {
     if (items < 0 || rows < 0 || columns < 0) return false;
-    return rows == 0 || columns == 0 || (columns <= kMostElements && rows <= kMostElements / columns);
+    if (rows == 0 || columns == 0) return true;
+    return columns <= kMostElements && rows <= kMostElements / columns;
 }
 
 // An element type, as a value that a lambda can take.

@@ -40,7 +40,7 @@ def onnxruntime_library() -> Path:
             # Another process may have built it while this one waited.
             if not _is_whole(folder):
                 print(
-                    "building libsaccade_onnxruntime (once, about 40 s)",
+                    "building libsaccade_onnxruntime (once, about half a minute)",
                     file=sys.stderr,
                     flush=True,
                 )

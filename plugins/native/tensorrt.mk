@@ -11,6 +11,7 @@ HERE := $(dir $(lastword $(MAKEFILE_LIST)))
 BUILD ?= $(HERE)../../build/tensorrt
 LIBRARY := $(HERE)lib/libsaccade_tensorrt.so
 NVCC ?= nvcc
+PYTHON ?= python3
 CUDA_ARCHITECTURES ?= 75 80 86 89 90 100 120
 NEWEST := $(lastword $(CUDA_ARCHITECTURES))
 GENCODE := $(foreach each,$(CUDA_ARCHITECTURES),-gencode arch=compute_$(each),code=sm_$(each)) \
@@ -28,11 +29,11 @@ endif
 ifneq ($(MAKECMDGOALS),cuda)
 ifeq ($(wildcard $(TENSORRT_INCLUDE_DIR)/NvInferRuntime.h),)
 $(error NvInferRuntime.h is not in TENSORRT_INCLUDE_DIR='$(TENSORRT_INCLUDE_DIR)'. Give the \
-	folder of TensorRT 10's or newer headers: make plugins-tensorrt TENSORRT_INCLUDE_DIR=DIR)
+	folder of TensorRT's headers (10.7 or newer): make plugins-tensorrt TENSORRT_INCLUDE_DIR=DIR)
 endif
 endif
 
-tensorrt: $(LIBRARY)
+tensorrt: $(LIBRARY) harness
 cuda: $(BUILD)/libsaccade_cuda.so
 harness: $(BUILD)/tensorrt_harness
 
@@ -41,7 +42,7 @@ $(BUILD)/cuda_ops.o: $(HERE)cuda_ops.cu $(KERNELS)
 	@mkdir -p $(BUILD)
 	$(NVCC) $(NVCCFLAGS) -Xptxas -v --threads 0 $(GENCODE) -c $< -o $@ 2>$(BUILD)/ptxas.log || \
 		{ cat $(BUILD)/ptxas.log >&2; exit 1; }
-	@python3 $(HERE)spills.py $(BUILD)/ptxas.log
+	@$(PYTHON) $(HERE)spills.py $(BUILD)/ptxas.log
 
 $(BUILD)/tensorrt_library.o: $(HERE)tensorrt_library.cpp $(wildcard $(HERE)tensorrt_*.hpp) \
 		$(HERE)cuda_ops.h $(HERE)saccade_ops.h
@@ -58,6 +59,7 @@ $(BUILD)/libsaccade_cuda.so: $(BUILD)/cuda_ops.o
 	$(NVCC) $(LINK) $^ -o $@
 	@echo $@
 
-$(BUILD)/tensorrt_harness: $(HERE)../../tests/native/tensorrt_harness.cpp $(LIBRARY)
+$(BUILD)/tensorrt_harness: $(HERE)../../tests/native/tensorrt_harness.cpp \
+		$(HERE)../../tests/native/harness_case.hpp | $(LIBRARY)
 	$(NVCC) $(NVCCFLAGS) -isystem $(TENSORRT_INCLUDE_DIR) -cudart static $< -o $@ -ldl
 	@echo $@

@@ -86,57 +86,64 @@ __global__ void __launch_bounds__(128, 4)
     }
 }
 
-// `cached` is whether the row fits into shared memory; otherwise each round reads it again.
+// A row of a block: kept in shared memory where it fits, otherwise read again in each round.
 template <class T, int kPack>
-__global__ void __launch_bounds__(512)
-    sparsemax_long(const T *x, T *y, int64_t rows, int64_t n, bool cached) {
-    float *cache = reinterpret_cast<float *>(dynamic_memory());
-    const int64_t packs = n / kPack;
-    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        const Pack<T, kPack> *in = reinterpret_cast<const Pack<T, kPack> *>(x + row * n);
-        Pack<T, kPack> *out = reinterpret_cast<Pack<T, kPack> *>(y + row * n);
-        float top = -CUDART_INF_F;
+struct LongRow {
+    const Pack<T, kPack> *in;
+    float *cache;  // null: it does not fit
+    int64_t packs;
+
+    // Calls visit(pack, element of the pack, value) for this thread's part of the row.
+    template <class Visit>
+    __device__ void each(bool first, Visit visit) const {
         for (int64_t at = threadIdx.x; at < packs; at += blockDim.x) {
-            const Pack<T, kPack> read = in[at];
+            const bool reads = first || cache == nullptr;
+            Pack<T, kPack> read;
+            if (reads) read = in[at];
             for (int i = 0; i < kPack; ++i) {
-                const float value = widened(read.of[i]);
-                top = fmaxf(top, value);
-                if (cached) cache[i * packs + at] = value;
+                const float value = reads ? widened(read.of[i]) : cache[i * packs + at];
+                if (first && cache != nullptr) cache[i * packs + at] = value;
+                visit(at, i, value);
             }
         }
+    }
+};
+
+template <class T, int kPack>
+__global__ void __launch_bounds__(512, 1)
+    sparsemax_long(const T *x, T *y, int64_t rows, int64_t n, bool cached) {
+    float *cache = cached ? reinterpret_cast<float *>(dynamic_memory()) : nullptr;
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const LongRow<T, kPack> z{reinterpret_cast<const Pack<T, kPack> *>(x + row * n), cache,
+                                  n / kPack};
+        float top = -CUDART_INF_F;
+        z.each(true, [&](int64_t, int, float value) { top = fmaxf(top, value); });
         top = block_largest(top);
+        bool broken = false;
+        z.each(false, [&](int64_t, int, float value) { broken |= !(value - top <= 0.0f); });
+        broken = __syncthreads_or(broken);
 
         float threshold = -1.0f;
-        int previous = 0, broken = 0;
-        for (int round = 0; round < kNewtonRounds; ++round) {
+        int previous = 0;
+        for (int round = 0; round < kNewtonRounds && !broken; ++round) {
             float sum = 0.0f;
             int count = 0;
-            for (int64_t at = threadIdx.x; at < packs; at += blockDim.x) {
-                Pack<T, kPack> read;
-                if (!cached) read = in[at];
-                for (int i = 0; i < kPack; ++i) {
-                    const float value = cached ? cache[i * packs + at] : widened(read.of[i]);
-                    const float below = value - top, over = below - threshold;
-                    sum += fmaxf(over, 0.0f);
-                    count += over > 0.0f ? 1 : 0;
-                    broken |= !(below <= 0.0f);
-                }
-            }
-            if (round == 0) broken = __syncthreads_or(broken);
+            z.each(false, [&](int64_t, int, float value) {
+                const float over = value - top - threshold;
+                sum += fmaxf(over, 0.0f);
+                count += over > 0.0f ? 1 : 0;
+            });
             sum = block_sum(sum);
             count = block_sum(count);
             if (!newton_step(sum, count, threshold, previous)) break;
         }
-        for (int64_t at = threadIdx.x; at < packs; at += blockDim.x) {
-            Pack<T, kPack> read, answer;
-            if (!cached) read = in[at];
-            for (int i = 0; i < kPack; ++i) {
-                const float value = cached ? cache[i * packs + at] : widened(read.of[i]);
-                const float weight = fmaxf(value - top - threshold, 0.0f);
-                answer.of[i] = narrowed<T>(broken ? CUDART_NAN_F : weight);
-            }
-            out[at] = answer;
-        }
+        Pack<T, kPack> *out = reinterpret_cast<Pack<T, kPack> *>(y + row * n);
+        Pack<T, kPack> answer;
+        z.each(false, [&](int64_t at, int i, float value) {
+            const float weight = fmaxf(value - top - threshold, 0.0f);
+            answer.of[i] = narrowed<T>(broken ? CUDART_NAN_F : weight);
+            if (i == kPack - 1) out[at] = answer;
+        });
     }
 }
 
@@ -144,8 +151,9 @@ template <class T, int kLanes, int kPack, int kChunks>
 cudaError_t sparsemax_with(const T *x, T *y, int64_t rows, int64_t n, cudaStream_t stream) {
     constexpr int kThreads = 128, kRows = kThreads / kLanes;
     // A launch has at most 2^31 - 1 blocks.
-    for (int64_t first = 0; first < rows; first += kMostBlocks * kRows) {
-        const int64_t left = rows - first < kMostBlocks * kRows ? rows - first : kMostBlocks * kRows;
+    constexpr int64_t kMost = kMostBlocks * kRows;
+    for (int64_t first = 0; first < rows; first += kMost) {
+        const int64_t left = rows - first < kMost ? rows - first : kMost;
         const cudaError_t status =
             launch(sparsemax_short<T, kLanes, kPack, kChunks>, (left + kRows - 1) / kRows,
                    kThreads, 0, stream, x + first * n, y + first * n, left, int(n));
@@ -157,12 +165,12 @@ cudaError_t sparsemax_with(const T *x, T *y, int64_t rows, int64_t n, cudaStream
 template <class T, int kPack>
 cudaError_t sparsemax_packed(const T *x, T *y, int64_t rows, int64_t n, cudaStream_t stream) {
     const int64_t packs = n / kPack;
-    // As few lanes a row as hold it in about 32 elements each.
-    constexpr int kFew = kPack == 1 ? 4 : 1;
-    if (packs <= 8 * kFew) return sparsemax_with<T, 8, kPack, kFew>(x, y, rows, n, stream);
-    if (packs <= 32 * 2 * kFew) return sparsemax_with<T, 32, kPack, 2 * kFew>(x, y, rows, n, stream);
-    if (packs <= 32 * 4 * kFew) return sparsemax_with<T, 32, kPack, 4 * kFew>(x, y, rows, n, stream);
-    if (packs <= 32 * 8 * kFew) return sparsemax_with<T, 32, kPack, 8 * kFew>(x, y, rows, n, stream);
+    // As few packs a lane as hold the row.
+    constexpr int k = kPack == 1 ? 4 : 1;
+    if (packs <= 8 * k) return sparsemax_with<T, 8, kPack, k>(x, y, rows, n, stream);
+    if (packs <= 64 * k) return sparsemax_with<T, 32, kPack, 2 * k>(x, y, rows, n, stream);
+    if (packs <= 128 * k) return sparsemax_with<T, 32, kPack, 4 * k>(x, y, rows, n, stream);
+    if (packs <= 256 * k) return sparsemax_with<T, 32, kPack, 8 * k>(x, y, rows, n, stream);
     const bool cached = size_t(n) * sizeof(float) <= kSharedBytesUnasked;
     return launch(sparsemax_long<T, kPack>, rows, whole_warps(packs / 4, 512),
                   cached ? size_t(n) * sizeof(float) : 0, stream, x, y, rows, n, cached);
@@ -171,8 +179,9 @@ cudaError_t sparsemax_packed(const T *x, T *y, int64_t rows, int64_t n, cudaStre
 template <class T>
 cudaError_t sparsemax(const T *x, T *y, int64_t rows, int64_t n, cudaStream_t stream) {
     constexpr int kPack = int(16 / sizeof(T));
-    const bool aligned = (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y)) % 16 == 0;
-    if (aligned && n % kPack == 0) return sparsemax_packed<T, kPack>(x, y, rows, n, stream);
+    const uintptr_t places = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y);
+    if (places % 16 == 0 && n % kPack == 0)
+        return sparsemax_packed<T, kPack>(x, y, rows, n, stream);
     return sparsemax_packed<T, 1>(x, y, rows, n, stream);
 }
 

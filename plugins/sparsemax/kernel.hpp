@@ -44,12 +44,12 @@ static inline Vector<T> lane_maxima(const T *row, int64_t n) {
     return larger(a, b);
 }
 
-// One Newton step a lane: sum and number of what lies above t in the first `count` vectors.
+// Sum less 1, and number, of what lies above t in the first `count` vectors; a row is a lane.
 template <class T>
-struct Step {
-    Vector<T> next, inside;
+struct Above {
+    Vector<T> excess, inside;
 
-    Step(const Vector<T> *z, int count, Vector<T> t) {
+    Above(const Vector<T> *z, int count, Vector<T> t) {
         const Vector<T> zero{}, one = broadcast<T>(1);
         Vector<T> sum = zero, sum_odd = zero, inside_odd = zero;
         inside = zero;
@@ -67,22 +67,30 @@ struct Step {
             inside += even > 0 ? one : zero;
         }
         inside += inside_odd;
-        next = t + (sum + sum_odd - one) / inside;
+        excess = sum + sum_odd - one;
     }
 };
 
 // The threshold of each lane. A lane that is done stays as it is while others go on.
+//
+// Rounding may take a step past the threshold, and past entries that are almost equal there. The
+// way back, on the slope ahead, is then too long, which the next step makes good; but not where
+// it would end at or below a point known to be low: from there the same step would come again.
 template <class T>
 static inline Vector<T> thresholds(const Vector<T> *z, int count, Vector<T> t) {
-    Vector<T> before = broadcast<T>(T(count + 1));
-    typename Lanes<T>::Mask open = before > 0;
-    for (;;) {
-        const Step<T> step(z, count, t);
-        t = open ? step.next : t;
-        open &= step.inside < before;
-        if (bits_above(before, step.inside) == 0) return t;
-        before = step.inside;
+    const Vector<T> zero{}, one = broadcast<T>(1);
+    Vector<T> before = zero, low = -one;
+    typename Lanes<T>::Mask open = one > zero;
+    while (bits_above(open ? one : zero, zero) != 0) {
+        const Above<T> above(z, count, t);
+        const Vector<T> next = t + above.excess / above.inside;
+        low = above.excess < 0 ? low : t;
+        const typename Lanes<T>::Mask stays = next <= low;
+        t = open & ~stays ? next : t;
+        open &= ~stays & (above.inside != before);
+        before = above.inside;
     }
+    return t;
 }
 
 // z - top of the entries above `cut`, packed into `to`; answers how many. n >= a vector.
@@ -106,15 +114,15 @@ static inline int64_t gather_above(const T *row, T *to, int64_t n, T top, T cut)
     return found;
 }
 
-// The threshold of one row of any length >= a vector, from a lower bound of it. Sums of a stretch
+// The threshold of one row of any length >= a vector, as `thresholds` finds it. Sums of a stretch
 // go into a double, so that the length costs no accuracy.
 template <class T>
 static T threshold(const T *z, int64_t n, T t) {
     constexpr int width = Lanes<T>::width;
     constexpr int64_t stretch = 64 * width;
     const Vector<T> zero{};
-    int64_t before = n + 1;
-    for (;;) {
+    T low = -1;
+    for (int64_t before = 0;;) {
         double sum = 0;
         int64_t inside = 0, i = 0;
         while (i + width <= n) {
@@ -143,8 +151,11 @@ static T threshold(const T *z, int64_t n, T t) {
             sum += 0 > above ? 0 : double(above);
             inside += above > 0;
         }
-        t = T(t + (sum - 1) / double(inside));
-        if (inside >= before) return t;
+        const T next = T(t + (sum - 1) / double(inside));
+        if (!(sum < 1)) low = t;
+        if (next <= low) return t;
+        t = next;
+        if (inside == before) return t;
         before = inside;
     }
 }
@@ -177,7 +188,10 @@ static void sparsemax_block(const T *z, T *p, int rows, int64_t n) {
     for (int j = 1; j < width; ++j) top = larger(squares[j], top);
     for (int j = 0; j < width; ++j) squares[j] -= top;
     Vector<T> t = broadcast<T>(-1);
-    for (int step = 0; step < 2; ++step) t = Step<T>(squares, width, t).next;
+    for (int step = 0; step < 2; ++step) {
+        const Above<T> above(squares, width, t);
+        t += above.excess / above.inside;
+    }
 
     T tops[width], cuts[width];
     store(tops, top);

@@ -113,4 +113,4 @@ def svpn(q: Tensor, *, alpha: float = 0.5) -> Tensor:
     Raises: ShapeError, SaccadeError (alpha outside (0, 1], another type).
     Source: Xie et al. 2021 (SoT), eq. 5; gradient: supplement C, by divided differences.
     """
-    return OPERATOR(q, *dispatch.attributes(contract, alpha=alpha))
+    return dispatch.call(OPERATOR, q, *dispatch.attributes(contract, alpha=alpha))

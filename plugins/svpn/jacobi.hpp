@@ -88,8 +88,7 @@ struct Round {
     Wide product[kMostPairs];
     Wide x[kMostPairs], y[kMostPairs];
 
-    void add(const Columns &g, int64_t one, int64_t other) {
-        const int64_t first = one < other ? one : other, second = one < other ? other : one;
+    void add(const Columns &g, int64_t first, int64_t second) {
         p[count] = g.column(first);
         q[count] = g.column(second);
         square_p[count] = g.square(first);
@@ -112,45 +111,59 @@ __attribute__((noinline)) static void take_products(const Columns &g, Round &rou
     for (int k = 0; k < N; ++k) round.product[from + k] = total[k];
 }
 
-// The columns become (x p + y q, x q - y p), the longer one first. N pairs in step, since one's
-// results are slow to come.
+// What N pairs are before they are turned. N in step, since one's results are slow to come.
 template <int N>
-__attribute__((noinline)) static void find_angles(Round &round, int from, const Limits &limits,
-                               Sweep &sweep) {
-    const Wide one = broadcast(1.0), zero = broadcast(0.0);
+struct Judged {
+    Wide shorter[N], longer[N], gap[N], span_square[N];
+    WideMask turned[N], straight[N];
+};
+
+template <int N>
+static inline Judged<N> judge(const Round &round, int from, const Limits &limits, Sweep &sweep) {
     const double turned_square = limits.turned * limits.turned;
     const double small_square = limits.small_cosine * limits.small_cosine;
-    Wide shorter[N], longer[N], product[N], gap[N], span[N], tangent[N], c[N];
-    WideMask turned[N], straight[N];
+    Judged<N> pairs;
     for (int k = 0; k < N; ++k) {
         const Wide a = load(round.square_p[from + k]), b = load(round.square_q[from + k]);
-        product[k] = round.product[from + k];
-        shorter[k] = smaller(a, b);
-        longer[k] = larger(a, b);
-        gap[k] = longer[k] - shorter[k];
-        const Wide size = a * b, cosine = product[k] * product[k];
-        const WideMask counts = sweep.live & (shorter[k] > sweep.smallest_square);
-        turned[k] = counts & (cosine > turned_square * size);
+        pairs.shorter[k] = smaller(a, b);
+        pairs.longer[k] = larger(a, b);
+        pairs.gap[k] = pairs.longer[k] - pairs.shorter[k];
+        const Wide product = round.product[from + k];
+        const Wide size = a * b, cosine = product * product;
+        const WideMask counts = sweep.live & (pairs.shorter[k] > sweep.smallest_square);
+        const WideMask turned = counts & (cosine > turned_square * size);
         sweep.unsettled |= counts & (cosine > small_square * size);
-        straight[k] = (a >= b) | ~turned[k];
-        span[k] = turned[k] ? gap[k] * gap[k] + 4.0 * cosine : one;
+        pairs.turned[k] = turned;
+        pairs.straight[k] = (a >= b) | ~turned;
+        pairs.span_square[k] =
+            turned ? pairs.gap[k] * pairs.gap[k] + 4.0 * cosine : broadcast(1.0);
     }
-    // An angle that is slightly off leaves a slightly larger cosine for the next sweep, but
-    // x^2 + y^2 must be 1.
-    for (int k = 0; k < N; ++k) span[k] *= rough_reciprocal_root(span[k]);
+    return pairs;
+}
+
+// The columns become (x p + y q, x q - y p), the longer one first. An angle that is slightly off
+// leaves a slightly larger cosine for the next sweep, but x^2 + y^2 must be 1.
+template <int N>
+__attribute__((noinline)) static void find_angles(Round &round, int from, const Limits &limits,
+                                                  Sweep &sweep) {
+    const Wide one = broadcast(1.0), zero = broadcast(0.0);
+    const Judged<N> pairs = judge<N>(round, from, limits, sweep);
+    Wide span[N], tangent[N], c[N];
+    for (int k = 0; k < N; ++k)
+        span[k] = pairs.span_square[k] * rough_reciprocal_root(pairs.span_square[k]);
     for (int k = 0; k < N; ++k) {
-        tangent[k] = 2.0 * product[k] * rough_reciprocal(gap[k] + span[k]);
-        tangent[k] = turned[k] ? tangent[k] : zero;
+        tangent[k] = 2.0 * round.product[from + k] * rough_reciprocal(pairs.gap[k] + span[k]);
+        tangent[k] = pairs.turned[k] ? tangent[k] : zero;
         sweep.unsettled |= larger(tangent[k], -tangent[k]) > limits.small_tangent;
     }
     for (int k = 0; k < N; ++k) c[k] = reciprocal_root(one + tangent[k] * tangent[k]);
     for (int k = 0; k < N; ++k) {
-        const Wide s = c[k] * tangent[k], moved = tangent[k] * product[k];
-        round.x[from + k] = straight[k] ? c[k] : s;
-        round.y[from + k] = straight[k] ? s : c[k];
-        const Wide a = load(round.square_p[from + k]), b = load(round.square_q[from + k]);
-        store(round.square_p[from + k], turned[k] ? longer[k] + moved : a);
-        store(round.square_q[from + k], turned[k] ? larger(shorter[k] - moved, zero) : b);
+        const Wide s = c[k] * tangent[k], moved = tangent[k] * round.product[from + k];
+        round.x[from + k] = pairs.straight[k] ? c[k] : s;
+        round.y[from + k] = pairs.straight[k] ? s : c[k];
+        double *a = round.square_p[from + k], *b = round.square_q[from + k];
+        store(a, pairs.turned[k] ? pairs.longer[k] + moved : load(a));
+        store(b, pairs.turned[k] ? larger(pairs.shorter[k] - moved, zero) : load(b));
     }
 }
 
@@ -198,32 +211,31 @@ struct Block {
     int64_t first, size;
 };
 
-// Every pair within a block, as a tournament: column `last` stays, the others go round.
+// Every pair within a block, those with the same sum of indices, modulo the size, at once. It does
+// the same as going through the pairs row by row, which together with putting longer columns first
+// needs fewer sweeps than the schedule of a tournament.
 static inline void turn_within(const Columns &g, Block block, const Limits &limits,
                                Sweep &sweep) {
-    const int64_t ring = block.size - 1 + block.size % 2, last = ring;
     Round round;
-    for (int64_t start = 0; start < ring; ++start) {
+    for (int64_t sum = 1; sum <= block.size; ++sum) {
         round.count = 0;
-        if (last < block.size) round.add(g, block.first + start, block.first + last);
-        for (int64_t step = 1; step <= ring / 2; ++step) {
-            const int64_t a = start + step < ring ? start + step : start + step - ring;
-            const int64_t b = start >= step ? start - step : start - step + ring;
-            round.add(g, block.first + a, block.first + b);
+        for (int64_t i = 0; i < block.size; ++i) {
+            const int64_t j = sum >= i ? sum - i : sum - i + block.size;
+            if (i < j && j < block.size) round.add(g, block.first + i, block.first + j);
         }
         turn_round(g, round, limits, sweep);
     }
 }
 
-// Every pair of a column of one block and a column of another, while both are in the cache.
+// Every pair of a column of one block and a column of a later one, while both are in the cache.
 static inline void turn_across(const Columns &g, Block one, Block other, const Limits &limits,
                                Sweep &sweep) {
     const int64_t rounds = one.size > other.size ? one.size : other.size;
     Round round;
-    for (int64_t shift = 0; shift < rounds; ++shift) {
+    for (int64_t sum = 0; sum < rounds; ++sum) {
         round.count = 0;
         for (int64_t a = 0; a < one.size; ++a) {
-            const int64_t b = a + shift < rounds ? a + shift : a + shift - rounds;
+            const int64_t b = sum >= a ? sum - a : sum - a + rounds;
             if (b < other.size) round.add(g, one.first + a, other.first + b);
         }
         turn_round(g, round, limits, sweep);

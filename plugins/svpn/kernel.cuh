@@ -109,6 +109,36 @@ inline __device__ void find_gains(const Narrow &q, float alpha) {
     __syncthreads();
 }
 
+// Reads a matrix into the narrow form; its largest entry, NaN if one of them is not finite.
+template <class T>
+__device__ float read_matrix(const Narrow &q, const T *from, int n, bool turned) {
+    float largest = 0.0f;
+    bool broken = false;
+    for (int at = threadIdx.x; at < q.length * q.columns; at += blockDim.x) {
+        const int row = at / n, column = at % n;
+        const float value = widened(from[at]);
+        broken |= !isfinite(value);
+        largest = fmaxf(largest, fabsf(value));
+        q.a[turned ? row * q.length + column : column * q.length + row] = value;
+    }
+    broken = __syncthreads_or(broken);
+    largest = block_largest(largest);
+    return broken ? CUDART_NAN_F : largest;
+}
+
+// Entries of at most 1 by a power of two: exact, and no square overflows or vanishes. V becomes
+// the identity. Answers the sum of squares.
+inline __device__ float scale_matrix(const Narrow &q, int exponent) {
+    float square = 0.0f;
+    for (int at = threadIdx.x; at < q.length * q.columns; at += blockDim.x) {
+        q.a[at] = scalbnf(q.a[at], -exponent);
+        square += q.a[at] * q.a[at];
+    }
+    for (int at = threadIdx.x; at < q.columns * q.columns; at += blockDim.x)
+        q.v[at] = at % (q.columns + 1) == 0 ? 1.0f : 0.0f;
+    return block_sum(square);
+}
+
 template <class T>
 __global__ void __launch_bounds__(256, 2)
     svpn_matrices(const T *in, T *out, int64_t count, int m, int n, float alpha, char *workspace,
@@ -117,34 +147,16 @@ __global__ void __launch_bounds__(256, 2)
     const bool turned = m < n;
     const int elements = m * n;
     for (int64_t matrix = blockIdx.x; matrix < count; matrix += gridDim.x) {
-        const T *from = in + matrix * elements;
         T *to = out + matrix * elements;
-        float largest = 0.0f;
-        bool broken = false;
-        for (int at = threadIdx.x; at < elements; at += blockDim.x) {
-            const int row = at / n, column = at % n;
-            const float value = widened(from[at]);
-            broken |= !isfinite(value);
-            largest = fmaxf(largest, fabsf(value));
-            q.a[turned ? row * q.length + column : column * q.length + row] = value;
-        }
-        broken = __syncthreads_or(broken);
-        largest = block_largest(largest);
-        if (broken || largest == 0.0f) {
+        const float largest = read_matrix(q, in + matrix * elements, n, turned);
+        if (!(largest > 0.0f)) {
+            // A matrix of zeros is one of zeros, and one that is broken is one of NaN.
             for (int at = threadIdx.x; at < elements; at += blockDim.x)
-                to[at] = narrowed<T>(broken ? CUDART_NAN_F : 0.0f);
+                to[at] = narrowed<T>(largest);
             continue;
         }
-        // Entries of at most 1 by a power of two: exact, and no square overflows or vanishes.
         const int exponent = ilogbf(largest) + 1;
-        float square = 0.0f;
-        for (int at = threadIdx.x; at < elements; at += blockDim.x) {
-            q.a[at] = scalbnf(q.a[at], -exponent);
-            square += q.a[at] * q.a[at];
-        }
-        for (int at = threadIdx.x; at < q.columns * q.columns; at += blockDim.x)
-            q.v[at] = at % (q.columns + 1) == 0 ? 1.0f : 0.0f;
-        square = block_sum(square);
+        const float square = scale_matrix(q, exponent);
         make_orthogonal(q, kNegligible * kNegligible * square);
         find_gains(q, alpha);
         const float size = exp2f(alpha * float(exponent));

@@ -55,8 +55,8 @@ def _forward(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
         kernels.svpn_fast(
             dispatch.CODES[q.dtype],
             (q.data_ptr(), v0.data_ptr(), y.data_ptr()),
-            (math.prod(q.shape[:-2]), *q.shape[-2:]),
-            *numbers,
+            (math.prod(q.shape[:-2]), q.shape[-2], q.shape[-1]),
+            numbers,
             torch.get_num_threads(),
         )
         return y
@@ -71,9 +71,9 @@ def _backward(gradient: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> tuple[T
         return torch.zeros_like(q), torch.zeros_like(v0)
     computed = dispatch.wide(q.dtype)
     with torch.enable_grad():
-        wide = [each.detach().to(computed).requires_grad_() for each in (q, v0)]
-        y = _plain(*wide, *numbers)
-    found = torch.autograd.grad(y, wide, gradient.to(computed))
+        wide_q, wide_v0 = (each.detach().to(computed).requires_grad_() for each in (q, v0))
+        y = _plain(wide_q, wide_v0, *numbers)
+    found = torch.autograd.grad(y, [wide_q, wide_v0], gradient.to(computed))
     return found[0].to(q.dtype).contiguous(), found[1].to(q.dtype).contiguous()
 
 
@@ -122,4 +122,4 @@ def svpn_fast(
         iterations=iterations,
         epsilon=epsilon,
     )
-    return OPERATOR(q, v0, *values)
+    return dispatch.call(OPERATOR, q, v0, *values)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TVMax and MaskedTVMax as ONNX function bodies of standard operators."""
+"""TVMax and MaskedTVMax as ONNX function bodies of standard operators.
 
-from dataclasses import dataclass, replace
+TensorRT sorts at most 3,840 cells, and so builds them for grids up to that size.
+"""
+
+from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto
@@ -42,8 +45,7 @@ class _Rows:
 
     shape: str
     leading: str
-    cells: str  # h w, as a vector of one like the next two
-    batch: str
+    cells: str  # h w, as a vector of one like the next
     n: str
     z: str
     inside: str  # bool [1 1 n] or [b 1 n]
@@ -60,7 +62,7 @@ def _body(name: str, opset: int) -> onnx.FunctionProto:
     problem, broken = _problem(graph, rows, lam)
     tolerance = graph("Max", tolerance, SMALLEST_FLOAT32_TOLERANCE)
     p, error = solve(graph, problem, tolerance, max_iterations)
-    p = graph("Where", broken, float("nan"), p)
+    p = graph("Where", graph("And", broken, rows.inside), float("nan"), p)
     p = graph("Slice", p, [0], rows.cells, [2])
     p = graph("CastLike", graph("Reshape", p, rows.shape, allowzero=1), "Z")
     error = graph("Where", broken, float("nan"), error)
@@ -94,7 +96,7 @@ def _rows(graph: BodyGraph, sizes: str | None) -> _Rows:
     ]
     bordering = graph("Concat", *not_last, axis=1)
     shifts = Shifts.of(graph, n, width)
-    return _Rows(shape, leading, cells, batch, n, z, inside, bordering, index, shifts)
+    return _Rows(shape, leading, cells, n, z, inside, bordering, index, shifts)
 
 
 def _problem(graph: BodyGraph, rows: _Rows, lam: str) -> tuple[Problem, str]:
@@ -115,9 +117,10 @@ def _problem(graph: BodyGraph, rows: _Rows, lam: str) -> tuple[Problem, str]:
     lowest = graph("Sub", -1.001, graph("Mul", lam, 8.01))
     hopeful = graph("And", graph("Greater", z, lowest), graph("Not", broken))
     index = graph("Cast", graph("Expand", rows.index, graph("Shape", z)), to=TensorProto.FLOAT)
-    limit = graph("Mul", rows.bordering, lam)
-    grid = Problem(z, limit, rows.inside, index, rows.shifts).without(graph, rows.inside)
-    grid = replace(grid, z=z)
+    limit = rows.shifts.between(graph, rows.inside, graph("Mul", rows.bordering, lam))
+    grids = graph("Range", 0, graph("Gather", graph("Shape", z), 0), 1)
+    first = graph("Reshape", graph("Mul", grids, rows.n), [-1, 1, 1])
+    grid = Problem(z, limit, rows.inside, index, first, rows.shifts)
     return grid.without(graph, graph("And", allowed, hopeful)), broken
 
 

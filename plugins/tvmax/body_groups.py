@@ -21,15 +21,12 @@ def groups(graph: BodyGraph, problem: Problem, u: str) -> str:
         # A label is the number of a cell of the group, whose own label is as good or better.
         for _ in range(2):
             cell = inner("Cast", after, to=TensorProto.INT64)
-            after = inner("GatherElements", after, cell, axis=2)
+            after = problem.pick(inner, after, cell)
         change = inner("ReduceSum", inner("Sub", after, label), keepdims=0)
         return (after,), inner("Greater", change, 0.0)
 
-    return graph.loop(
-        problem.shifts.n,
-        [(problem.index, TensorProto.FLOAT)],
-        spread,
-    )[0]
+    (label,) = graph.loop(problem.shifts.n, [(problem.index, TensorProto.FLOAT)], spread)
+    return label
 
 
 def group_averages(graph: BodyGraph, problem: Problem, x: str, label: str) -> str:
@@ -40,9 +37,9 @@ def group_averages(graph: BodyGraph, problem: Problem, x: str, label: str) -> st
     Summed are differences from the cell there: they are small, and so is the rounding.
     """
     n, cell = problem.shifts.n, graph("Cast", label, to=TensorProto.INT64)
-    base = graph("GatherElements", x, cell, axis=2)
+    base = problem.pick(graph, x, cell)
     labels, order = graph.many("TopK", 2, label, n, axis=2)
-    apart = graph("GatherElements", graph("Sub", x, base), order, axis=2)
+    apart = problem.pick(graph, graph("Sub", x, base), order)
     count = graph("Add", problem.index, 1.0)
     running = graph("Concat", graph("CumSum", apart, 2), count, axis=1)
 
@@ -63,5 +60,5 @@ def group_averages(graph: BodyGraph, problem: Problem, x: str, label: str) -> st
         for at, values in ((ends, running), (starts, before))
     )
     sums, counts = graph.many("Split", 2, graph("Sub", to, since), axis=1, num_outputs=2)
-    average = graph("Div", sums, graph("Max", counts, 1.0))
-    return graph("Add", base, graph("GatherElements", average, cell, axis=2))
+    average = graph("Slice", graph("Div", sums, graph("Max", counts, 1.0)), [0], n, [2])
+    return graph("Add", base, problem.pick(graph, average, cell))

@@ -51,6 +51,13 @@ class Shifts:
         down, right = (graph("Slice", twice, *cut, [2]) for cut in (self.below, self.right))
         return down, right
 
+    def between(self, graph: BodyGraph, cells: str, edges: str) -> str:
+        """`edges` [b 2 n] where both ends are in `cells` (bool), otherwise 0."""
+        present = graph("Cast", cells, to=TensorProto.FLOAT)
+        ahead = graph("Concat", *self.ahead(graph, present), axis=1)
+        # Written as one product of both masks, TensorRT-RTX 1.7 cannot compile it for many sizes.
+        return graph("Mul", graph("Mul", edges, present), ahead)
+
     def around(self, graph: BodyGraph, edges: str) -> tuple[str, str, str, str]:
         """Per cell its edges down, right, up and left, each [b 1 n]."""
         twice = graph("Concat", edges, edges, axis=2)
@@ -69,6 +76,7 @@ class Problem:
     limit: str  # [b 2 n], lam or 0
     cells: str  # bool [b 1 n]: those that take part
     index: str  # [b 1 n], the number of each cell, float32
+    first: str  # int64 [b 1 1], where each grid begins when all are one row
     shifts: Shifts
 
     def primal(self, graph: BodyGraph, dual: str) -> str:
@@ -76,17 +84,23 @@ class Problem:
         down, right, up, left = self.shifts.around(graph, dual)
         return graph("Sub", graph("Sum", self.z, up, left), graph("Add", down, right))
 
+    def pick(self, graph: BodyGraph, values: str, cell: str) -> str:
+        """`values` [b 1 n] at the cells numbered `cell` (int64 [b 1 n]) of the same grid.
+
+        Not GatherElements: onnx's evaluator takes fewer than 32 numbers there.
+        """
+        row = graph("Reshape", values, [-1])
+        return graph("Gather", row, graph("Add", cell, self.first), axis=0)
+
     def without(self, graph: BodyGraph, cells: str) -> "Problem":
         """Only `cells` take part: their edges to others are dropped, each for lam off z.
 
         For a cell whose x lies below that of its neighbour, this changes nothing above it.
         """
-        present = graph("Cast", cells, to=TensorProto.FLOAT)
-        ahead = graph("Concat", *self.shifts.ahead(graph, present), axis=1)
-        limit = graph("Mul", graph("Mul", self.limit, present), ahead)
+        limit = self.shifts.between(graph, cells, self.limit)
         lost = graph("Sum", *self.shifts.around(graph, graph("Sub", self.limit, limit)))
         z = graph("Where", cells, graph("Sub", self.z, lost), 0.0)
-        return Problem(z, limit, cells, self.index, self.shifts)
+        return Problem(z, limit, cells, self.index, self.first, self.shifts)
 
 
 def projection(graph: BodyGraph, problem: Problem, x: str) -> tuple[str, str]:
@@ -99,14 +113,20 @@ def projection(graph: BodyGraph, problem: Problem, x: str) -> tuple[str, str]:
     z = graph("Where", problem.cells, graph("Sub", x, top), -2.0)
 
     def rise(inner: BodyGraph, _: str, threshold: str) -> tuple[tuple[str], str]:
-        above = inner("Relu", inner("Sub", z, threshold))
-        count = inner("ReduceSum", inner("Sign", above), [2], keepdims=1)
-        excess = inner("Sub", inner("ReduceSum", above, [2], keepdims=1), 1.0)
-        step = inner("Div", excess, inner("Max", count, 1.0))
+        step = _newton_step(inner, inner("Relu", inner("Sub", z, threshold)))
         after = inner("Max", inner("Add", threshold, step), threshold)
         risen = inner("ReduceSum", inner("Sub", after, threshold), keepdims=0)
         return (after,), inner("Greater", risen, 0.0)
 
     start = graph("Sub", graph("Mul", top, 0.0), 1.0)
     (threshold,) = graph.loop(problem.shifts.n, [(start, TensorProto.FLOAT)], rise)
-    return graph("Relu", graph("Sub", z, threshold)), graph("Add", top, threshold)
+    # The last step is taken on the weights, which have digits that the threshold has not.
+    p = graph("Relu", graph("Sub", z, threshold))
+    step = graph("Mul", graph("Sign", p), _newton_step(graph, p))
+    return graph("Relu", graph("Sub", p, step)), graph("Add", top, threshold)
+
+
+def _newton_step(graph: BodyGraph, p: str) -> str:
+    count = graph("ReduceSum", graph("Sign", p), [2], keepdims=1)
+    excess = graph("Sub", graph("ReduceSum", p, [2], keepdims=1), 1.0)
+    return graph("Div", excess, graph("Max", count, 1.0))

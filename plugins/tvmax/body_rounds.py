@@ -10,8 +10,8 @@ from saccade.plugins.tvmax.body_groups import group_averages, groups
 from saccade.plugins.tvmax.body_problem import Problem, projection
 
 # Rounds before the first check, and how many more before each later one: a check costs about as
-# much as eight rounds.
-_FIRST_ROUNDS, _MORE_ROUNDS = 8, 4
+# much as ten rounds.
+_FIRST_ROUNDS, _MORE_ROUNDS = 12, 4
 
 
 def solve(graph: BodyGraph, problem: Problem, tolerance: str, max_iterations: str) -> list[str]:
@@ -25,7 +25,7 @@ def solve(graph: BodyGraph, problem: Problem, tolerance: str, max_iterations: st
 
     def check(inner: BodyGraph, passes: str, done: str, *state: str) -> tuple[Sequence[str], str]:
         u, y, age, z, limit, cells, p, error = state
-        now = Problem(z, limit, cells, problem.index, problem.shifts)
+        now = Problem(z, limit, cells, problem.index, problem.first, problem.shifts)
         planned = inner("Add", inner("Mul", passes, _MORE_ROUNDS), _FIRST_ROUNDS)
         rounds = inner("Min", planned, inner("Sub", max_iterations, done))
         u, y, age = _rounds(inner, now, rounds, u, y, age)

@@ -26,24 +26,28 @@ class ToleranceWarning(RuntimeWarning):
 def _solved(
     z: Tensor,
     sizes: Tensor | None,
-    lam: float,
-    tolerance: float,
-    max_iterations: int,
+    *attributes: Any,
     groups: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Weights, bound and (if asked for) groups, by the kernel or by the torch form."""
     op, inputs = _contract_of(sizes)
-    attributes = {"lam": lam, "tolerance": tolerance, "max_iterations": max_iterations}
-    dispatch.checked(op, z, *inputs, **attributes)
+    dispatch.checked(op, z, *inputs, **dict(zip(op.attributes, attributes, strict=True)))
     _check_sizes(z, sizes)
     kernels = dispatch.kernels_for(z)
     z = z.contiguous()
-    if kernels is None:
-        answer = _torch_form(z, sizes, **attributes)
-    else:
-        answer = _by_kernel(kernels, z, sizes, groups=groups, **attributes)
-    warn_above(answer[1], tolerance, max_iterations, op.name, z.dtype)
-    return answer
+    p, error, labels = (
+        _torch_form(z, sizes, *attributes)
+        if kernels is None
+        else _by_kernel(kernels, z, sizes, attributes, groups)
+    )
+    _, tolerance, max_iterations = attributes
+    warn_above(error, tolerance, max_iterations, op.name, z.dtype)
+    return p, error, labels
+
+
+def _two_of(z: Tensor, sizes: Tensor | None, *attributes: Any) -> tuple[Tensor, Tensor]:
+    p, error, _ = _solved(z, sizes, *attributes, groups=False)
+    return p, error
 
 
 def _contract_of(sizes: Tensor | None) -> tuple[Op, list[Tensor]]:
@@ -67,9 +71,7 @@ def _by_kernel(
     kernels: Any,
     z: Tensor,
     sizes: Tensor | None,
-    lam: float,
-    tolerance: float,
-    max_iterations: int,
+    attributes: tuple[Any, ...],
     groups: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     h, w = z.shape[-2:]
@@ -87,9 +89,7 @@ def _by_kernel(
             None if labels is None else labels.data_ptr(),
         ),
         (error.numel(), h, w),
-        lam,
-        tolerance,
-        max_iterations,
+        attributes,
         torch.get_num_threads(),
     )
     return p, error, labels
@@ -184,13 +184,13 @@ def _fake_with_groups(z: Tensor, sizes: Tensor | None, *attributes: Any) -> Answ
 OPERATOR = dispatch.define(
     "tvmax",
     dispatch.schema(contract),
-    lambda z, *attributes: _solved(z, None, *attributes, groups=False)[:2],
+    lambda z, *attributes: _two_of(z, None, *attributes),
     lambda *arguments: _fake(contract, *arguments),
 )
 MASKED_OPERATOR = dispatch.define(
     "masked_tvmax",
     dispatch.schema(masked_contract),
-    lambda *arguments: _solved(*arguments, groups=False)[:2],
+    _two_of,
     lambda *arguments: _fake(masked_contract, *arguments),
 )
 # What the two become where a gradient is wanted: the backward pass needs the groups.
@@ -239,7 +239,7 @@ def tvmax(
     values = dispatch.attributes(
         contract, lam=lam, tolerance=tolerance, max_iterations=max_iterations
     )
-    return OPERATOR(z, *values)
+    return dispatch.call(OPERATOR, z, *values)
 
 
 def masked_tvmax(
@@ -259,4 +259,4 @@ def masked_tvmax(
     values = dispatch.attributes(
         masked_contract, lam=lam, tolerance=tolerance, max_iterations=max_iterations
     )
-    return MASKED_OPERATOR(z, torch.as_tensor(sizes, device=z.device), *values)
+    return dispatch.call(MASKED_OPERATOR, z, torch.as_tensor(sizes, device=z.device), *values)

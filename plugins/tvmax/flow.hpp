@@ -12,9 +12,10 @@ namespace tv {
 
 constexpr int kOpposite[] = {2, 3, 0, 1};
 
-// What i may still send to its neighbour on that side.
-static inline double room(const Grid &g, int64_t i, int side) {
-    return side < 2 ? g.lam - flow(g, i, side) : g.lam + flow(g, i, side);
+// What i may still send to its neighbour on that side, or take from it where `way` is -1.
+static inline double room(const Grid &g, int64_t i, int side, double way) {
+    const double out = way * flow(g, i, side);
+    return side < 2 ? g.lam - out : g.lam + out;
 }
 
 static inline void send(Grid &g, int64_t i, int side, double amount) {
@@ -53,61 +54,79 @@ static inline double mean_of(const Grid &g, Set set) {
     return total / (set.last - set.first);
 }
 
-struct Layers {
-    int64_t reached;     // cells in `queue`, by their distance from a cell below the mean
-    int64_t surpluses;   // cells above the mean,
-    int64_t routable;    // and those of them that were reached
+// A search of one set. It starts from the fewer: the cells below the mean, to which those above
+// send their surplus (way 1), or the cells above, from which those below take (way -1).
+struct Search {
+    double mean, way;
+    int64_t above, below;
+    int64_t reached;    // cells in `queue`, in the order of their distance from the start
+    int64_t movers;     // cells that have to send or take, found by the search
 };
 
-// Breadth first from the cells below the mean, against the direction of what may be sent, until
-// every surplus is reached or no more can be.
-static inline Layers layers(Grid &g, Set set, double mean) {
-    Layers found{};
+static inline double left_to_move(const Grid &g, const Search &search, int64_t i) {
+    return search.way * (g.x[i] - search.mean);
+}
+
+static inline Search count_sides(const Grid &g, Set set, double mean) {
+    Search search{mean, 1, 0, 0, 0, 0};
+    for (int32_t k = set.first; k < set.last; ++k) {
+        const double over = g.x[g.cells[k]] - mean;
+        search.above += over > g.tied;
+        search.below += over < -g.tied;
+    }
+    if (search.above < search.below) search.way = -1;
+    return search;
+}
+
+// Breadth first, against the direction of what may be moved, until every mover is found or no more
+// can be.
+static inline void reach(Grid &g, Set set, Search &search) {
     for (int32_t k = set.first; k < set.last; ++k) {
         const int32_t i = g.cells[k];
-        const double over = g.x[i] - mean;
-        found.surpluses += over > g.tied;
-        g.distance[i] = over < -g.tied ? 0 : -1;
-        if (over < -g.tied) g.queue[found.reached++] = i;
+        const bool starts = left_to_move(g, search, i) < -g.tied;
+        g.distance[i] = starts ? 0 : -1;
+        g.queue[search.reached] = i;
+        search.reached += starts;
     }
-    for (int64_t at = 0; at < found.reached && found.routable < found.surpluses; ++at) {
+    const int64_t wanted = search.way > 0 ? search.above : search.below;
+    for (int64_t at = 0; at < search.reached && search.movers < wanted; ++at) {
         const int32_t j = g.queue[at];
         for (unsigned sides = g.open[j]; sides != 0; sides &= sides - 1) {
             const int side = __builtin_ctz(sides);
             const int32_t i = j + int32_t(step(g, side));
-            if (g.distance[i] >= 0 || room(g, i, kOpposite[side]) <= g.tied) continue;
+            if (g.distance[i] >= 0 || room(g, i, kOpposite[side], search.way) <= g.tied) continue;
             g.distance[i] = g.distance[j] + 1;
-            g.queue[found.reached++] = i;
-            found.routable += g.x[i] - mean > g.tied;
+            g.queue[search.reached++] = i;
+            search.movers += left_to_move(g, search, i) > g.tied;
         }
     }
-    return found;
 }
 
-// From the furthest cell on, each sends its surplus one layer down; what finds no room waits.
-static inline void route(Grid &g, const Layers &found, double mean) {
-    for (int64_t at = found.reached - 1; at >= 0 && g.distance[g.queue[at]] > 0; --at) {
-        const int32_t i = g.queue[at];
-        for (unsigned sides = g.open[i]; sides != 0; sides &= sides - 1) {
-            const double surplus = g.x[i] - mean;
-            if (surplus <= g.tied) break;
-            const int side = __builtin_ctz(sides);
-            const int32_t j = i + int32_t(step(g, side));
-            if (g.distance[j] != g.distance[i] - 1) continue;
-            const double free = room(g, i, side);
-            double amount = surplus < free ? surplus : free;
-            if (g.distance[j] == 0) {
-                const double wanted = mean - g.x[j];
-                if (!(wanted > 0)) continue;
-                amount = amount < wanted ? amount : wanted;
-            }
-            if (amount > 0) send(g, i, side, amount);
+// What one cell has left to move goes one layer nearer to the start; what finds no room waits.
+static inline void move_nearer(Grid &g, const Search &search, int32_t i) {
+    for (unsigned sides = g.open[i]; sides != 0; sides &= sides - 1) {
+        const double left = left_to_move(g, search, i);
+        if (left <= g.tied) return;
+        const int side = __builtin_ctz(sides);
+        const int32_t j = i + int32_t(step(g, side));
+        if (g.distance[j] != g.distance[i] - 1) continue;
+        const double free = room(g, i, side, search.way);
+        double amount = left < free ? left : free;
+        if (g.distance[j] == 0) {
+            const double lacks = -left_to_move(g, search, j);
+            amount = amount < lacks ? amount : lacks;
         }
+        if (amount > 0) send(g, i, side, search.way * amount);
     }
+}
+
+static inline void route(Grid &g, const Search &search) {
+    for (int64_t at = search.reached - 1; at >= 0 && g.distance[g.queue[at]] > 0; --at)
+        move_nearer(g, search, g.queue[at]);
 }
 
 // Saturates and closes the edges between cells that were reached and cells that were not.
-static inline void split(Grid &g, Set set) {
+static inline void split(Grid &g, Set set, const Search &search) {
     for (int32_t k = set.first; k < set.last; ++k) {
         const int32_t i = g.cells[k];
         g.queue[k - set.first] = i;
@@ -116,8 +135,8 @@ static inline void split(Grid &g, Set set) {
             const int side = __builtin_ctz(sides);
             const int32_t j = i + int32_t(step(g, side));
             if (g.distance[j] < 0) continue;
-            send(g, i, side, room(g, i, side));
-            flow(g, i, side) = side < 2 ? g.lam : -g.lam;
+            send(g, i, side, search.way * room(g, i, side, search.way));
+            flow(g, i, side) = side < 2 ? search.way * g.lam : -search.way * g.lam;
             g.open[i] = uint8_t(g.open[i] & ~(1u << side));
             g.open[j] = uint8_t(g.open[j] & ~(1u << kOpposite[side]));
         }
@@ -151,7 +170,7 @@ static inline void solve_pair(Grid &g, Set set) {
         const int32_t lower = i;
         i = j, j = lower, side = kOpposite[side];
     }
-    const double wanted = (g.x[i] - g.x[j]) / 2, free = room(g, i, side);
+    const double wanted = (g.x[i] - g.x[j]) / 2, free = room(g, i, side, 1);
     send(g, i, side, wanted < free ? wanted : free);
     if (wanted <= free + g.tied) fuse(g, set, (g.x[i] + g.x[j]) / 2);
 }
@@ -160,14 +179,15 @@ static inline void solve_set(Grid &g, Set set, int64_t limit) {
     if (set.last - set.first == 2) return solve_pair(g, set);
     const double mean = mean_of(g, set);
     while (true) {
-        const Layers found = layers(g, set, mean);
-        if (found.surpluses == 0 || found.reached == 0) return fuse(g, set, mean);
+        Search search = count_sides(g, set, mean);
+        if (search.above == 0 || search.below == 0) return fuse(g, set, mean);
         if (set.rounds >= limit) {
             g.unsolved[g.unsolved_count++] = set;
             return;
         }
-        if (found.routable == 0) return split(g, set);
-        route(g, found, mean);
+        reach(g, set, search);
+        if (search.movers == 0) return split(g, set, search);
+        route(g, search);
         ++set.rounds;
     }
 }

@@ -112,5 +112,5 @@ def gfusedmax(
     values = dispatch.attributes(
         contract, lam=lam, tolerance=tolerance, max_iterations=max_iterations
     )
-    p, error, _ = OPERATOR(z, torch.as_tensor(edges), *values)
+    p, error, _ = dispatch.call(OPERATOR, z, torch.as_tensor(edges), *values)
     return (p, error) if return_error else p

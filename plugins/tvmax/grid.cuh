@@ -33,7 +33,7 @@ struct Grid {
     double top, scale;
 
     // `most` cells lie in the scratch; this grid has rows x columns of them.
-    __device__ Grid(char *memory, int most, int rows, int columns, float bound)
+    __device__ Grid(char *memory, size_t most, int rows, int columns, float bound)
         : cells(rows * columns), width(columns), lam(bound), top(0), scale(1) {
         float *words = reinterpret_cast<float *>(memory);
         work0 = words, work1 = words + most, work2 = words + 2 * most, work3 = words + 3 * most;

@@ -41,6 +41,9 @@ struct Grid {
     double *widest_low, *widest_high;  // the same while no edge is decided
     double *right, *down;   // flow to that neighbour, in [-lam, lam]: the dual variable
     double *x;              // supply less what flows out: the value, once all is solved
+    // Of descent.hpp: flow of the open edges, and what is left with it.
+    double *now_right, *now_down, *ahead_right, *ahead_down, *room_right, *room_down;
+    double *free, *value;
     uint8_t *open;          // edges whose flow is not known yet
     int32_t *distance, *queue, *cells, *blocks;
     Set *sets, *unsolved;
@@ -56,12 +59,12 @@ static inline int64_t margin(int64_t w) { return rounded_up(w + 1) + 16; }
 
 static inline int64_t padded_length(int64_t h, int64_t w) { return rounded_up(h * (w + 1)); }
 
-constexpr int kDoubleArrays = 9, kIndexArrays = 4;
+constexpr int kDoubleArrays = 17, kIndexArrays = 4;
 
 static inline size_t grid_bytes(int64_t h, int64_t w) {
     const size_t cells = size_t(padded_length(h, w) + 2 * margin(w));
     return cells * (kDoubleArrays * sizeof(double) + kIndexArrays * sizeof(int32_t) + 1 +
-                    2 * sizeof(Set)) + 64 * 16;
+                    2 * sizeof(Set)) + 64 * 32;
 }
 
 struct Arena {
@@ -80,14 +83,20 @@ static inline Grid new_grid(int64_t h, int64_t w, void *scratch) {
     g.h = h, g.w = w, g.stride = w + 1, g.length = padded_length(h, w);
     const int64_t before = margin(w), all = g.length + 2 * before;
     Arena arena{static_cast<char *>(scratch)};
-    double **const arrays[] = {&g.z,          &g.supply,      &g.low,   &g.high, &g.widest_low,
-                               &g.widest_high, &g.right, &g.down, &g.x};
-    const double padding[] = {-kInfinity, -kInfinity, -kInfinity, kInfinity, -kInfinity,
-                              kInfinity,  0,          0,          -kInfinity};
-    for (int a = 0; a < kDoubleArrays; ++a) {
+    const struct {
+        double **array;
+        double padding;
+    } arrays[kDoubleArrays] = {
+        {&g.z, -kInfinity},         {&g.supply, -kInfinity},     {&g.x, -kInfinity},
+        {&g.low, -kInfinity},       {&g.widest_low, -kInfinity}, {&g.high, kInfinity},
+        {&g.widest_high, kInfinity}, {&g.right, 0},               {&g.down, 0},
+        {&g.now_right, 0},          {&g.now_down, 0},            {&g.ahead_right, 0},
+        {&g.ahead_down, 0},         {&g.room_right, 0},          {&g.room_down, 0},
+        {&g.free, 0},               {&g.value, 0}};
+    for (const auto &each : arrays) {
         double *const array = arena.take<double>(all);
-        for (int64_t i = 0; i < all; ++i) array[i] = padding[a];
-        *arrays[a] = array + before;
+        for (int64_t i = 0; i < all; ++i) array[i] = each.padding;
+        *each.array = array + before;
     }
     g.distance = arena.take<int32_t>(all) + before;
     g.queue = arena.take<int32_t>(all);
@@ -128,6 +137,11 @@ static inline int64_t step(const Grid &g, int side) {
 static inline double &flow(const Grid &g, int64_t i, int side) {
     double *const along = (side & 1) ? g.down : g.right;
     return along[side < 2 ? i : i + step(g, side)];
+}
+
+// What flows out of each cell of a vector.
+static inline Row outflow(const Grid &g, const double *right, const double *down, int64_t i) {
+    return load(right + i) - load(right + i - 1) + load(down + i) - load(down + i - g.stride);
 }
 
 }  // namespace tv

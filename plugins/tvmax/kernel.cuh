@@ -124,7 +124,34 @@ inline __device__ void move_free_edges(const Grid &g) {
     __syncthreads();
 }
 
-// Labels, means and the bound of the error at u; keeps the answer if it is the best one so far.
+// Sparsemax of the means.
+template <class T>
+__device__ void write_weights(const Grid &g, T *p, int64_t stride) {
+    double top = -CUDART_INF;
+    for (int i = threadIdx.x; i < g.cells; i += blockDim.x)
+        if (g.flags[i] & kLive) top = fmax(top, g.mean()[i]);
+    top = block_largest(top);
+    float *z = g.work0;
+    for (int i = threadIdx.x; i < g.cells; i += blockDim.x)
+        z[i] = g.flags[i] & kLive ? float(g.mean()[i] - top) : -CUDART_INF_F;
+    float threshold = -1.0f;
+    int previous = 0;
+    for (int round = 0; round < kNewtonRounds; ++round) {
+        float sum = 0.0f;
+        int count = 0;
+        for (int i = threadIdx.x; i < g.cells; i += blockDim.x) {
+            sum += fmaxf(z[i] - threshold, 0.0f);
+            count += z[i] > threshold ? 1 : 0;
+        }
+        sum = block_sum(sum);
+        count = block_sum(count);
+        if (!newton_step(sum, count, threshold, previous)) break;
+    }
+    for (int i = threadIdx.x; i < g.cells; i += blockDim.x)
+        p[i / g.width * stride + i % g.width] = narrowed<T>(fmaxf(z[i] - threshold, 0.0f));
+}
+
+// Labels, means and the bound of the error at u; writes the answer if it is the best one so far.
 template <class T>
 __device__ bool certified(const Grid &g, const TVMaxSettings &settings, double &best, T *p,
                           int64_t stride) {
@@ -132,31 +159,10 @@ __device__ bool certified(const Grid &g, const TVMaxSettings &settings, double &
     g.average_groups();
     const double gap = g.gap();
     const double error = sqrt(2.0 * (gap > 0 ? gap : 0.0));
-    // A gap of NaN cannot come from finite logits; it would still be written once.
+    // The first answer is written whatever its bound is.
     if (error < best || best == CUDART_INF) {
         best = error;
-        float threshold = -1.0f;
-        int previous = 0;
-        double top = -CUDART_INF;
-        for (int i = threadIdx.x; i < g.cells; i += blockDim.x)
-            if (g.flags[i] & kLive) top = fmax(top, g.mean()[i]);
-        top = block_largest(top);
-        float *z = g.work0;
-        for (int i = threadIdx.x; i < g.cells; i += blockDim.x)
-            z[i] = g.flags[i] & kLive ? float(g.mean()[i] - top) : -CUDART_INF_F;
-        for (int round = 0; round < kNewtonRounds; ++round) {
-            float sum = 0.0f;
-            int count = 0;
-            for (int i = threadIdx.x; i < g.cells; i += blockDim.x) {
-                sum += fmaxf(z[i] - threshold, 0.0f);
-                count += z[i] > threshold ? 1 : 0;
-            }
-            sum = block_sum(sum);
-            count = block_sum(count);
-            if (!newton_step(sum, count, threshold, previous)) break;
-        }
-        for (int i = threadIdx.x; i < g.cells; i += blockDim.x)
-            p[i / g.width * stride + i % g.width] = narrowed<T>(fmaxf(z[i] - threshold, 0.0f));
+        write_weights(g, p, stride);
     }
     return best <= settings.tolerance;
 }
@@ -183,7 +189,7 @@ __device__ double solve_grid(const Grid &g, const TVMaxSettings &settings, T *p,
 }
 
 template <class T>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(512, 1)
     tvmax_grids(const T *z, const int64_t *sizes, T *p, float *error, int64_t grids, int64_t h,
                 int64_t w, TVMaxSettings settings, char *workspace, size_t bytes) {
     char *memory = scratch_of_block(workspace, bytes);
@@ -199,7 +205,7 @@ __global__ void __launch_bounds__(512)
                 out[i] = narrowed<T>(fits ? 0.0f : CUDART_NAN_F);
         double bound = empty ? 0.0 : CUDART_NAN;
         if (fits && !empty) {
-            Grid g(memory, int(h * w), int(rows), int(columns), settings.lam);
+            Grid g(memory, size_t(h * w), int(rows), int(columns), settings.lam);
             if (g.read(in, w))
                 bound = solve_grid(g, settings, out, w);
             else

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // TVMax on the CPU: exact in finitely many steps, in double precision whatever the type.
 //
-// Intervals decide most edges (screening.hpp), minimum cuts the rest (flow.hpp), the threshold of
-// sparsemax gives the weights (simplex.hpp), and the duality gap the bound (certificate.hpp).
-// One round of `max_iterations` is one pass of the intervals, or one search-and-route or one split
-// of a set; sets that do not meet count side by side. `tolerance` is not read: the answer is exact
-// up to rounding unless the rounds run out, and then `error` says how far it is.
+// Cells that cannot have a weight are left out (reading.hpp), intervals decide most edges
+// (screening.hpp), large sets get a head start (descent.hpp), minimum cuts decide the rest
+// (flow.hpp), the threshold of sparsemax gives the weights (simplex.hpp), and the duality gap the
+// bound (certificate.hpp). Where groups are asked for, no cell is left out.
+// One round of `max_iterations` is one pass of the intervals, one step of the descent, or one
+// search-and-route or one split of a set; sets that do not meet count side by side. `tolerance` is
+// not read: the answer is exact up to rounding unless the rounds run out, and then `error` says how
+// far it is.
 #pragma once
 
 #include "../native/table.hpp"
 #include "certificate.hpp"
+#include "descent.hpp"
 #include "reading.hpp"
+#include "screening.hpp"
 #include "simplex.hpp"
 
 namespace saccade {
@@ -30,9 +35,10 @@ static inline void single_groups(const Grid &g) {
 static inline float solve(Grid &g, int64_t limit) {
     if (g.groups != nullptr) single_groups(g);
     if (g.lam == 0) return 0;
-    int64_t seeds = 0;
-    const int64_t rounds = screen(g, limit, seeds);
-    solve_sets(g, seeds, rounds, limit);
+    Screened found = screen(g, limit, g.groups != nullptr);
+    if (worth_descending(g, found.opened))
+        found.seeds = descend(g, limit, found.rounds);
+    solve_sets(g, found.seeds, found.rounds, limit);
     return bound(g, best_gap(g));
 }
 

@@ -2,7 +2,7 @@
 // From logits to supplies: masked cells, and cells that cannot have a weight, leave the grid.
 #pragma once
 
-#include "grid.hpp"
+#include "simplex.hpp"
 
 namespace saccade {
 namespace SACCADE_TARGET {
@@ -57,6 +57,28 @@ static inline void find_blocks(Grid &g, double cut) {
     }
 }
 
+static inline void drop_blocks(Grid &g, double cut) {
+    int64_t kept = 0;
+    for (int64_t b = 0; b < g.block_count; ++b) {
+        g.blocks[kept] = g.blocks[b];
+        kept += bits_of(load(g.z + g.blocks[b]) >= broadcast(cut)) != 0;
+    }
+    g.block_count = kept;
+}
+
+// No value is further than 4 lam from its logit, so the threshold of the values is at least that
+// of the logits - 4 lam, and a cell that is more than 4 lam below has no weight. At the levels
+// above the threshold its edges cost what they cost at a masked cell: leaving it out changes no
+// value there.
+static inline double leave_out(Grid &g, double top) {
+    const double reach = 1 + 8 * g.lam, largest = top < 0 ? -top : top;
+    const double slack = kTied * (reach + largest);
+    find_blocks(g, top - reach - slack);
+    const double cut = threshold(g, g.z, top - 1, kSteps) - 8 * g.lam - slack;
+    drop_blocks(g, cut);
+    return cut;
+}
+
 static inline void set_supplies(Grid &g, double top, double cut) {
     const Row lam = broadcast(g.lam);
     for (int64_t b = 0; b < g.block_count; ++b) {
@@ -78,12 +100,8 @@ static inline void set_supplies(Grid &g, double top, double cut) {
     }
 }
 
-// Answers false where the grid has no answer: NaN, +inf, or all masked.
-//
-// No value is further than 4 lam from its logit, so the largest is at least top - 4 lam, and only
-// cells above the largest - 1 have a weight. At levels where a cell surely is below, its edges cost
-// what they cost at a masked cell: unless `whole`, cells below top - 1 - 8 lam are left out, which
-// changes no value above the threshold.
+// Answers false where the grid has no answer: NaN, +inf, or all masked. With `whole`, cells that
+// have no weight take part as well.
 template <class T>
 static inline bool read(Grid &g, const T *z, int64_t row_length, bool whole) {
     for (int64_t r = 0; r < g.h; ++r) {
@@ -98,11 +116,10 @@ static inline bool read(Grid &g, const T *z, int64_t row_length, bool whole) {
     }
     const double reach = 1 + 8 * g.lam, range = found.top - found.bottom;
     g.tied = kTied * (whole && range > reach ? range : reach);
-    const double cut = found.top - reach - g.tied;
-    const double lowest = -__DBL_MAX__;
-    const double least = whole || !(cut > lowest) ? lowest : cut;
-    find_blocks(g, least);
-    set_supplies(g, found.top, least);
+    const bool all = whole || !(reach < 1e100) || !(found.top < 1e100);
+    const double cut = all ? -__DBL_MAX__ : leave_out(g, found.top);
+    if (all) find_blocks(g, cut);
+    set_supplies(g, found.top, cut);
     return true;
 }
 

@@ -194,8 +194,9 @@ def _sparsemax(values: np.ndarray) -> np.ndarray:
     flat = values.ravel() - values.max()
     ordered = np.sort(flat)[::-1]
     sums = np.cumsum(ordered) - 1
-    inside = np.arange(1, flat.size + 1) * ordered > sums
-    weights = values - values.max() - sums[inside][-1] / inside.sum()
+    # Cells on the threshold count or not, as rounding has it: any number of them gives the same.
+    support = np.count_nonzero(np.arange(1, flat.size + 1) * ordered > sums)
+    weights = values - values.max() - sums[support - 1] / support
     return np.where(weights > _NO_WEIGHT * max(1.0, abs(values.max())), weights, 0.0)
 
 

@@ -3,7 +3,7 @@
 // two neighbours whose intervals do not meet saturate their edge, which narrows both intervals.
 #pragma once
 
-#include "grid.hpp"
+#include "simplex.hpp"
 
 namespace saccade {
 namespace SACCADE_TARGET {
@@ -43,7 +43,7 @@ static inline void open_edge(Grid &g, int64_t i, int side, int64_t &seeds) {
 }
 
 // Full flow along decided edges, none along the others, which are opened. Answers the seeds.
-static inline int64_t set_flows(Grid &g) {
+static inline int64_t set_flows(Grid &g, int64_t &opened) {
     const Row lam = broadcast(g.lam), none = broadcast(-kInfinity);
     int64_t seeds = 0;
     for (int64_t b = 0; b < g.block_count; ++b) {
@@ -56,6 +56,7 @@ static inline int64_t set_flows(Grid &g) {
             const Row saturated = above ? lam : (below ? -lam : Row{});
             store((side ? g.down : g.right) + i, saturated);
             unsigned bits = bits_of(~(above | below) & (low > none) & (near_low > none));
+            opened += __builtin_popcount(bits);
             for (; bits != 0; bits &= bits - 1)
                 open_edge(g, i + __builtin_ctz(bits), side, seeds);
         }
@@ -63,24 +64,39 @@ static inline int64_t set_flows(Grid &g) {
     return seeds;
 }
 
-static inline Row outflow(const Grid &g, int64_t i) {
-    return load(g.right + i) - load(g.right + i - 1) + load(g.down + i) -
-           load(g.down + i - g.stride);
-}
-
-// Answers the rounds it took, at most `limit`, and leaves the open edges' cells in `queue`.
-static inline int64_t screen(Grid &g, int64_t limit, int64_t &seeds) {
-    int64_t rounds = 0;
-    while (rounds < limit) {
-        ++rounds;
-        if (!narrow_intervals(g)) break;
-    }
-    seeds = set_flows(g);
+// The threshold of the lower ends is at most that of the values: a cell that lies below it by its
+// upper end has no weight and is left out. Such a cell has an interval at -inf, which decides its
+// edges as a masked cell's.
+static inline void leave_out_intervals(Grid &g) {
+    const Row none = broadcast(-kInfinity);
+    const double least = threshold(g, g.low, largest(g, g.low) - 1, kSteps) - g.tied;
     for (int64_t b = 0; b < g.block_count; ++b) {
         const int64_t i = g.blocks[b];
-        store(g.x + i, load(g.supply + i) - outflow(g, i));
+        const Lanes<double>::Mask out = load(g.high + i) < broadcast(least);
+        double *const arrays[] = {g.low, g.high, g.widest_low, g.widest_high, g.supply};
+        for (double *const array : arrays) store(array + i, out ? none : load(array + i));
     }
-    return rounds;
+}
+
+struct Screened {
+    int64_t rounds;   // at most `limit`
+    int64_t opened;   // edges, and
+    int64_t seeds;    // of the sets that they make, in `queue`
+};
+
+static inline Screened screen(Grid &g, int64_t limit, bool whole) {
+    Screened found{};
+    while (found.rounds < limit) {
+        const bool changed = narrow_intervals(g);
+        if (++found.rounds == 2 && !whole) leave_out_intervals(g);
+        else if (!changed) break;
+    }
+    found.seeds = set_flows(g, found.opened);
+    for (int64_t b = 0; b < g.block_count; ++b) {
+        const int64_t i = g.blocks[b];
+        store(g.x + i, load(g.supply + i) - outflow(g, g.right, g.down, i));
+    }
+    return found;
 }
 
 }  // namespace tv

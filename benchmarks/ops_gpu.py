@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA kernels on a GPU: against torch on the same device, and against the memory's bandwidth.
+
+Not yet run on hardware: `results/ops_gpu.json`, where it exists, names the device it comes from.
+    make -f plugins/native/tensorrt.mk cuda
+    python benchmarks/ops_gpu.py [--check] [--library build/tensorrt/libsaccade_cuda.so]
+
+Every kernel is first compared with its NumPy reference on fresh random inputs. A round then times
+each function in turn by events around a burst of calls on rotated inputs, so that all meet the
+same clock; the figure is the median over the rounds. The floor is the time that the bytes in and
+out take at the bandwidth of a large copy on the same device.
+"""
+
+import argparse
+import ctypes
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.plugins.errors import SaccadeError, require
+from saccade.plugins.ops import OPS
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "build" / "tensorrt" / "libsaccade_cuda.so"
+RESULT = ROOT / "benchmarks" / "results" / "ops_gpu.json"
+BATCHES = (1, 64, 4096)
+ROTATED, BURST, ROUNDS = 4, 20, 15
+DTYPES = {"float32": 1, "float16": 10}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One op and the axes of one item; a batch of 4,096 grids or matrices is one call."""
+
+    op: str
+    item: tuple[int, ...]
+    attributes: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def label(self) -> str:
+        given = ", ".join(f"{key} {value:g}" for key, value in self.attributes)
+        return f"{self.op} {'x'.join(map(str, self.item))}{', ' + given if given else ''}"
+
+
+SUBJECTS = (
+    Subject("Sparsemax", (64,)),
+    Subject("Sparsemax", (196,)),
+    Subject("Sparsemax", (1024,)),
+    Subject("TVMax", (8, 8), (("lam", 0.01),)),
+    Subject("TVMax", (14, 14), (("lam", 0.01),)),
+    Subject("TVMax", (14, 14), (("lam", 0.1),)),
+    Subject("TVMax", (32, 32), (("lam", 0.1),)),
+    Subject("SvPN", (14, 14)),
+    Subject("SvPN", (24, 24)),
+    Subject("SvPN", (38, 38)),
+    Subject("SvPNFast", (14, 14)),
+    Subject("SvPNFast", (38, 38)),
+)
+
+
+class Kernels:
+    """The launch functions, on torch tensors of the current device and stream."""
+
+    def __init__(self, path: Path, torch: Any) -> None:
+        if not path.exists():
+            raise SaccadeError(
+                f"{path} does not exist. Build it with: make -f plugins/native/tensorrt.mk cuda"
+            )
+        self.library, self.torch = ctypes.CDLL(str(path)), torch
+        for name in ("sparsemax", "tvmax", "svpn", "svpn_fast"):
+            size = getattr(self.library, f"saccade_cuda_{name}_workspace_bytes")
+            size.restype = ctypes.c_size_t
+
+    def prepared(self, subject: Subject, x: Any, v0: Any) -> tuple[Callable[[], None], Any]:
+        """A call on x that allocates nothing, and the tensor that it writes."""
+        torch, values = self.torch, OPS[subject.op].defaults(dict(subject.attributes))
+        name = "svpn_fast" if subject.op == "SvPNFast" else subject.op.lower()
+        axes = [len(x), *x.shape[1:]]
+        size = getattr(self.library, f"saccade_cuda_{name}_workspace_bytes")
+        workspace = torch.empty(
+            max(16, size(*map(ctypes.c_int64, axes))), dtype=torch.uint8, device=x.device
+        )
+        y = torch.empty_like(x)
+        error = torch.empty(len(x), dtype=torch.float32, device=x.device)
+        before: list[Any] = [ctypes.c_int(DTYPES[str(x.dtype).removeprefix("torch.")]), pointer(x)]
+        if subject.op == "SvPNFast":
+            before.append(pointer(v0))
+        if subject.op == "TVMax":
+            before.append(None)
+        before.append(pointer(y))
+        if subject.op == "TVMax":
+            before.append(pointer(error))
+        numbers = [
+            ctypes.c_int64(each) if isinstance(each, int) else ctypes.c_float(each)
+            for each in values.values()
+        ]
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        arguments = [*before, *map(ctypes.c_int64, axes), *numbers, pointer(workspace), stream]
+        run = getattr(self.library, f"saccade_cuda_{name}")
+
+        # `kept` holds the tensors that the pointers lead to.
+        def call(kept: tuple = (x, v0, y, error, workspace)) -> None:
+            status = run(*arguments)
+            assert status == 0, f"{subject.label}: CUDA error {status}"
+
+        return call, y
+
+
+def pointer(tensor: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def sorted_sparsemax(torch: Any, z: Any) -> Any:
+    """What a user writes in torch: the threshold by sorting."""
+    top, _ = torch.sort(z, dim=-1, descending=True)
+    excess = top.cumsum(-1) - 1
+    rank = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
+    count = (rank * top > excess).sum(-1, keepdim=True)
+    return (z - excess.gather(-1, count - 1) / count).clamp(min=0)
+
+
+def svd_power(torch: Any, q: Any) -> Any:
+    u, s, vh = torch.linalg.svd(q, full_matrices=False)
+    return (u * s.sqrt().unsqueeze(-2)) @ vh
+
+
+def power_iteration(torch: Any, q: Any, v0: Any) -> Any:
+    u = torch.nn.functional.normalize(q @ v0, dim=-1)
+    v = torch.nn.functional.normalize((q.mT @ u.unsqueeze(-1)).squeeze(-1), dim=-1)
+    s = (u.unsqueeze(-2) @ q @ v.unsqueeze(-1))[..., 0, 0][:, None, None]
+    outer = u.unsqueeze(-1) * v.unsqueeze(-2)
+    return s.sqrt() * outer + (q - s * outer) / (s.sqrt() + 1e-5)
+
+
+def peers(torch: Any, subject: Subject, x: Any, v0: Any) -> dict[str, Callable[[], Any]]:
+    """What each kernel is measured beside."""
+    if subject.op == "Sparsemax":
+        return {
+            "torch.softmax": lambda: torch.softmax(x, -1),
+            "torch sort": lambda: sorted_sparsemax(torch, x.float()),
+        }
+    if subject.op == "TVMax":
+        return {"torch.softmax": lambda: torch.softmax(x.flatten(1), -1)}
+    if subject.op == "SvPN":
+        # Thousands of singular value decompositions take seconds; float16 has none.
+        return {"torch.linalg.svd": lambda: svd_power(torch, x[:64].float())}
+    return {"torch": lambda: power_iteration(torch, x, v0)}
+
+
+def inputs_of(torch: Any, subject: Subject, batch: int, dtype: str, seed: int) -> tuple[Any, Any]:
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    x = torch.randn(batch, *subject.item, generator=generator, device="cuda")
+    v0 = torch.randn(subject.item[-1], generator=generator, device="cuda")
+    kind = getattr(torch, dtype)
+    return x.to(kind), v0.to(kind)
+
+
+def check(torch: Any, kernels: Kernels, subject: Subject, dtype: str, seed: int) -> float:
+    """Largest difference from the reference over 5 items, as a share of the tolerance."""
+    op = OPS[subject.op]
+    x, v0 = inputs_of(torch, subject, 5, dtype, seed)
+    call, y = kernels.prepared(subject, x, v0)
+    call()
+    torch.cuda.synchronize()
+    arrays = [x.cpu().numpy()] + ([v0.cpu().numpy()] if subject.op == "SvPNFast" else [])
+    expected = op.reference(*arrays, **op.defaults(dict(subject.attributes)))[0]
+    away = np.abs(y.cpu().numpy().astype(np.float64) - expected) / op.scale(expected)
+    return float(away.max()) / op.tolerance[dtype]
+
+
+def copy_bandwidth(torch: Any) -> float:
+    """Bytes per second of a large copy, read and written counted."""
+    source = torch.empty(1 << 28, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    seconds = [burst_seconds(torch, [lambda: target.copy_(source)], 5) for _ in range(7)]
+    return 2 * source.numel() * 4 / statistics.median(seconds)
+
+
+def burst_seconds(torch: Any, calls: list[Callable[[], Any]], count: int = BURST) -> float:
+    """Seconds a call, over `count` calls in turn."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for index in range(count):
+        calls[index % len(calls)]()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / count
+
+
+def measure(
+    torch: Any, kernels: Kernels, subject: Subject, batch: int, dtype: str, bandwidth: float
+) -> dict[str, Any]:
+    """Median microseconds of the kernel and its peers, interleaved; the floor beside them."""
+    calls: dict[str, list[Callable[[], Any]]] = {}
+    bytes_moved = 0
+    for seed in range(ROTATED):
+        x, v0 = inputs_of(torch, subject, batch, dtype, seed)
+        calls.setdefault("kernel", []).append(kernels.prepared(subject, x, v0)[0])
+        for name, call in peers(torch, subject, x, v0).items():
+            calls.setdefault(name, []).append(call)
+        bytes_moved = 2 * x.numel() * x.element_size()
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for each in calls.values():
+        burst_seconds(torch, each, ROTATED)
+    for _ in range(ROUNDS):
+        for name, each in calls.items():
+            found[name].append(burst_seconds(torch, each) * 1e6)
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    quartiles = {name: statistics.quantiles(times, n=4)[::2] for name, times in found.items()}
+    floor = bytes_moved / bandwidth * 1e6
+    return {
+        "subject": subject.label, "batch": batch, "dtype": dtype, "median_us": medians,
+        "quartiles_us": quartiles, "floor_us": floor, "of_floor": medians["kernel"] / floor,
+        "items_of_torch.linalg.svd": min(batch, 64),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", type=Path, default=LIBRARY)
+    parser.add_argument("--check", action="store_true", help="compare with the reference only")
+    parser.add_argument("--seed", type=int, default=None, help="of the checked inputs")
+    options = parser.parse_args()
+    torch = require("torch", extra="export")
+    if not torch.cuda.is_available():
+        raise SaccadeError("torch sees no CUDA device here. Run this on a machine with a GPU.")
+    kernels = Kernels(options.library, torch)
+    seed = (
+        options.seed if options.seed is not None else int(np.random.SeedSequence().entropy) % 2**31
+    )
+    shares = {}
+    for subject in SUBJECTS:
+        for dtype in DTYPES:
+            share = shares[f"{subject.label}, {dtype}"] = check(
+                torch, kernels, subject, dtype, seed
+            )
+            print(f"{subject.label:32} {dtype}: {share:.3f} of the tolerance", file=sys.stderr)
+            assert share <= 1, f"{subject.label}, {dtype}, seed {seed}: wrong answer"
+    if options.check:
+        return 0
+    write(torch, kernels, seed, shares)
+    return 0
+
+
+def write(torch: Any, kernels: Kernels, seed: int, shares: dict[str, float]) -> None:
+    """Measures everything and writes the results file, which names the device."""
+    from result_file import write_result
+
+    bandwidth = copy_bandwidth(torch)
+    rows = [
+        measure(torch, kernels, subject, batch, dtype, bandwidth)
+        for subject in SUBJECTS
+        for batch in BATCHES
+        for dtype in DTYPES
+    ]
+    write_result(
+        RESULT,
+        {
+            "device": torch.cuda.get_device_name(),
+            "capability": list(torch.cuda.get_device_capability()),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "copy_bandwidth_gb_s": bandwidth / 1e9,
+            "check": {"seed": seed, "share_of_tolerance": shares},
+            "rounds": ROUNDS,
+            "rows": rows,
+        },
+    )
+    print(RESULT)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except SaccadeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The function bodies of SvPN and SvPNFast: batch mates, opsets, sizes, and TensorRT-RTX."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from saccade.plugins.onnx_model import one_node_model
+from saccade.plugins.ops import OPS
+
+# A parser that meets what it does not support may abort the process, so it gets its own.
+BUILD = """
+import sys
+import tensorrt_rtx as trt
+
+logger = trt.Logger(trt.Logger.ERROR)
+builder = trt.Builder(logger)
+network = builder.create_network(0)
+parser = trt.OnnxParser(network, logger)
+with open(sys.argv[1], "rb") as file:
+    parsed = parser.parse(file.read())
+assert parsed, [str(parser.get_error(index)) for index in range(parser.num_errors)]
+config = builder.create_builder_config()
+profile = builder.create_optimization_profile()
+profile.set_shape("Q", (1, 14, 14), (8, 14, 14), (64, 14, 14))
+config.add_optimization_profile(profile)
+config.num_compute_capabilities = 1
+assert config.set_compute_capability(trt.ComputeCapability.SM89, 0)
+plan = builder.build_serialized_network(network, config)
+assert plan is not None
+print(plan.nbytes)
+"""
+
+AXES = {"Q": "b 14 14", "v0": "14", "Y": "b 14 14"}
+ATTRIBUTES = {"SvPN": {"alpha": 0.3}, "SvPNFast": {"singular_values": 2, "iterations": 3}}
+
+
+def run(name: str, *arrays: np.ndarray, opset: int = 20, **attributes: float | int) -> np.ndarray:
+    op = OPS[name]
+    values = {**ATTRIBUTES[name], **attributes}
+    proto = one_node_model(op, arrays[0].dtype.name, values, opset=opset)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    names = [port.name for port in op.inputs]
+    return session.run(None, dict(zip(names, arrays, strict=True)))[0]
+
+
+def inputs(name: str, *shape: int, seed: int = 0) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    q = generator.standard_normal(shape).astype(np.float32)
+    return [q] if name == "SvPN" else [q, np.ones(shape[-1], np.float32)]
+
+
+def relative_error(name: str, found: np.ndarray, arrays: list[np.ndarray], **attributes) -> float:
+    op = OPS[name]
+    (expected,) = op.reference(*arrays, **op.defaults({**ATTRIBUTES[name], **attributes}))
+    return float(np.max(np.abs(found - expected) / op.scale(expected)))
+
+
+@pytest.mark.parametrize("opset", [20, 21, 22, 23])
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_every_opset(name: str, opset: int) -> None:
+    arrays = inputs(name, 2, 6, 7)
+    proto = one_node_model(OPS[name], attributes=ATTRIBUTES[name], axes=AXES, opset=opset)
+    onnx.checker.check_model(proto, full_check=True)
+    found = run(name, *arrays, opset=opset)
+    assert relative_error(name, found, arrays) <= OPS[name].tolerance["float32"]
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (3, 2), (5, 5), (6, 40), (40, 6), (33, 34)])
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_odd_and_even_sizes(name: str, shape: tuple[int, int]) -> None:
+    arrays = inputs(name, 3, *shape)
+    values = {} if name == "SvPN" else {"singular_values": min(2, *shape)}
+    found = run(name, *arrays, **values)
+    assert relative_error(name, found, arrays, **values) <= OPS[name].tolerance["float32"]
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_mates_do_not_matter(name: str) -> None:
+    """A matrix alone, and beside others that need more sweeps or are broken: the same bits."""
+    q, *start = inputs(name, 5, 9, 9)
+    q[1] = 4 * np.eye(9)
+    q[2, 0, 0] = np.inf
+    q[3] *= np.logspace(0, -4, 9, dtype=np.float32)
+    together = run(name, q, *start)
+    for index, each in enumerate(q):
+        alone = run(name, each[None], *start)
+        assert alone.tobytes() == together[index : index + 1].tobytes()
+
+
+def test_rank_deficient_matrices_are_exact() -> None:
+    """Whole numbers of rank 3: what float32 leaves of the other singular values counts as 0."""
+    generator = np.random.default_rng(1)
+    left = generator.integers(-2, 3, (4, 24, 3)).astype(np.float32)
+    q = left @ generator.integers(-2, 3, (4, 3, 18)).astype(np.float32)
+    assert relative_error("SvPN", run("SvPN", q), [q]) <= OPS["SvPN"].tolerance["float32"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None,
+    reason="tensorrt_rtx is not installed: pip install 'saccade[rtx]'",
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_builds_an_engine(name: str, dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "op.onnx"
+    onnx.save(one_node_model(OPS[name], dtype, ATTRIBUTES[name], axes=AXES), path)
+    command = [sys.executable, "-c", BUILD, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
