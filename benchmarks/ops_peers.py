@@ -17,11 +17,11 @@ Peer = Callable[[np.ndarray], np.ndarray]
 COPT_TOLERANCES = (1e-2, 1e-4, 1e-6, 1e-8)
 # prox_tv has no tolerance. It stops by its own rule or after so many rounds; 0 is its default.
 PROX_TV_ROUNDS = {
-    "dr": (0, 5, 10, 20, 100),
+    "dr": (0, 5, 10, 20),
     "pd": (0, 3, 5, 10, 20, 100),
-    "yang": (0, 5, 20, 1000),
-    "condat": (0, 100),
-    "chambolle-pock": (0, 100),
+    "yang": (0, 5, 20),
+    "condat": (0,),
+    "chambolle-pock": (0,),
     "kolmogorov": (0,),
 }
 

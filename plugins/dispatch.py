@@ -16,7 +16,7 @@ _NAMES = {getattr(torch, name): name for name in bindings.CODES}
 CODES = {dtype: bindings.CODES[name] for dtype, name in _NAMES.items()}
 # Overload -> what runs on ordinary tensors, and the same with its gradient.
 _COMPUTE: dict[Any, Callable[..., Any]] = {}
-_WITH_GRADIENT: dict[Any, Callable[..., Any]] = {}
+_PLAIN: dict[Any, Callable[..., Any]] = {}
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
 
@@ -94,14 +94,15 @@ def _is_plain_call(tensor: Tensor) -> bool:
 def call(operator: Any, *arguments: Any) -> Any:
     """The operator; a plain call goes past the dispatcher, whose way through Python is long."""
     if not torch.compiler.is_compiling() and _is_plain_call(arguments[0]):
-        return _WITH_GRADIENT[operator](*arguments)
+        return _PLAIN[operator](*arguments)
     return operator(*arguments)
 
 
-def without_gradient(operator: Any, *arguments: Any) -> Any:
-    """The operator below autograd; a plain call goes past the dispatcher."""
-    if _is_plain_call(arguments[0]):
-        return _COMPUTE[operator](*arguments)
+def _compute(operator: Any, *arguments: Any) -> Any:
+    return _COMPUTE[operator](*arguments)
+
+
+def _redispatch(operator: Any, *arguments: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
 
@@ -117,17 +118,41 @@ def differentiate(
 ) -> None:
     """Gives an operator its gradient: torch.library.register_autograd with half its overhead.
 
-    `keeping(*arguments)` -> (answer, tensors to keep). `rule` is the operator that takes the
-    gradient of the first answer, what was kept and the arguments that are no tensors, and gives
-    the gradients of the first `inputs` arguments. `constant` numbers the answers that have no
-    gradient; `twice` says that `rule` has a gradient itself and takes no numbers.
+    `keeping(run, *arguments)` -> (answer, tensors to keep), where `run(operator, *arguments)` is
+    an operator without its gradient. `rule` is the operator that takes the gradient of the first
+    answer, what was kept and the arguments that are no tensors, and gives the gradients of the
+    first `inputs` arguments. `constant` numbers the answers that have no gradient; `twice` says
+    that `rule` has a gradient itself and takes no numbers.
     """
     name = operator._schema.name
 
+    def chooser(run: Callable[..., Any]) -> Callable[..., Any]:
+        function = _function(name, rule, keeping, run, inputs, constant, twice)
+
+        def choose(*arguments: Any) -> Any:
+            if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments[:inputs]):
+                return function.apply(*arguments)
+            return run(operator, *arguments)
+
+        return choose
+
+    _LIBRARY.impl(name.removeprefix(f"{DOMAIN}::"), chooser(_redispatch), "Autograd")
+    _PLAIN[operator] = chooser(_compute)
+
+
+def _function(
+    name: str,
+    rule: Any,
+    keeping: Callable[..., tuple[Any, Sequence[Tensor]]],
+    run: Callable[..., Any],
+    inputs: int,
+    constant: Sequence[int],
+    twice: bool,
+) -> Any:
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            answer, kept = keeping(*arguments)
+            answer, kept = keeping(run, *arguments)
             ctx.save_for_backward(*kept)
             ctx.rest = (None,) * (len(arguments) - inputs)
             if not twice:
@@ -139,8 +164,11 @@ def differentiate(
         @staticmethod
         def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
             if not torch.is_grad_enabled():
+                plain = type(gradient) in _ORDINARY and not torch._C._len_torch_dispatch_stack()
                 numbers = () if twice else ctx.numbers
-                found = without_gradient(rule, gradient, *ctx.saved_tensors, *numbers)
+                found = (run if plain else _redispatch)(
+                    rule, gradient, *ctx.saved_tensors, *numbers
+                )
             elif twice:
                 found = rule(gradient, *ctx.saved_tensors)
             else:
@@ -150,10 +178,4 @@ def differentiate(
                 )
             return (found, *ctx.rest) if inputs == 1 else (*found, *ctx.rest)
 
-    def choose(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments[:inputs]):
-            return Differentiable.apply(*arguments)
-        return without_gradient(operator, *arguments)
-
-    _LIBRARY.impl(name.removeprefix(f"{DOMAIN}::"), choose, "Autograd")
-    _WITH_GRADIENT[operator] = choose
+    return Differentiable

@@ -20,6 +20,9 @@ NVCCFLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra
 # The CUDA runtime is linked into the library, and its names stay inside.
 LINK := -shared -cudart static -Xlinker --exclude-libs=ALL -Xlinker --no-undefined
 KERNELS := $(wildcard $(HERE)cuda_*) $(HERE)saccade_ops.h $(wildcard $(HERE)../*/*.cuh)
+# In a checkout only.
+HARNESS := $(wildcard $(HERE)../../tests/native/tensorrt_harness.cpp \
+	$(HERE)../../tests/native/harness_case.hpp)
 NVCC_PATH := $(shell command -v $(NVCC) 2>/dev/null)
 
 ifeq ($(NVCC_PATH),)
@@ -33,7 +36,7 @@ $(error NvInferRuntime.h is not in TENSORRT_INCLUDE_DIR='$(TENSORRT_INCLUDE_DIR)
 endif
 endif
 
-tensorrt: $(LIBRARY) harness
+tensorrt: $(LIBRARY) $(if $(HARNESS),harness)
 cuda: $(BUILD)/libsaccade_cuda.so
 harness: $(BUILD)/tensorrt_harness
 
@@ -59,7 +62,6 @@ $(BUILD)/libsaccade_cuda.so: $(BUILD)/cuda_ops.o
 	$(NVCC) $(LINK) $^ -o $@
 	@echo $@
 
-$(BUILD)/tensorrt_harness: $(HERE)../../tests/native/tensorrt_harness.cpp \
-		$(HERE)../../tests/native/harness_case.hpp | $(LIBRARY)
-	$(NVCC) $(NVCCFLAGS) -isystem $(TENSORRT_INCLUDE_DIR) -cudart static $< -o $@ -ldl
+$(BUILD)/tensorrt_harness: $(HARNESS) | $(LIBRARY)
+	$(NVCC) $(NVCCFLAGS) -isystem $(TENSORRT_INCLUDE_DIR) -cudart static $(filter %.cpp,$^) -o $@ -ldl
 	@echo $@

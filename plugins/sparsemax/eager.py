@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparsemax in torch: operator, gradient, and the form for tensors without a native kernel."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -107,8 +109,8 @@ BACKWARD = dispatch.define(
 )
 
 
-def _keeping(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    p = dispatch.without_gradient(OPERATOR, x)
+def _keeping(run: Any, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    p = run(OPERATOR, x)
     return p, (p,)
 
 
@@ -117,7 +119,7 @@ dispatch.differentiate(OPERATOR, BACKWARD, _keeping, twice=True)
 dispatch.differentiate(
     BACKWARD,
     BACKWARD,
-    lambda gradient, p: (dispatch.without_gradient(BACKWARD, gradient, p), (p,)),
+    lambda run, gradient, p: (run(BACKWARD, gradient, p), (p,)),
     twice=True,
 )
 

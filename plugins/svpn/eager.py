@@ -101,9 +101,7 @@ BACKWARD = dispatch.define(
 )
 
 
-dispatch.differentiate(
-    OPERATOR, BACKWARD, lambda q, alpha: (dispatch.without_gradient(OPERATOR, q, alpha), (q,))
-)
+dispatch.differentiate(OPERATOR, BACKWARD, lambda run, q, alpha: (run(OPERATOR, q, alpha), (q,)))
 
 
 def svpn(q: Tensor, *, alpha: float = 0.5) -> Tensor:

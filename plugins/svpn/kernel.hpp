@@ -86,10 +86,11 @@ static inline void multiply(const Strided &x, int64_t x_count, const Strided &z,
         }
 }
 
-// What was taken out of each matrix before it was spread over its lane.
+// What was taken out of each matrix before it was spread over its lane, and what is added to its
+// answer: NaN if an entry is not finite.
 struct SvPNLanes {
     int exponent[kWide];
-    bool finite[kWide];
+    Wide added;
 };
 
 // NaN or infinity if an entry is.
@@ -116,27 +117,32 @@ static inline T largest_magnitude(const T *from, int64_t n) {
 template <class T>
 static inline SvPNLanes spread(const T *q, int64_t matrices, const SvPNLayout<T> &layout,
                                double *scratch) {
-    const int64_t size = layout.tall * layout.count;
+    const int64_t size = layout.tall * layout.count, rows = layout.rows();
     SvPNLanes lanes;
+    // In two steps: a subnormal's inverse is out of range.
+    Wide half, rest;
+    WideMask used;
     for (int lane = 0; lane < kWide; ++lane) {
-        const T *from = q + lane * size;
-        const int64_t entries = lane < matrices ? size : 0;
-        const T largest = largest_magnitude(from, entries);
-        lanes.finite[lane] = largest - largest == T(0);
-        lanes.exponent[lane] = 0;
-        const bool used = lanes.finite[lane] && largest > T(0);
-        if (used) std::frexp(double(largest), &lanes.exponent[lane]);
-        // In two steps: a subnormal's inverse is out of range.
-        const double half = std::ldexp(1.0, -lanes.exponent[lane] / 2);
-        const double rest = std::ldexp(1.0, -lanes.exponent[lane] + lanes.exponent[lane] / 2);
-        for (int64_t j = 0; j < layout.count; ++j) {
-            double *column = scratch + j * layout.rows() * kWide + lane;
-            for (int64_t i = 0; i < layout.tall; ++i) {
-                const int64_t at = i * layout.row_step + j * layout.column_step;
-                column[i * kWide] = used ? double(from[at]) * half * rest : 0.0;
-            }
-        }
+        const bool exists = lane < matrices;
+        const T *from = exists ? q + lane * size : q;
+        const T largest = largest_magnitude(from, size);
+        const bool finite = largest - largest == T(0);
+        int &exponent = lanes.exponent[lane] = 0;
+        if (finite) std::frexp(double(largest), &exponent);
+        half[lane] = std::ldexp(1.0, -exponent / 2);
+        rest[lane] = std::ldexp(1.0, -exponent + exponent / 2);
+        used[lane] = exists && finite ? -1 : 0;
+        lanes.added[lane] = finite ? 0.0 : __builtin_nan("");
+        for (int64_t j = 0; j < layout.count; ++j)
+            for (int64_t i = 0; i < layout.tall; ++i)
+                scratch[(j * rows + i) * kWide + lane] =
+                    double(from[i * layout.row_step + j * layout.column_step]);
     }
+    for (int64_t j = 0; j < layout.count; ++j)
+        for (int64_t i = 0; i < layout.tall; ++i) {
+            double *at = scratch + (j * rows + i) * kWide;
+            store(at, used ? load(at) * half * rest : broadcast(0.0));
+        }
     return lanes;
 }
 
@@ -190,7 +196,9 @@ static inline void svpn_lanes(const T *q, T *y, int64_t matrices, const SvPNLayo
     weigh(layout, lanes, alpha, squares);
     if (!SvPNRule<T>::turns_v)
         multiply({scratch, rows, 1}, count, {original, tall, 1}, count, tall,
-                 [=](int64_t j, int64_t i, Wide value) { store(v + (j * v_rows + i) * kWide, value); });
+                 [=](int64_t j, int64_t i, Wide value) {
+                     store(v + (j * v_rows + i) * kWide, value);
+                 });
     for (int64_t j = 0; j < count; ++j)
         for (int64_t i = 0; i < count; ++i) {
             double *at = v + (j * v_rows + i) * kWide;
@@ -199,9 +207,9 @@ static inline void svpn_lanes(const T *q, T *y, int64_t matrices, const SvPNLayo
     multiply({scratch, 1, rows}, tall, {v, 1, v_rows}, count, count,
              [=](int64_t i, int64_t j, Wide value) {
                  T *to = y + i * layout.row_step + j * layout.column_step;
-                 for (int lane = 0; lane < kWide && lane < matrices; ++lane)
-                     to[lane * tall * count] =
-                         lanes.finite[lane] ? T(value[lane]) : T(__builtin_nan(""));
+                 const Wide answer = value + lanes.added;
+                 for (int lane = 0; lane < kWide; ++lane)
+                     if (lane < matrices) to[lane * tall * count] = T(answer[lane]);
              });
 }
 

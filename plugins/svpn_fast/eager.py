@@ -93,11 +93,12 @@ BACKWARD = dispatch.define(
 )
 
 
-def _keeping(q: Tensor, v0: Tensor, *numbers: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return dispatch.without_gradient(OPERATOR, q, v0, *numbers), (q, v0)
-
-
-dispatch.differentiate(OPERATOR, BACKWARD, _keeping, inputs=2)
+dispatch.differentiate(
+    OPERATOR,
+    BACKWARD,
+    lambda run, q, v0, *numbers: (run(OPERATOR, q, v0, *numbers), (q, v0)),
+    inputs=2,
+)
 
 
 def svpn_fast(

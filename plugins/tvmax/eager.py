@@ -209,20 +209,26 @@ BACKWARD = dispatch.define(
 )
 
 
-def _keeping(z: Tensor, sizes: Tensor | None, *attributes: Any) -> tuple[Any, tuple[Tensor, ...]]:
-    p, error, groups = dispatch.without_gradient(WITH_GROUPS, z, sizes, *attributes)
+def _keeping(
+    run: Any, z: Tensor, sizes: Tensor | None, *attributes: Any
+) -> tuple[Any, tuple[Tensor, ...]]:
+    p, error, groups = run(WITH_GROUPS, z, sizes, *attributes)
     return (p, error), (p.flatten(-2), groups.flatten(-2))
 
 
 dispatch.differentiate(
-    OPERATOR, BACKWARD, lambda z, *rest: _keeping(z, None, *rest), constant=(1,), twice=True
+    OPERATOR,
+    BACKWARD,
+    lambda run, z, *rest: _keeping(run, z, None, *rest),
+    constant=(1,),
+    twice=True,
 )
 dispatch.differentiate(MASKED_OPERATOR, BACKWARD, _keeping, constant=(1,), twice=True)
 # The support is a union of groups, so the Jacobian is symmetric: its gradient is the same rule.
 dispatch.differentiate(
     BACKWARD,
     BACKWARD,
-    lambda *arguments: (dispatch.without_gradient(BACKWARD, *arguments), arguments[1:]),
+    lambda run, *arguments: (run(BACKWARD, *arguments), arguments[1:]),
     twice=True,
 )
 

@@ -81,8 +81,8 @@ OPERATOR = dispatch.define(
 )
 
 
-def _keeping(z: Tensor, *rest: Any) -> tuple[Any, tuple[Tensor, ...]]:
-    answer = dispatch.without_gradient(OPERATOR, z, *rest)
+def _keeping(run: Any, z: Tensor, *rest: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    answer = run(OPERATOR, z, *rest)
     return answer, (answer[0], answer[2])
 
 

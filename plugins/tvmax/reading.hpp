@@ -114,7 +114,10 @@ static inline bool read(Grid &g, const T *z, int64_t row_length, bool whole) {
         mask_cells(g);
         found = extremes(g);
     }
-    const double reach = 1 + 8 * g.lam, range = found.top - found.bottom;
+    // With an edge that carries all there is, more lam changes nothing but the rounding.
+    const double range = found.top - found.bottom, enough = 1 + range * double(g.h * g.w);
+    g.lam = g.lam < enough ? g.lam : enough;
+    const double reach = 1 + 8 * (g.lam < range ? g.lam : range);
     g.tied = kTied * (whole && range > reach ? range : reach);
     const bool all = whole || !(reach < 1e100) || !(found.top < 1e100);
     const double cut = all ? -__DBL_MAX__ : leave_out(g, found.top);

@@ -1,25 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native library, and the two ways in which the torch operators compute on the CPU."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ops_implementations import built_library
 
 
 @pytest.fixture(scope="session")
 def native_library() -> Path:
     """The library, built once if it must be; without a compiler a skip, but a failure under CI."""
-    from saccade.plugins.errors import SaccadeError
-    from saccade.plugins.native.library import onnxruntime_library
-
-    try:
-        return onnxruntime_library()
-    except SaccadeError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+    return Path(built_library())
 
 
 @pytest.fixture(params=["torch form", "kernels"])
