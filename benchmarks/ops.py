@@ -19,7 +19,7 @@ import onnx
 import onnxruntime
 import torch
 from interleaved import Call, interleaved
-from ops_peers import tv_peers
+from ops_peers import Peer, exact_enough, largest, tried_once, tv_peers
 from result_file import write_result
 
 from saccade.plugins import onnxruntime_library
@@ -129,13 +129,11 @@ def tvmax_rows() -> Iterator[Row]:
     for side, aim in GRIDS:
         grids = normal(64, side, side, dtype="float64")
         for lam in LAMBDAS:
-            exact, _ = OPS["TVMax"].reference(grids[0], lam=lam)
-            measured = {
-                name: (largest(peer(grids[0]), exact), peer)
-                for name, peer in tv_peers(lam).items()
-            }
+            exact = [OPS["TVMax"].reference(each, lam=lam)[0] for each in grids]
+            quick = tried_once(tv_peers(lam), grids[0])
             for dtype, allowed in TV_ERROR.items():
-                yield tvmax_row(grids, lam, dtype, aim, exact, measured, allowed)
+                peers = exact_enough(quick, grids, exact, allowed)
+                yield tvmax_row(grids, lam, dtype, aim, exact, peers)
 
 
 def tvmax_row(
@@ -143,38 +141,40 @@ def tvmax_row(
     lam: float,
     dtype: str,
     aim: float,
-    exact: np.ndarray,
-    measured: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]],
-    allowed: float,
+    exact: list[np.ndarray],
+    peers: dict[str, tuple[Peer, float]],
 ) -> Row:
-    fit = {name: peer for name, (error, peer) in measured.items() if error <= allowed}
+    tensors = [torch.from_numpy(each.astype(dtype)) for each in grids]
+
+    def ours(index: int) -> Any:
+        return tvmax(tensors[index % SETS], lam=lam)
+
+    calls: dict[str, Call] = {
+        name: lambda index, peer=peer: peer(grids[index % SETS])  # type: ignore[misc]
+        for name, (peer, _) in peers.items()
+    }
     times = {
-        name: interleaved(call, call, rounds=3, moment_s=0.0).ours_us
-        for name, peer in fit.items()
-        for call in [lambda index, peer=peer: peer(grids[index % SETS])]
+        name: interleaved(ours, call, rounds=3, moment_s=0.0).peer_us
+        for name, call in calls.items()
     }
     fastest = min(times, key=lambda name: times[name])
-    tensors = [torch.from_numpy(each.astype(dtype)) for each in grids]
-    answer, bounds = tvmax(tensors[0], lam=lam, return_error=True)
+    answers = [tvmax(each, lam=lam, return_error=True) for each in tensors]
     side = grids[0].shape[-1]
     return Row(
         f"TVMax, 64 grids {side} x {side}, lam {lam:g}, {dtype}",
         fastest,
         aim,
-        lambda index: tvmax(tensors[index % SETS], lam=lam),
-        lambda index: fit[fastest](grids[index % SETS]),
+        ours,
+        calls[fastest],
         {
-            "our_error": largest(answer.numpy(), exact),
-            "our_certified_error": float(bounds.max()),
-            "peer_errors": {name: error for name, (error, _) in measured.items()},
+            "our_error": max(
+                largest(p.numpy(), each) for (p, _), each in zip(answers, exact, strict=True)
+            ),
+            "our_certified_error": max(float(bounds.max()) for _, bounds in answers),
+            "peer_errors": {name: error for name, (_, error) in peers.items()},
             "peers_us": times,
         },
     )
-
-
-def largest(found: np.ndarray, exact: np.ndarray) -> float:
-    """Largest Euclidean distance of a grid's answer."""
-    return float(np.sqrt(np.square(found - exact).sum(axis=(-2, -1))).max())
 
 
 def svpn_rows() -> Iterator[Row]:

@@ -2,6 +2,7 @@
 """What one would take instead of TVMax: copt and every method of prox_tv, then a sparsemax."""
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -26,6 +27,10 @@ PROX_TV_ROUNDS = {
 }
 
 
+# Of the peers that are exact enough, so many of the quickest are timed properly.
+FASTEST_PEERS = 3
+
+
 def tv_peers(lam: float) -> dict[str, Peer]:
     """Every setting by name; a package that is missing is left out and named on standard error.
 
@@ -45,6 +50,43 @@ def tv_peers(lam: float) -> dict[str, Peer]:
                 name = f"prox_tv {method}{setting}"
                 peers[name] = partial(_prox_tv, prox_tv, lam, method, rounds)
     return peers
+
+
+def tried_once(peers: dict[str, Peer], grids: np.ndarray) -> dict[str, Peer]:
+    """The peers from the fastest to the slowest, by one call each after a first."""
+    times = {}
+    for name, peer in peers.items():
+        peer(grids[:1])  # copt is compiled in its first call
+        start = time.perf_counter()
+        peer(grids)
+        times[name] = time.perf_counter() - start
+    return {name: peers[name] for name in sorted(times, key=lambda name: times[name])}
+
+
+def exact_enough(
+    peers: dict[str, Peer], grids: list[np.ndarray], exact: list[np.ndarray], allowed: float
+) -> dict[str, tuple[Peer, float]]:
+    """The fastest few whose error stays within `allowed` on all sets of grids, with that error.
+
+    On one set alone a loose setting may be right by luck.
+    """
+    found: dict[str, tuple[Peer, float]] = {}
+    for name, peer in peers.items():
+        error = 0.0
+        for each, answer in zip(grids, exact, strict=True):
+            error = max(error, largest(peer(each), answer))
+            if error > allowed:
+                break
+        else:
+            found[name] = (peer, error)
+        if len(found) == FASTEST_PEERS:
+            break
+    return found
+
+
+def largest(found: np.ndarray, exact: np.ndarray) -> float:
+    """Largest Euclidean distance of a grid's answer."""
+    return float(np.sqrt(np.square(found - exact).sum(axis=(-2, -1))).max())
 
 
 def sparsemax(values: np.ndarray) -> np.ndarray:

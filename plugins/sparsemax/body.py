@@ -50,7 +50,8 @@ def sparsemax(opset: int = 20) -> onnx.FunctionProto:
     carried = [(t, TensorProto.FLOAT), (count, TensorProto.FLOAT)]
     t, _ = graph.loop("", carried, round_, _any(graph, graph("Sub", before, count)))
     p = graph("Relu", graph("Sub", z, t))
-    return graph.function(OPS["Sparsemax"], [graph("CastLike", _or_nan(graph, p, z), "X")], opset)
+    p = graph("CastLike", _or_nan(graph, p, z, one), "X")
+    return graph.function(OPS["Sparsemax"], [p], opset)
 
 
 def _step(graph: BodyGraph, z: str, t: str, one: str, most: str | None = None) -> tuple[str, str]:
@@ -79,10 +80,10 @@ def _any(graph: BodyGraph, changes: str) -> str:
     return graph("Cast", graph("ReduceL1", changes, keepdims=0), to=TensorProto.BOOL)
 
 
-def _or_nan(graph: BodyGraph, p: str, z: str) -> str:
+def _or_nan(graph: BodyGraph, p: str, z: str, one: str) -> str:
     """NaN in rows where z has one: on some devices the larger of NaN and 0 is 0.
 
     The entries of z are at most 0, so that nothing else makes their sum NaN.
     """
-    broken = graph("IsNaN", graph("ReduceSum", z, [-1]))
-    return graph("Add", p, graph("Where", broken, float("nan"), 0.0))
+    total = graph("ReduceSum", z, [-1])
+    return graph("Add", p, graph("Where", graph("IsNaN", total), total, graph("Sub", one, one)))

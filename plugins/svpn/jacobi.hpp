@@ -242,13 +242,14 @@ static inline void turn_across(const Columns &g, Block one, Block other, const L
     }
 }
 
-// The columns cut into blocks of nearly equal size, two of which fit into the first-level cache.
+// The columns cut into blocks of nearly equal size, whole fours where it can be, two of which fit
+// into the first-level cache.
 struct Blocks {
     int64_t count, size, larger_ones;
 
     explicit Blocks(const Columns &g) {
         constexpr int64_t kCacheBytes = 32768;
-        int64_t most = kCacheBytes / 2 / (g.turned * int64_t(sizeof(Wide)));
+        int64_t most = kCacheBytes / 2 / (g.turned * int64_t(sizeof(Wide))) / kFour * kFour;
         most = most < kFour ? kFour : most > kMostPairs ? kMostPairs : most;
         count = (g.count + most - 1) / most;
         size = g.count / count;

@@ -70,7 +70,9 @@ def _backward(gradient: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> tuple[T
     if q.numel() == 0:
         return torch.zeros_like(q), torch.zeros_like(v0)
     computed = dispatch.wide(q.dtype)
-    with torch.enable_grad():
+    # An operator is called with autograd switched off below it; here it is the computation.
+    key = torch._C.DispatchKey.AutogradFunctionality
+    with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(key, False):
         wide_q, wide_v0 = (each.detach().to(computed).requires_grad_() for each in (q, v0))
         y = _plain(wide_q, wide_v0, *numbers)
     found = torch.autograd.grad(y, [wide_q, wide_v0], gradient.to(computed))

@@ -24,12 +24,23 @@ struct Packed<double> {
     typedef double Vector __attribute__((vector_size(SACCADE_VECTOR_BYTES)));
 };
 
+// Each lane has that of its partner `distance` away.
+static inline RowVector exchanged(RowVector value, int distance) {
+#if defined(__clang__)
+    RowVector other;
+    for (int i = 0; i < kRowStep; ++i) other[i] = value[i ^ distance];
+    return other;
+#else
+    Lanes<double>::Mask partner;
+    for (int i = 0; i < kRowStep; ++i) partner[i] = i ^ distance;
+    return __builtin_shuffle(value, partner);
+#endif
+}
+
 // The sum of the lanes, in each of them.
 static inline RowVector sum_everywhere(RowVector value) {
     for (int distance = kRowStep / 2; distance > 0; distance /= 2) {
-        Lanes<double>::Mask other;
-        for (int i = 0; i < kRowStep; ++i) other[i] = i ^ distance;
-        value += __builtin_shuffle(value, other);
+        value += exchanged(value, distance);
     }
     return value;
 }

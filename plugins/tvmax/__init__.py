@@ -8,8 +8,6 @@ import numpy as np
 from saccade.plugins.contract import Attribute, Port, is_tensor, on_arrays, op
 from saccade.plugins.tvmax.reference import masked_grids, whole_grids
 
-# A logit at or below it is a masked cell, as official code writes one (-1e9).
-MASKED_AT_MOST = -1e8
 # What float32 arithmetic can certify; a smaller tolerance is raised to it there.
 SMALLEST_FLOAT32_TOLERANCE = 1e-5
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from saccade.plugins.sparsemax.eager import threshold
-from saccade.plugins.tvmax import MASKED_AT_MOST
+from saccade.plugins.tvmax.reference import MASKED_AT_MOST
 
 # Weights that differ by no more are equal, and weights below the other are the rounding of a cell
 # on the threshold: at a tie, cells of equal weight are one group (Proposition 2).

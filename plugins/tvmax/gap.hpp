@@ -14,7 +14,7 @@ namespace tv {
 
 // 0 for the NaN and infinity that padding makes; bound() refuses numbers whose squares overflow.
 static inline Row counted(Row term) {
-    return (term > Row{}) & (term < broadcast(kInfinity)) ? term : Row{};
+    return ((term > Row{}) & (term < broadcast(kInfinity))) ? term : Row{};
 }
 
 static inline Row slack(Row fall, Row flow, Row lam) {
