@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two calls timed turn by turn: on a shared machine only their ratio means something."""
+"""Two calls timed beside each other: on a shared machine only their ratio means something."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ Call = Callable[[int], Any]  # given the index of the inputs to take
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of the peer over time of ours, in each round."""
+    """Time of the peer over time of ours, in each round; a round has the medians of its calls."""
 
     ours_us: float
     peer_us: float
@@ -29,35 +29,42 @@ class Ratio:
             "peer_us": self.peer_us,
             "peer_over_ours": self.median,
             "quartiles": [low, high],
-            "rounds": len(self.rounds),
         }
 
 
-def interleaved(ours: Call, peer: Call, *, rounds: int, moment_s: float) -> Ratio:
-    """Each round times both for about `moment_s`, the order turned from round to round.
+def in_turn(ours: Call, peer: Call, *, rounds: int, moment_s: float) -> Ratio:
+    """One call of each after the other: each finds the caches as the other left them.
 
-    The calls get 0, 1, 2, ... so that inputs can be rotated.
+    A round takes about `moment_s`; the calls get 0, 1, 2, ... so that inputs can be rotated.
     """
-    counts = [_calls_in(call, moment_s) for call in (ours, peer)]
-    times: list[list[float]] = [[], []]
-    for index in range(rounds):
-        for which in ((0, 1), (1, 0))[index % 2]:
-            times[which].append(_seconds_a_call((ours, peer)[which], counts[which]))
-    ratios = tuple(theirs / mine for mine, theirs in zip(*times, strict=True))
-    mine, theirs = (1e6 * statistics.median(each) for each in times)
-    return Ratio(mine, theirs, ratios)
+    return _interleaved(ours, peer, rounds=rounds, moment_s=moment_s, block=1)
 
 
-def _calls_in(call: Call, moment_s: float) -> int:
-    call(0)
+def in_blocks(ours: Call, peer: Call, *, rounds: int, moment_s: float) -> Ratio:
+    """Many calls of one, then as many of the other: each finds its own data in the caches."""
+    return _interleaved(ours, peer, rounds=rounds, moment_s=moment_s, block=None)
+
+
+def _interleaved(
+    ours: Call, peer: Call, *, rounds: int, moment_s: float, block: int | None
+) -> Ratio:
+    calls = (ours, peer)
+    once = sum(min(_seconds(call, 0), _seconds(call, 1)) for call in calls)
+    pairs = max(1, min(10_000, round(moment_s / once)))
+    block = block or pairs
+    medians: list[tuple[float, float]] = []
+    for number in range(rounds):
+        times: tuple[list[float], list[float]] = ([], [])
+        for start in range(0, pairs, block):
+            for which in ((0, 1), (1, 0))[(number + start) % 2]:
+                for index in range(start, min(start + block, pairs)):
+                    times[which].append(_seconds(calls[which], index))
+        medians.append((statistics.median(times[0]), statistics.median(times[1])))
+    mine, theirs = (1e6 * statistics.median(each) for each in zip(*medians, strict=True))
+    return Ratio(mine, theirs, tuple(peer / own for own, peer in medians))
+
+
+def _seconds(call: Call, index: int) -> float:
     start = time.perf_counter()
-    call(1)
-    once = max(time.perf_counter() - start, 1e-7)
-    return max(1, min(100_000, round(moment_s / once)))
-
-
-def _seconds_a_call(call: Call, count: int) -> float:
-    start = time.perf_counter()
-    for index in range(count):
-        call(index)
-    return (time.perf_counter() - start) / count
+    call(index)
+    return time.perf_counter() - start

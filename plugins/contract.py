@@ -14,8 +14,7 @@ from saccade.plugins.errors import SaccadeError, ShapeError
 DOMAIN, VERSION = "saccade", 1
 # What an op's main tensors may hold; half precision is computed in float32.
 DTYPES = ("float32", "float16", "float64")
-# An implementation is the sibling file of that name; the native ones are C++ and CUDA.
-ROLES = ("eager", "body")
+_CHECKED_AT_MOST = 256
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ class Op:
     scale: Callable[[np.ndarray], np.ndarray | float]
     reference: Callable[..., tuple[np.ndarray, ...]]
     module: str
+    _checked: dict[Any, dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
     _public: list[Callable[..., Any]] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -79,7 +79,17 @@ class Op:
 
         Raises: SaccadeError for an unknown attribute or a value out of its range.
         """
-        return self.checked_attributes(given, where=self.name)
+        # A model calls with the same numbers each time, and a check takes longer than some kernels.
+        key = tuple((name, type(value), value) for name, value in given.items())
+        try:
+            values = self._checked.get(key)
+        except TypeError:  # a value that cannot be hashed, and so is no number
+            return self.checked_attributes(given, where=self.name)
+        if values is None:
+            values = self.checked_attributes(given, where=self.name)
+            if len(self._checked) < _CHECKED_AT_MOST:
+                self._checked[key] = values
+        return dict(values)
 
     def checked_attributes(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         """All attributes by name; `where` begins the message, such as the node's name."""

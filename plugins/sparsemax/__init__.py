@@ -40,7 +40,10 @@ def _call(z: Any, axis: int = -1) -> Any:
     Source: Martins and Astudillo 2016 (arXiv 1602.02068), Algorithm 1.
     """
     if is_tensor(z):
-        return sparsemax.implementation("eager")(z, axis)
+        # A plain import: torch.compile cannot look through import_module.
+        from saccade.plugins.sparsemax import eager
+
+        return eager.sparsemax(z, axis)
     array = np.asarray(z)
     if not -array.ndim <= axis < array.ndim:
         raise ShapeError(

@@ -248,29 +248,48 @@ void sparsemax(const T *z, T *p, int64_t rows, int64_t n) {
                         rows - first < step ? int(rows - first) : step, n);
 }
 
+// The lanes halved and added until one is left: what the compiler keeps in registers.
+template <class T>
+static inline double folded(Vector<T> value) {
+    T part[Lanes<T>::width];
+    std::memcpy(part, &value, sizeof value);
+    for (int half = Lanes<T>::width / 2; half > 0; half /= 2)
+        for (int j = 0; j < half; ++j) part[j] += part[j + half];
+    return double(part[0]);
+}
+
 // out = gradient - its mean over the support on the support, 0 elsewhere; p is 0 or NaN there.
 template <class T>
 void sparsemax_backward(const T *p, const T *gradient, T *out, int64_t rows, int64_t n) {
-    constexpr int width = Lanes<double>::width;
-    typedef T Part __attribute__((vector_size(width * sizeof(T))));
+    constexpr int width = Lanes<T>::width;
+    // A lane adds at most so many numbers before they go into the double sum.
+    constexpr int64_t stretch = 16 * width;
+    const Vector<T> zero{}, one = zero + 1;
     for (int64_t row = 0; row < rows; ++row, p += n, gradient += n, out += n) {
-        Vector<double> sums{}, counts{};
-        double sum = 0, count = 0;
+        double sum = 0;
+        Vector<T> counts{};
         int64_t i = 0;
-        for (; i + width <= n; i += width) {
-            Part weight, g;
-            std::memcpy(&weight, p + i, sizeof weight);
-            std::memcpy(&g, gradient + i, sizeof g);
-            const Part zero{};
-            sums += __builtin_convertvector(weight > 0 ? g : zero, Vector<double>);
-            counts += __builtin_convertvector(weight > 0 ? zero + 1 : zero, Vector<double>);
+        while (i + width <= n) {
+            Vector<T> sums{};
+            const int64_t end = n - i < stretch ? n : i + stretch;
+            for (; i + width <= end; i += width) {
+                const auto inside = load(p + i) > 0;
+                sums += inside ? load(gradient + i) : zero;
+                counts += inside ? one : zero;
+            }
+            sum += folded<T>(sums);
         }
+        double count = folded<T>(counts);
         for (; i < n; ++i) {
             sum += p[i] > 0 ? double(gradient[i]) : 0;
             count += p[i] > 0;
         }
-        const double mean = (sum + sum_of<double>(sums)) / (count + sum_of<double>(counts));
-        for (i = 0; i < n; ++i) out[i] = p[i] > 0 ? T(double(gradient[i]) - mean) : p[i];
+        const Vector<T> mean = broadcast(T(sum / count));
+        for (i = 0; i + width <= n; i += width) {
+            const Vector<T> weight = load(p + i);
+            store(out + i, weight > 0 ? load(gradient + i) - mean : weight);
+        }
+        for (; i < n; ++i) out[i] = p[i] > 0 ? gradient[i] - mean[0] : p[i];
     }
 }
 

@@ -53,5 +53,8 @@ def _call(q: Any, alpha: float = 0.5) -> Any:
     Source: Xie et al. 2021 (SoT), eq. 5.
     """
     if is_tensor(q):
-        return svpn.implementation("eager")(q, alpha=alpha)
+        # A plain import: torch.compile cannot look through import_module.
+        from saccade.plugins.svpn import eager
+
+        return eager.svpn(q, alpha=alpha)
     return on_arrays(svpn, [q], {"alpha": alpha})[0]

@@ -79,5 +79,8 @@ def _call(
         "epsilon": epsilon,
     }
     if is_tensor(q):
-        return svpn_fast.implementation("eager")(q, v0, **values)
+        # A plain import: torch.compile cannot look through import_module.
+        from saccade.plugins.svpn_fast import eager
+
+        return eager.svpn_fast(q, v0, **values)
     return on_arrays(svpn_fast, [q, v0], values)[0]

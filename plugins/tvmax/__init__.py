@@ -76,8 +76,14 @@ def _call(
     """
     values = {"lam": lam, "tolerance": tolerance, "max_iterations": max_iterations}
     contract, arrays = (tvmax, [z]) if sizes is None else (masked_tvmax, [z, sizes])
-    run = contract.implementation("eager") if is_tensor(z) else None
-    p, error = run(*arrays, **values) if run else on_arrays(contract, arrays, values)
+    if is_tensor(z):
+        # A plain import: torch.compile cannot look through import_module.
+        from saccade.plugins.tvmax import eager
+
+        run = eager.tvmax if sizes is None else eager.masked_tvmax
+        p, error = run(*arrays, **values)
+    else:
+        p, error = on_arrays(contract, arrays, values)
     return (p, error) if return_error else p
 
 
