@@ -80,7 +80,9 @@ class BodyGraph:
         after, go_on = body(inner, round_, *state)
         made = {name for node in inner.nodes for name in node.output}
         # A loop cannot hand on what it did not make.
-        outputs = [each if each in made else inner("Identity", each) for each in (go_on, *after)]
+        outputs = [
+            str(each) if each in made else inner("Identity", each) for each in (go_on, *after)
+        ]
         scalars = zip((round_, before, outputs[0]), _LOOP_SCALARS, strict=True)
         *given, go_on_info = (helper.make_tensor_value_info(*each, []) for each in scalars)
         graph = helper.make_graph(

@@ -25,8 +25,8 @@ def render(found: dict[str, Any]) -> Any:
         ops.add_row(*map(Text, cells))
     ways = Table("", "implementation", "found, or what to do")
     for each in found["implementations"]:
-        cells = ("ok" if each["available"] else "-", each["name"], each["detail"])
-        ways.add_row(*map(Text, cells))
+        mark = "ok" if each["available"] else "-"
+        ways.add_row(*map(Text, (mark, each["name"], each["detail"])))
     return Group(ops, ways)
 
 

@@ -72,7 +72,7 @@ def _call(
     Raises: ShapeError, SaccadeError (an attribute out of its range, another type).
     Source: Xie et al. 2021 (SoT), eq. 6 to 8; epsilon = 0 is eq. 8 with 0/0 = 0.
     """
-    values = {
+    values: dict[str, Any] = {
         "alpha": alpha,
         "singular_values": singular_values,
         "iterations": iterations,

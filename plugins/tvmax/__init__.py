@@ -74,7 +74,7 @@ def _call(
     Raises: ShapeError, SaccadeError (lam < 0, sizes that do not fit, another type).
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6, Propositions 1, 2.
     """
-    values = {"lam": lam, "tolerance": tolerance, "max_iterations": max_iterations}
+    values: dict[str, Any] = {"lam": lam, "tolerance": tolerance, "max_iterations": max_iterations}
     contract, arrays = (tvmax, [z]) if sizes is None else (masked_tvmax, [z, sizes])
     if is_tensor(z):
         # A plain import: torch.compile cannot look through import_module.

@@ -19,7 +19,7 @@ def groups(graph: BodyGraph, problem: Problem, u: str) -> str:
         edges = inner("Mul", inner("Max", label, ahead), joined)
         after = inner("Max", label, *problem.shifts.around(inner, edges))
         # A label is the number of a cell of the group, whose own label is as good or better.
-        for _ in range(2):
+        for _jump in range(2):
             cell = inner("Cast", after, to=TensorProto.INT64)
             after = problem.pick(inner, after, cell)
         change = inner("ReduceSum", inner("Sub", after, label), keepdims=0)
