@@ -9,7 +9,7 @@ import onnx
 
 from saccade.export.manifest import TensorSpec
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.onnx_model import IR_VERSION, OPSET
+from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _LARGEST_FILE_BYTES = 2**31 - 1
@@ -179,4 +179,4 @@ def _strip(proto: onnx.ModelProto) -> None:
 
 
 def _is_used(domain: str, proto: onnx.ModelProto) -> bool:
-    return domain in {"", *(node.domain for node in proto.graph.node)}
+    return domain in {"", *(node.domain for node in all_nodes(proto.graph))}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX files that use the ops: nodes checked against their contract, function bodies attached."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from saccade.plugins.contract import DOMAIN, VERSION, Op
@@ -39,7 +39,7 @@ def check_nodes(proto: "onnx.ModelProto") -> tuple[str, ...]:
     """
     onnx = require("onnx", extra="export")
     used = set()
-    for node in proto.graph.node:
+    for node in all_nodes(proto.graph):
         if node.domain != DOMAIN:
             continue
         where = f"{DOMAIN}::{node.op_type} (node {node.name!r})"
@@ -59,6 +59,15 @@ def check_nodes(proto: "onnx.ModelProto") -> tuple[str, ...]:
         op.checked_attributes(given, where)
         used.add(node.op_type)
     return tuple(sorted(used))
+
+
+def all_nodes(graph: "onnx.GraphProto") -> Iterator["onnx.NodeProto"]:
+    """The nodes of a graph, and of the graphs inside its nodes (Loop, If, Scan)."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from all_nodes(inner)
 
 
 def one_node_model(

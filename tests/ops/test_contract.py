@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from saccade.plugins.errors import SaccadeError, ShapeError
-from saccade.plugins.onnx_model import check_nodes, one_node_model
+from saccade.plugins.onnx_model import attach_bodies, check_nodes, one_node_model
 from saccade.plugins.ops import OPS, masked_tvmax, sparsemax, svpn, svpn_fast, tvmax
 
 GRID = np.zeros((2, 3, 4))
@@ -105,6 +105,16 @@ def test_nodes_that_break_the_contract_are_named():
     model.graph.node[0].op_type = "SVPN"
     with pytest.raises(SaccadeError, match=r"no such op\. There are: Sparsemax"):
         check_nodes(model)
+
+
+def test_nodes_inside_a_loop_get_their_body_too():
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    model = one_node_model(OPS["SvPN"], body=False)
+    inner = onnx.helper.make_graph([model.graph.node.pop()], "inner", [], [])
+    branches = {"then_branch": inner, "else_branch": inner}
+    model.graph.node.append(onnx.helper.make_node("If", ["flag"], ["Y"], **branches))
+    attach_bodies(model)
+    assert [function.name for function in model.functions] == ["SvPN"]
 
 
 def test_the_command_lists_ops_and_says_what_is_missing():
