@@ -68,8 +68,7 @@ def test_wrong_input_is_explained(saccade, tmp_path, monkeypatch, arguments, wor
 def test_impossible_budgets_leave_nothing(saccade, tiny_checkpoint, tmp_path, budget):
     out = tmp_path / "out"
     code, _, err = saccade(
-        "export",
-        "ops", tiny_checkpoint, "--out", out, "--name", "n", "--budget", budget
+        "export", "ops", tiny_checkpoint, "--out", out, "--name", "n", "--budget", budget
     )
     assert code == 2
     assert "Traceback" not in err
