@@ -2,7 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-EXTRAS := export,cpu,serve,bench,dev
+EXTRAS := export,cpu,serve,bench,rtx,dev
 STAMP := $(VENV)/.saccade-installed
 
 .PHONY: help demo test check bench plugins plugins-tensorrt check-native wheel

@@ -1,38 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sparsemax body: every opset, few nodes, and a loop that goes as far as the slowest row."""
 
-import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from rtx_builds import build, needs_rtx
 
 from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS, sparsemax
 from saccade.plugins.sparsemax.body import sparsemax as body
 
-BUILD = """
-import sys
-import tensorrt_rtx as trt
-
-builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
-for path in sys.argv[1:]:
-    network = builder.create_network(0)
-    parser = trt.OnnxParser(network, builder.logger)
-    with open(path, "rb") as file:
-        parsed = parser.parse(file.read())
-    assert parsed, [str(parser.get_error(index)) for index in range(parser.num_errors)]
-    config = builder.create_builder_config()
-    profile = builder.create_optimization_profile()
-    profile.set_shape("X", (1, 2, 1), (8, 2, 64), (64, 2, 300))
-    config.add_optimization_profile(profile)
-    config.num_compute_capabilities = 1
-    assert config.set_compute_capability(trt.ComputeCapability.SM89, 0)
-    assert builder.build_serialized_network(network, config) is not None
-"""
 CASES = [("float32", 20), ("float16", 21), ("float32", 22), ("float16", 23)]
 
 
@@ -98,15 +77,9 @@ def test_a_crowd_at_the_threshold(spread: float, winners: int) -> None:
     assert np.abs(run(x) - expected).max() <= sparsemax.tolerance["float32"]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None,
-    reason="tensorrt_rtx is not installed: pip install 'saccade[rtx]'",
-)
+@needs_rtx
 def test_builds_an_engine(tmp_path: Path) -> None:
-    paths = []
     for dtype, opset in CASES:
-        paths.append(tmp_path / f"{dtype}-{opset}.onnx")
-        onnx.save(model(dtype, opset), paths[-1])
-    command = [sys.executable, "-c", BUILD, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+        path = tmp_path / f"{dtype}-{opset}.onnx"
+        onnx.save(model(dtype, opset), path)
+        build(path)

@@ -1,41 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The function bodies of SvPN and SvPNFast: batch mates, opsets, sizes, and TensorRT-RTX."""
 
-import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from rtx_builds import build, needs_rtx
 
 from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
-
-# A parser that meets what it does not support may abort the process, so it gets its own.
-BUILD = """
-import sys
-import tensorrt_rtx as trt
-
-logger = trt.Logger(trt.Logger.ERROR)
-builder = trt.Builder(logger)
-network = builder.create_network(0)
-parser = trt.OnnxParser(network, logger)
-with open(sys.argv[1], "rb") as file:
-    parsed = parser.parse(file.read())
-assert parsed, [str(parser.get_error(index)) for index in range(parser.num_errors)]
-config = builder.create_builder_config()
-profile = builder.create_optimization_profile()
-profile.set_shape("Q", (1, 14, 14), (8, 14, 14), (64, 14, 14))
-config.add_optimization_profile(profile)
-config.num_compute_capabilities = 1
-assert config.set_compute_capability(trt.ComputeCapability.SM89, 0)
-plan = builder.build_serialized_network(network, config)
-assert plan is not None
-print(plan.nbytes)
-"""
 
 AXES = {"Q": "b 14 14", "v0": "14", "Y": "b 14 14"}
 ATTRIBUTES = {"SvPN": {"alpha": 0.3}, "SvPNFast": {"singular_values": 2, "iterations": 3}}
@@ -102,16 +77,10 @@ def test_rank_deficient_matrices_are_exact() -> None:
     assert relative_error("SvPN", run("SvPN", q), [q]) <= OPS["SvPN"].tolerance["float32"]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None,
-    reason="tensorrt_rtx is not installed: pip install 'saccade[rtx]'",
-)
+@needs_rtx
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_builds_an_engine(name: str, dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "op.onnx"
     onnx.save(one_node_model(OPS[name], dtype, ATTRIBUTES[name], axes=AXES), path)
-    command = [sys.executable, "-c", BUILD, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 0
+    build(path)

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """TVMax's ONNX bodies: batch mates do not matter, bounds are honest, every runtime reads them."""
 
-import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rtx_builds import build, needs_rtx
 
 from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
@@ -92,41 +90,11 @@ def test_every_opset_checks_and_runs(name: str, opset: int) -> None:
     assert (error <= 1e-5).all()
 
 
-BUILD = """
-import sys
-import tensorrt_rtx as trt
-
-logger = trt.Logger(trt.Logger.ERROR)
-builder = trt.Builder(logger)
-network = builder.create_network(0)
-parser = trt.OnnxParser(network, logger)
-with open(sys.argv[1], "rb") as file:
-    parsed = parser.parse(file.read())
-assert parsed, [str(parser.get_error(index)) for index in range(parser.num_errors)]
-config = builder.create_builder_config()
-profile = builder.create_optimization_profile()
-for index in range(network.num_inputs):
-    given = network.get_input(index)
-    axes = tuple(given.shape)[1:]
-    profile.set_shape(given.name, (1, *axes), (8, *axes), (64, *axes))
-config.add_optimization_profile(profile)
-config.num_compute_capabilities = 1
-assert config.set_compute_capability(trt.ComputeCapability.SM89, 0)
-assert builder.build_serialized_network(network, config) is not None
-"""
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None,
-    reason="tensorrt_rtx is not installed: pip install 'saccade[rtx]'",
-)
+@needs_rtx
 @pytest.mark.parametrize(
     ("name", "side", "opset"), [("TVMax", 7, 20), ("TVMax", 14, 20), ("MaskedTVMax", 8, 23)]
 )
 def test_builds_an_engine_for_any_batch(name: str, side: int, opset: int, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model(name, side, opset, lam=0.05), path)
-    # A parser that meets what it does not support may abort the process, so it gets its own.
-    command = [sys.executable, "-c", BUILD, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    build(path)
