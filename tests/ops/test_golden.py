@@ -12,6 +12,7 @@ import pytest
 from ops_implementations import ROLES, as_read, implementation
 
 from saccade.plugins.ops import OPS
+from saccade.plugins.tvmax.reference import groups, prox
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "ops"
 # The slowest way to run the same graph as "body".
@@ -142,3 +143,15 @@ def test_svpn_fast(role: str, identity: str) -> None:
             allowed = 1e-10 if exact else 2e-5
             scale = np.abs(expected).max() or 1.0
             assert np.abs(found - expected).max() <= allowed * scale, f"{key}, {dtype}"
+
+
+@pytest.mark.parametrize("identity", ids("tvmax.npz"))
+def test_the_reference_has_the_recorded_point_and_its_groups(identity: str) -> None:
+    case, data = case_of("tvmax.npz", identity), arrays("tvmax.npz")
+    z = data[f"{case['input']}/z"].astype(np.float64)
+    np.testing.assert_allclose(prox(z, case["lam"]), data[f"{identity}/prox"], rtol=0, atol=1e-9)
+    if f"{identity}/groups" in data and case["lam"] > 0:
+        found, expected = groups(z, case["lam"]).ravel(), data[f"{identity}/groups"].ravel()
+        # Labels are arbitrary; which cells share one is not.
+        pairs = set(zip(found.tolist(), expected.tolist(), strict=True))
+        assert len(pairs) == len(set(found.tolist())) == len(set(expected.tolist()))
