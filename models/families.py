@@ -9,7 +9,14 @@ from saccade.plugins.errors import SaccadeError
 if TYPE_CHECKING:
     from torch import nn
 
-FAMILIES = {"nac": "saccade.models.nac:NAC"}
+FAMILIES = {
+    "nac": "saccade.models.nac:NAC",
+    "sparo": "saccade.models.sparo:Sparo",
+    "sot": "saccade.models.sot:SoT",
+    "slot-attention": "saccade.models.slot_attention:SlotModel",
+    "vqa": "saccade.models.vqa:VQA",
+    "captioner": "saccade.models.captioner:Captioner",
+}
 
 
 def family_class(family: str) -> Any:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every family of models promises to the stages after it: parts, settings, facts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from saccade.plugins.errors import SaccadeError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Arrays = Mapping[str, np.ndarray]
+# The inputs, what the artefact answers, what the reference answers -> how far the law is from
+# broken, as a share of what is allowed: above 1 the gate fails.
+Law = Callable[[Arrays, Arrays, Arrays], float]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: what it is called, what its axes mean, what it holds."""
+
+    name: str
+    axes: str  # "b 8 8 1": a word is dynamic, a number is fixed; the first is always b, the batch
+    dtype: str
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """The axes one by one, fixed ones as numbers."""
+        return tuple(int(axis) if axis.isdigit() else axis for axis in self.axes.split())
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of a family's budget: what its variants differ in.
+
+    Units: budget is in (0, 1], 1 for the whole model; a request's `budget` is held against it.
+    """
+
+    label: str  # in the variant's name: b0250, t3, exact
+    budget: float
+    kept: int
+    total: int
+    unit: str  # modules, slots, rounds, head
+
+
+@dataclass(frozen=True)
+class Part:
+    """One function of a model, exported as one file.
+
+    `run` takes tensors by the names of `inputs` and answers named tensors, each with the batch
+    as its first axis: those of `outputs` always, those of `optional` too.
+    """
+
+    role: str  # empty for the part that answers requests alone; else image, text, decode, ...
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
+    run: "Callable[..., dict[str, Tensor]]"
+    optional: tuple[str, ...] = ()  # exported where `--outputs` names them
+    # Checkpoint's calibration arrays -> inputs; none: the arrays of the inputs' own names.
+    real: Callable[[Arrays], dict[str, np.ndarray]] | None = None
+    # Seeded random inputs, so many samples; none: bytes at random, floats from N(0, 1).
+    random: Callable[[np.random.Generator, int], dict[str, np.ndarray]] | None = None
+    # Outputs and calibration arrays of the same samples -> share in [0, 1]; none: top-1 where
+    # there are logits and labels.
+    score: Callable[[Arrays, Arrays], float] | None = None
+    laws: Mapping[str, Law] = field(default_factory=dict)  # by name, lower case with _
+
+
+class Family(Protocol):
+    """The methods that a family's model (an nn.Module) and its folded form have.
+
+    A folded form needs `parts` only. `config_class` is a frozen dataclass with `to_dict`,
+    `from_dict` (unknown field: SaccadeError) and checks in `__post_init__`.
+    """
+
+    config: Any
+
+    def parts(self) -> tuple[Part, ...]:
+        """Its files, the one that answers a plain request first."""
+        ...
+
+    def settings(self) -> tuple[Setting, ...]:
+        """The default variants, largest first."""
+        ...
+
+    def setting(self, text: str) -> Setting:
+        """The setting that a user writes.
+
+        Raises: SaccadeError naming what is accepted.
+        """
+        ...
+
+    def at(self, setting: Setting) -> "Family":
+        """The model of that setting, unfolded; the same type, weights copied or shared."""
+        ...
+
+    def fold(self) -> "nn.Module":
+        """The same function with constants folded; evaluation only, it has `parts` too."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """JSON that the server and the client need, such as a vocabulary."""
+        ...
+
+
+def part_named(model: Any, role: str) -> Part:
+    """The part of that role.
+
+    Raises: SaccadeError if the model has none.
+    """
+    parts = {part.role: part for part in model.parts()}
+    if role not in parts:
+        roles = ", ".join(repr(each) for each in parts)
+        raise SaccadeError(f"part {role!r}: this model has {roles}. Name one of them.")
+    return parts[role]
+
+
+def fraction_setting(text: str, total: int, unit: str) -> Setting:
+    """The setting that keeps a fraction of `total`, half rounded up, never none.
+
+    Raises: SaccadeError if it is no fraction in (0, 1] or keeps nothing.
+    """
+    import math
+
+    try:
+        budget = float(text)
+    except ValueError as error:
+        raise SaccadeError(
+            f"budget {text!r} is not a number. Give fractions of the {unit} in (0, 1], "
+            "such as --budget 1,0.5,0.25."
+        ) from error
+    if not (math.isfinite(budget) and 0 < budget <= 1):
+        raise SaccadeError(
+            f"budget {budget:g} is out of range: a budget is the fraction of {unit} kept, "
+            "larger than 0 and at most 1."
+        )
+    if round(1000 * budget) == 0:
+        raise SaccadeError(
+            f"budget {budget:g} is too small for a name in per mille. The smallest is 0.001."
+        )
+    kept = math.floor(budget * total + 0.5)
+    if kept == 0:
+        raise SaccadeError(
+            f"budget {budget:g} keeps none of {total} {unit}. "
+            f"The smallest that keeps one is {0.5 / total:.4g}."
+        )
+    return Setting(f"b{round(1000 * budget):04d}", budget, kept, total, unit)

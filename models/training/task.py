@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a family brings to the training loop."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything about a run but its data and seed.
+
+    Units: learning_rate at its highest; steps of the optimiser; shares of all steps.
+    """
+
+    steps: int
+    batch: int
+    learning_rate: float
+    config: Mapping[str, Any] = field(default_factory=dict)  # fields that data does not decide
+    weight_decay: float = 0.05  # of matrices; see `without_decay`
+    without_decay: tuple[str, ...] = ("bias", "norm", "position", "embedding")  # parts of names
+    betas: tuple[float, float] = (0.9, 0.98)
+    warm_up_steps: int = 100
+    schedule: str = "cosine"  # or trapezoid: level, then down over `decay_share`
+    decay_share: float = 0.25
+    clip_norm: float = 1.0
+    ema: float = 0.0  # decay of the averaged weights that are validated and saved; 0: none
+    validate_every: int = 0  # steps; 0: ten times in a run
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what only this family's task reads
+
+
+class Task(Protocol):
+    """A model being trained: its batches, its loss, its score, its checkpoint.
+
+    The loop calls `batch`, then `loss`; randomness comes from the generators it is given, so that
+    a resumed run goes on as the uninterrupted one would have.
+    """
+
+    family: str
+    model: "nn.Module"
+    recipe: Recipe
+    data: str  # its name, for the card
+    data_sha256: Mapping[str, str]  # by split
+
+    def batch(self, step: int, rng: np.random.Generator) -> Any:
+        """One training batch of tensors (a tensor, or tuples and dicts of them)."""
+        ...
+
+    def loss(self, batch: Any, step: int) -> "Tensor":
+        """The scalar to lower; the model is in training mode."""
+        ...
+
+    def validate(self) -> dict[str, float]:
+        """Scores on validation data, the one that chooses the best step first; higher is better.
+
+        The model is in evaluation mode, without gradients, its weights those to be saved.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Whatever the chosen weights still need, such as an order of modules."""
+        ...
+
+    def saved(self) -> dict[str, Any]:
+        """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
+        ...
