@@ -30,8 +30,10 @@ def bench_folder(place: Path, *, modules: int, budgets: tuple[float, ...]) -> Pa
         weights=NAC(config).eval().state_dict(),
         preprocessing=Preprocessing(*shape, config.mean, config.std),
         labels=tuple(str(index) for index in range(config.classes)),
-        calibration_images=rng.integers(0, 256, (IMAGES, *shape), dtype=np.uint8),
-        calibration_labels=rng.integers(0, config.classes, IMAGES),
+        calibration={
+            "image": rng.integers(0, 256, (IMAGES, *shape), dtype=np.uint8),
+            "labels": rng.integers(0, config.classes, IMAGES),
+        },
         card={"data": "random weights and images", "seed": config.seed},
     )
     export(checkpoint, ExportOptions(folder, name="bench", budget=budgets))

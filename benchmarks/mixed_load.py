@@ -57,7 +57,7 @@ def main() -> None:
     times = [_times(one, cheap.name) for one in rounds]
     result = {
         "benchmark": "cheap requests beside dear ones, through the router",
-        "configuration": {"model": router, "modules": read_folder(folder)[0].variant.modules_total},
+        "configuration": {"model": router, "modules": read_folder(folder)[0].variant.total},
         "machine": this_machine().to_dict(),
         "clients_each": CLIENTS,
         "seconds": options.seconds,

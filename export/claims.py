@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a manifest says, held against the file beside it and the checkpoint it names."""
 
+import json
 from pathlib import Path
 
 import onnx
@@ -8,11 +9,13 @@ from google.protobuf.message import DecodeError
 
 from saccade.export.manifest import Manifest
 from saccade.export.onnx_graph import flaws, tensor_specs
-from saccade.export.variants import modules_kept
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.interface import Family, Setting
 
 
-def contradictions(path: Path, manifest: Manifest, checkpoint: Checkpoint) -> tuple[str, ...]:
+def contradictions(
+    path: Path, manifest: Manifest, checkpoint: Checkpoint, variant: Family, setting: Setting
+) -> tuple[str, ...]:
     """Every claim that does not hold; empty if all do."""
     try:
         proto = onnx.load_model_from_string(path.read_bytes())
@@ -23,20 +26,16 @@ def contradictions(path: Path, manifest: Manifest, checkpoint: Checkpoint) -> tu
         onnx.shape_inference.InferenceError,
     ) as error:
         return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
-    total = checkpoint.config["modules"]
+    entry = manifest.variant
     inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)
     claims = (
         ("inputs", manifest.inputs, inputs),
         ("outputs", manifest.outputs, outputs),
         ("labels", manifest.labels, checkpoint.labels),
         ("preprocessing", manifest.preprocessing, checkpoint.preprocessing),
-        ("family", manifest.variant.family, checkpoint.family),
-        ("modules_total", manifest.variant.modules_total, total),
-        (
-            "modules_kept",
-            manifest.variant.modules_kept,
-            modules_kept(manifest.variant.budget, total),
-        ),
+        ("family", entry.family, checkpoint.family),
+        ("setting", (entry.kept, entry.total, entry.unit), _counts(setting)),
+        ("facts", manifest.facts, json.loads(json.dumps(variant.facts()))),
         ("bytes", manifest.file.bytes, path.stat().st_size),
         ("opset and IR version", (manifest.opset, manifest.ir_version), _versions(proto)),
     )
@@ -46,6 +45,10 @@ def contradictions(path: Path, manifest: Manifest, checkpoint: Checkpoint) -> tu
         if claimed != found
     ]
     return (*flaws(proto), *wrong)
+
+
+def _counts(setting: Setting) -> tuple[int, int, str]:
+    return setting.kept, setting.total, setting.unit
 
 
 def _versions(proto: onnx.ModelProto) -> tuple[int, int]:

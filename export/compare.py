@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from saccade.models.interface import Arrays, Part
 from saccade.plugins.errors import SaccadeError
-
-Arrays = Mapping[str, np.ndarray]
 
 # The one table. A figure that a precision does not list is reported but not held against it.
 THRESHOLDS: dict[str, dict[str, float]] = {
@@ -17,6 +16,7 @@ THRESHOLDS: dict[str, dict[str, float]] = {
         "score_points": 0.2,
         "row_isolation": 1e-4,
         "top1_flips": 0,
+        "op_laws": 1,
     },
     "fp16": {
         "relative_error": 3e-2,
@@ -24,6 +24,7 @@ THRESHOLDS: dict[str, dict[str, float]] = {
         "score_points": 0.5,
         "row_isolation": 3e-2,
         "top1_flips": 0,
+        "op_laws": 1,
     },
     "bf16": {
         "relative_error": 1e-1,
@@ -31,15 +32,17 @@ THRESHOLDS: dict[str, dict[str, float]] = {
         "score_points": 0.5,
         "row_isolation": 1e-1,
         "top1_flips": 0,
+        "op_laws": 1,
     },
     "int8": {
         "one_minus_cosine": 1e-2,
         "score_points": 1.0,
         "row_isolation": 1e-1,
         "top1_flips": 0,
+        "op_laws": 1,
     },
 }
-_COSINE_OF = ("logits", "embedding")
+_COSINE_OF = ("logits", "embedding", "slots")
 
 
 def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, float]:
@@ -60,31 +63,50 @@ def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, f
 
 def exceeded(figures: Mapping[str, float], thresholds: Mapping[str, float]) -> list[str]:
     """The figures above their threshold; one that is not a number is above any."""
-    return [name for name, limit in thresholds.items() if not figures[name] <= limit]
+    # A model without custom ops has no law to keep.
+    return [
+        name
+        for name, limit in thresholds.items()
+        if (name in figures or name != "op_laws") and not figures[name] <= limit
+    ]
 
 
-def figures_of(reference: Arrays, runs: Sequence[Arrays], labels: np.ndarray) -> dict[str, float]:
+def figures_of(
+    reference: Arrays, runs: Sequence[Arrays], inputs: Arrays, labelled: Arrays, part: Part
+) -> dict[str, float]:
     """The gate's figures: the worst over all outputs and all ways to batch the same samples.
 
-    The first run is the one that the others must agree with, row by row. The first samples are
-    the labelled ones.
+    The first run is the one that the others must agree with, row by row. `labelled` are the
+    checkpoint's calibration arrays of the first samples, with which a score is computed. A law
+    of the part's ops is a figure of its own, as a share of what it allows.
 
-    Shapes: logits [n k], probabilities [n k], embedding [n d], labels [m] with m <= n.
     Units:  score_points in percentage points, top1_flips in rows, the others fractions.
     """
-    return {
+    figures = {
         "relative_error": max(
             relative_error(run[name], reference[name]) for run in runs for name in reference
         ),
         "one_minus_cosine": max(
-            one_minus_cosine(run[name], reference[name]) for run in runs for name in _COSINE_OF
+            one_minus_cosine(run[name], reference[name])
+            for run in runs
+            for name in _vectors(reference)
         ),
-        "score_points": max(score_points(run, reference, labels) for run in runs),
+        "score_points": max(score_points(run, reference, labelled, part) for run in runs),
         "row_isolation": max(
             relative_error(run[name], runs[0][name]) for run in runs for name in reference
         ),
         "top1_flips": max(top1_flips(run, reference) for run in runs),
     }
+    laws = [law(inputs, run, reference) for law in part.laws.values() for run in runs]
+    if laws:
+        figures["op_laws"] = float(max(laws)) if np.isfinite(laws).all() else np.inf
+    return figures
+
+
+def _vectors(reference: Arrays) -> list[str]:
+    """Outputs whose direction counts; where none of the usual is there, all that have rows."""
+    usual = [name for name in _COSINE_OF if name in reference]
+    return usual or [name for name, each in reference.items() if each.ndim > 1]
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -102,38 +124,46 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 def one_minus_cosine(found: np.ndarray, expected: np.ndarray) -> float:
     """Largest 1 - cos over the rows, as half the squared distance of the unit vectors.
 
-    Shapes: both [n d].
+    Shapes: both [n d], or [n ... d].
     """
     if found.shape != expected.shape or not np.isfinite(found).all():
         return np.inf
     return float(np.max(np.square(_unit(found) - _unit(expected)).sum(axis=-1)) / 2)
 
 
-def score_points(found: Arrays, expected: Arrays, labels: np.ndarray) -> float:
-    """By how much top-1 on the labelled samples moves.
+def score_points(found: Arrays, expected: Arrays, labelled: Arrays, part: Part) -> float:
+    """By how much the score on the labelled samples moves; 0 where nothing can be scored.
 
     Units: percentage points.
     """
-    hits = [
-        (each["probabilities"][: len(labels)].argmax(axis=-1) == labels).mean()
-        for each in (found, expected)
-    ]
-    return float(abs(hits[0] - hits[1]) * 100)
+    score = part.score or _top1
+    if part.score is None and not ("logits" in expected and "labels" in labelled):
+        return 0.0
+    count = len(next(iter(labelled.values())))
+    first = [{name: each[:count] for name, each in arrays.items()} for arrays in (found, expected)]
+    return float(abs(score(first[0], labelled) - score(first[1], labelled)) * 100)
+
+
+def _top1(answers: Arrays, labelled: Arrays) -> float:
+    scores = answers.get("probabilities", answers["logits"])
+    return float((scores.argmax(axis=-1) == labelled["labels"]).mean())
 
 
 def top1_flips(found: Arrays, expected: Arrays) -> int:
     """Rows whose first class differs though the reference's margin is beyond twice the error.
 
     The class is read from the probabilities, which is what a caller reads; margin and largest
-    error are those of the logits.
+    error are those of the logits. Without logits there is nothing to flip.
     """
+    if "logits" not in expected or expected["logits"].shape[-1] < 2:
+        return 0
     a, b = found["logits"].astype(np.float64), expected["logits"].astype(np.float64)
     rows = np.arange(len(b))
     first = b.argmax(axis=-1)
     runner_up = np.where(np.arange(b.shape[-1]) == first[:, None], -np.inf, b).max(axis=-1)
     clear = b[rows, first] - runner_up > 2 * np.abs(a - b).max()
-    probabilities = found["probabilities"]
-    return int(np.sum(clear & (probabilities[rows, first] < probabilities.max(axis=-1))))
+    scores = found.get("probabilities", found["logits"])
+    return int(np.sum(clear & (scores[rows, first] < scores.max(axis=-1))))
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

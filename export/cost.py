@@ -4,59 +4,63 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import onnx
-from onnx import shape_inference
 
 from saccade.export.manifest import Cost, MultiplyAdds
+from saccade.export.runners import onnx_session
+from saccade.models.interface import Arrays
 
 Shape = tuple[int, ...]
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
 
-def cost_of(proto: onnx.ModelProto, parameters: int) -> Cost:
+def cost_of(proto: onnx.ModelProto, parameters: int, samples: Arrays) -> Cost:
     """Multiply-adds by part and the peak of the activations, for a batch of one.
 
-    Counted are MatMul, Gemm, Conv and Einsum of the main graph; a node's part is the first
-    word of its name. The peak walks the nodes in file order: a tensor lives from its node to
-    its last reader, inputs and outputs included, weights not; a reshape shares its input's
-    memory. A runtime that fuses or plans otherwise needs less or more.
-    Units:  multiply-adds and bytes, one sample.
+    Counted are MatMul, Gemm, Conv, ConvTranspose, Einsum and LSTM of the main graph, not what a
+    custom op or a loop computes inside; a node's part is the first word of its name. The peak
+    walks the nodes in file order: a tensor lives from its node to its last reader, inputs and
+    outputs included, weights not; a reshape shares its input's memory. A runtime that fuses or
+    plans otherwise needs less or more.
+
+    Units:  multiply-adds and bytes, one sample: the first of `samples`.
     """
-    single = _for_one_sample(proto)
-    shapes, item_bytes = _shapes(single.graph)
+    shapes, item_bytes = _shapes(proto, samples)
     by_part: Counter[str] = Counter()
-    for node in single.graph.node:
+    for node in proto.graph.node:
         if count := _COUNTS.get(node.op_type):
             by_part[node.name.split("/")[0]] += count(
                 node, [shapes[name] for name in node.input if name], shapes[node.output[0]]
             )
     total = MultiplyAdds(sum(by_part.values()), dict(sorted(by_part.items())))
-    return Cost(parameters, total, _peak_bytes(single.graph, shapes, item_bytes))
+    return Cost(parameters, total, _peak_bytes(proto.graph, shapes, item_bytes))
 
 
-def _for_one_sample(proto: onnx.ModelProto) -> onnx.ModelProto:
-    single = onnx.ModelProto()
-    single.CopyFrom(proto)
-    for value in (*single.graph.input, *single.graph.output):
-        for axis in value.type.tensor_type.shape.dim:
-            if axis.dim_param:
-                axis.dim_value = 1
-    return shape_inference.infer_shapes(single, strict_mode=True, data_prop=True)
+def parameters_of(model: Any) -> int:
+    """Parameters that a model learned, each counted once."""
+    return sum(each.numel() for each in model.parameters())
 
 
-def _shapes(graph: onnx.GraphProto) -> tuple[dict[str, Shape], dict[str, int]]:
-    shapes: dict[str, Shape] = {}
-    item_bytes: dict[str, int] = {}
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        kind = value.type.tensor_type
-        axes = kind.shape.dim
-        assert all(axis.HasField("dim_value") for axis in axes), f"{value.name}: unknown shape"
-        shapes[value.name] = tuple(axis.dim_value for axis in axes)
-        item_bytes[value.name] = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
-    for tensor in graph.initializer:
-        shapes[tensor.name] = tuple(tensor.dims)
-    return shapes, item_bytes
+def _shapes(proto: onnx.ModelProto, samples: Arrays) -> tuple[dict[str, Shape], dict[str, int]]:
+    """Shape and item size of every tensor, from one run: loops and functions leave no gap."""
+    everything = onnx.ModelProto()
+    everything.CopyFrom(proto)
+    graph = everything.graph
+    del graph.output[:]
+    graph.output.extend(
+        onnx.ValueInfoProto(name=name) for node in graph.node for name in node.output if name
+    )
+    session = onnx_session(everything.SerializeToString(), optimized=False)
+    names = [each.name for each in session.get_outputs()]
+    given = {each.name: samples[each.name][:1] for each in session.get_inputs()}
+    found = dict(zip(names, session.run(names, given), strict=True)) | given
+    found |= {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    return (
+        {name: tuple(value.shape) for name, value in found.items()},
+        {name: value.itemsize for name, value in found.items()},
+    )
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int | str) -> int | str:
@@ -78,6 +82,16 @@ def _conv(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
     return math.prod(output) * math.prod(inputs[1][1:])
 
 
+def _conv_transpose(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
+    return math.prod(inputs[0]) * math.prod(inputs[1][1:])
+
+
+def _lstm(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
+    """Each step multiplies with the input's and the state's weights, in every direction."""
+    steps, batch = inputs[0][:2]
+    return steps * batch * (math.prod(inputs[1]) + math.prod(inputs[2]))
+
+
 def _einsum(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
     """One product of all letters: what the equation says, not how a runtime re-associates it."""
     equation = str(_attribute(node, "equation", "")).replace(" ", "").split("->")[0]
@@ -91,6 +105,8 @@ _COUNTS: dict[str, Callable[[onnx.NodeProto, list[Shape], Shape], int]] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "LSTM": _lstm,
     "Einsum": _einsum,
 }
 

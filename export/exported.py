@@ -3,13 +3,14 @@
 
 import hashlib
 import shutil
-from dataclasses import asdict, dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from saccade.export.compare import thresholds_of
-from saccade.export.gate import Reference, measure
+from saccade.export.gate import Expected, Reference, expected_of, measure, runners_of
 from saccade.export.manifest import (
     FileEntry,
     Manifest,
@@ -18,16 +19,16 @@ from saccade.export.manifest import (
     VariantEntry,
     write_manifest,
 )
-from saccade.export.runners import onnx_runner, onnx_session
 from saccade.export.variants import (
     EXPORTED_PRECISIONS,
     check_model_name,
-    choose_variants,
+    choose_settings,
     default_model_name,
-    parse_budgets,
+    variant_name,
 )
 from saccade.export.verdict import GateReport, VariantReport
 from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.interface import Family, Part, Setting, part_named
 from saccade.plugins.errors import GateFailed, SaccadeError, require
 from saccade.plugins.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.plugins.progress import progress
@@ -41,7 +42,10 @@ class ExportOptions:
 
     out: Path  # folder to make
     name: str | None = None  # the model's name, by default the checkpoint's stem
-    budget: tuple[float, ...] = (1, 0.5, 0.25, 0.125)  # fractions of the modules to keep
+    budget: tuple[float | str, ...] = ()  # variants: fractions (1,0.5), rounds (t3), heads (exact);
+    # default: the family's own
+    outputs: tuple[str, ...] = ()  # further outputs, such as attention
+    slots: Path | None = None  # a selection of slots, as `saccade select` writes it
     precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"  # type of the weights
     threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
     force: bool = False  # replace an existing folder
@@ -76,7 +80,6 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
         that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.
     """
     refuse_existing(options.out, force=options.force)
-    budgets = parse_budgets(options.budget)
     _check_precision(options.precision)
     thresholds_of(options.precision, options.threshold)
     source = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint)
@@ -86,22 +89,62 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
     require("onnxruntime", extra="cpu")
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(source)
-    reference = Reference.of(checkpoint)
-    total = reference.model.config.modules
-    variants = choose_variants(name, checkpoint.family, budgets, options.precision, total)
+    if options.slots is not None:
+        checkpoint = _with_slots(checkpoint, options.slots)
+    reference = Reference(checkpoint)
+    settings = choose_settings(reference.model, options.budget)
+    _check_outputs(reference.model, options.outputs)
     with new_folder(options.out, force=options.force) as folder:
         parent = _copy_parent(checkpoint, folder / f"{name}.safetensors")
         manifests = []
-        with progress("export", len(variants)) as advance:
-            for variant, kept in variants.items():
-                advance(0, note=variant.name)
-                entry = VariantEntry(
-                    variant.name, **asdict(variant), modules_kept=kept, modules_total=total
-                )
-                manifest = _export_variant(folder, entry, parent, reference, options.threshold)
-                manifests.append(manifest)
-                advance()
+        with progress("export", len(settings) * len(reference.model.parts())) as advance:
+            for setting in settings:
+                variant = _Variant(name, setting, reference.variant(setting), reference, parent)
+                for part in variant.model.parts():
+                    advance(0, note=variant.entry(part, options).name)
+                    manifests.append(_export_part(folder, variant, part, options))
+                    advance()
     return ExportedModel(options.out, tuple(manifests))
+
+
+@dataclass(frozen=True)
+class _Variant:
+    name: str
+    setting: Setting
+    model: Family  # float64, unfolded
+    reference: Reference
+    parent: ParentEntry
+
+    def entry(self, part: Part, options: ExportOptions) -> VariantEntry:
+        setting, precision = self.setting, options.precision
+        return VariantEntry(
+            name=variant_name(self.name, part.role, setting.label, precision),
+            model=self.name,
+            family=self.reference.checkpoint.family,
+            role=part.role,
+            setting=setting.label,
+            budget=setting.budget,
+            kept=setting.kept,
+            total=setting.total,
+            unit=setting.unit,
+            precision=precision,
+        )
+
+
+def _with_slots(checkpoint: Checkpoint, path: Path) -> Checkpoint:
+    """The checkpoint with a selection of `saccade select` in its weights."""
+    from saccade.models.sparo_select import read_selection, selected_checkpoint
+
+    return selected_checkpoint(checkpoint, read_selection(path))
+
+
+def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
+    known = sorted({name for part in model.parts() for name in part.optional})
+    if unknown := sorted(set(wanted) - set(known)):
+        raise SaccadeError(
+            f"--outputs names {unknown[0]!r}; this model can also give: "
+            f"{', '.join(known) or 'nothing more'}."
+        )
 
 
 def _check_precision(precision: str) -> None:
@@ -129,50 +172,56 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
     return ParentEntry(target.name, checkpoint.sha256)
 
 
-def _export_variant(
-    folder: Path,
-    entry: VariantEntry,
-    parent: ParentEntry,
-    reference: Reference,
-    overrides: dict[str, float],
-) -> Manifest:
-    from saccade.export.cost import cost_of
+def _export_part(folder: Path, variant: _Variant, part: Part, options: ExportOptions) -> Manifest:
+    from saccade.export.cost import cost_of, parameters_of
     from saccade.export.onnx_graph import serialize, tensor_specs
-    from saccade.export.tracing import trace
+    from saccade.export.tracing import trace_part
     from saccade.plugins.onnx_model import IR_VERSION, OPSET, check_nodes
 
-    checkpoint, pruned = reference.checkpoint, reference.model.prune(entry.budget)
+    entry, checkpoint = variant.entry(part, options), variant.reference.checkpoint
+    outputs = (*part.outputs, *(each for each in part.optional if each in options.outputs))
+    expected = expected_of(variant.reference, variant.model, variant.setting, part.role, outputs)
+    samples = expected.samples.inputs
     # Folded in float64, where the fold is exact, and rounded once.
-    proto = trace(pruned.fold().float(), checkpoint.preprocessing)
+    folded: Any = deepcopy(variant.model).fold().float()
+    proto = trace_part(folded, part_named(folded, part.role), samples, outputs)
+    custom_ops = check_nodes(proto)
     data = serialize(proto)
-    parity = _proved(entry, data, reference, overrides)
+    parity = _proved(entry, data, custom_ops, expected, options.threshold)
     file = FileEntry(f"{entry.name}.onnx", hashlib.sha256(data).hexdigest(), len(data))
     write_atomically(folder / file.name, data)
     manifest = Manifest(
         variant=entry,
         file=file,
-        parent=parent,
+        parent=variant.parent,
         inputs=tensor_specs(proto.graph.input),
         outputs=tensor_specs(proto.graph.output),
-        preprocessing=checkpoint.preprocessing,
-        labels=checkpoint.labels,
-        custom_ops=check_nodes(proto),
+        preprocessing=checkpoint.preprocessing if _takes_image(part) else None,
+        labels=checkpoint.labels if "probabilities" in outputs else (),
+        facts=variant.model.facts(),
+        custom_ops=custom_ops,
         opset=OPSET,
         ir_version=IR_VERSION,
         tools={tool: version(tool) for tool in _TOOLS},
-        cost=cost_of(proto, sum(each.numel() for each in pruned.parameters())),
+        cost=cost_of(proto, parameters_of(variant.model), samples),
         parity=parity,
     )
     write_manifest(folder, manifest)
     return manifest
 
 
+def _takes_image(part: Part) -> bool:
+    return any(spec.name == "image" for spec in part.inputs)
+
+
 def _proved(
-    entry: VariantEntry, data: bytes, reference: Reference, overrides: dict[str, float]
+    entry: VariantEntry,
+    data: bytes,
+    custom_ops: tuple[str, ...],
+    expected: Expected,
+    overrides: dict[str, float],
 ) -> Parity:
-    run = onnx_runner(onnx_session(data))
-    expected = reference.outputs(entry.budget)
-    parity = measure(run, expected, reference.samples, entry.precision, overrides)
+    parity = measure(runners_of(data, custom_ops), expected, entry.precision, overrides)
     if not parity.passed:
         problems = "; ".join(VariantReport.of(entry.name, parity).problems)
         raise GateFailed(

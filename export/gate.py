@@ -1,125 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity gate: the float64 unfolded model against the file that will be served."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from saccade.export.compare import exceeded, figures_of, thresholds_of
-from saccade.export.manifest import Manifest, Parity, check_file, read_manifests
+from saccade.export.manifest import Manifest, Parity, VariantEntry, check_file, read_manifests
 from saccade.export.runners import Runner, onnx_runner, onnx_session, run_in_batches, torch_runner
+from saccade.export.samples import RANDOM_INPUTS, REAL_INPUTS, Samples, samples_of
 from saccade.export.verdict import GateReport, VariantReport
 from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.interface import Family, Part, Setting, part_named
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import sha256_of
+from saccade.plugins.native.library import built_library
 from saccade.plugins.progress import progress
 
-if TYPE_CHECKING:
-    from saccade.models.nac import NAC
+BATCHES = (1, 2, 7, 64)
+_REFERENCE_BATCH = 8  # an unfolded read-in holds b x modules x tokens x dim numbers at a time
 
-REAL_INPUTS, RANDOM_INPUTS, BATCHES = 256, 64, (1, 2, 7, 64)
-_REFERENCE_BATCH = 8  # the unfolded read-in holds b x modules x tokens x dim numbers at a time
+
+class Reference:
+    """What the artefacts of a checkpoint are held against: its model, unfolded, in float64."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        torch = require("torch", extra="export")
+        self.checkpoint = checkpoint
+        self.model = cast(Family, checkpoint.build(torch.float64))
+        self._samples: dict[tuple[str, str], Samples] = {}
+
+    def setting(self, entry: VariantEntry) -> Setting:
+        """The setting of a manifest, as the model itself counts it.
+
+        Raises: SaccadeError if the model has no such setting.
+        """
+        is_fraction = re.fullmatch(r"b\d{4}", entry.setting) is not None
+        return self.model.setting(repr(entry.budget) if is_fraction else entry.setting)
+
+    def variant(self, setting: Setting) -> Family:
+        """The model at a setting, unfolded, in float64."""
+        return self.model.at(setting)
+
+    def samples(self, variant: Family, setting: Setting, role: str) -> Samples:
+        """What the gate asks that part; drawn once."""
+        key = setting.label, role
+        if key not in self._samples:
+            self._samples[key] = samples_of(self.checkpoint, part_named(variant, role))
+        return self._samples[key]
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What the gate asks: real images with labels first, then random ones.
+class Expected:
+    """One part's reference answers, and what it was asked.
 
-    Shapes: image [n h w c] uint8, labels [m] int64 of the first m.
+    Shapes: each answer [n ...] float64, in the order of the samples.
     """
 
-    image: np.ndarray
-    labels: np.ndarray
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "Samples":
-        """The same samples each time: spread over the calibration images, and a fixed seed.
-
-        Raises: SaccadeError if the checkpoint has too few calibration images.
-        """
-        images, labels = checkpoint.calibration_images, checkpoint.calibration_labels
-        if len(images) < REAL_INPUTS:
-            raise SaccadeError(
-                f"{checkpoint.path}: has {len(images)} calibration images, the gate needs "
-                f"{REAL_INPUTS}. Save the checkpoint with at least that many."
-            )
-        chosen = np.linspace(0, len(images) - 1, REAL_INPUTS).astype(np.int64)
-        noise = np.random.default_rng(0).integers(
-            0, 256, (RANDOM_INPUTS, *images.shape[1:]), dtype=np.uint8
-        )
-        return cls(np.concatenate([images[chosen], noise]), labels[chosen])
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What the artefacts of a checkpoint are held against."""
-
-    checkpoint: Checkpoint
-    model: "NAC"  # float64, unfolded, all modules
+    part: Part
     samples: Samples
+    answers: dict[str, np.ndarray]
 
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "Reference":
-        """The checkpoint's model in float64, with what the gate asks it.
 
-        Raises: SaccadeError if the model takes anything but the image that the checkpoint holds
-            calibration samples of.
-        """
-        torch = require("torch", extra="export")
-        model = cast("NAC", checkpoint.build(torch.float64))
-        config = model.config
-        if config.input != "image" or (config.conditional and config.condition_dim):
-            found = "tokens" if config.input != "image" else "an image and a condition"
-            raise SaccadeError(
-                f"{checkpoint.path}: this model takes {found}, but a file is proved on the "
-                "calibration images, the only input that a checkpoint holds. "
-                "Export a model whose only input is the image."
-            )
-        return cls(checkpoint, model, Samples.of(checkpoint))
-
-    def outputs(self, budget: float) -> dict[str, np.ndarray]:
-        """The answers of the unfolded float64 model at that budget.
-
-        Shapes: logits [n k], probabilities [n k], embedding [n d] float64.
-        """
-        run = torch_runner(self.model.prune(budget))
-        return run_in_batches(run, self.samples.image, _REFERENCE_BATCH)
+def expected_of(
+    reference: Reference, variant: Family, setting: Setting, role: str, outputs: Sequence[str]
+) -> Expected:
+    """The answers of the unfolded float64 model to the gate's samples."""
+    samples = reference.samples(variant, setting, role)
+    run = torch_runner(variant, role, outputs)
+    answers = run_in_batches(run, samples.inputs, _REFERENCE_BATCH)
+    return Expected(part_named(variant, role), samples, answers)
 
 
 def measure(
-    run: Runner,
-    reference: Mapping[str, np.ndarray],
-    samples: Samples,
-    precision: str,
-    overrides: Mapping[str, float],
+    runs: Sequence[Runner], expected: Expected, precision: str, overrides: Mapping[str, float]
 ) -> Parity:
     """The artefact's figures against the reference, under the table with its overrides.
 
     Row isolation compares the answers at batch 64 with those at every other batch size, and
-    with shuffled samples, where batch mates and positions differ.
+    with shuffled samples, where batch mates and positions differ. A second runner, the same file
+    with its ops computed otherwise, is asked at batch 64 only.
     """
     thresholds = thresholds_of(precision, overrides)
-    shuffled = np.random.default_rng(1).permutation(len(samples.image))
+    inputs = expected.samples.inputs
+    shuffled = np.random.default_rng(1).permutation(len(expected.samples))
     largest = max(BATCHES)
-    runs = [run_in_batches(run, samples.image, largest)]
-    runs += [run_in_batches(run, samples.image, batch) for batch in BATCHES if batch != largest]
-    runs += [run_in_batches(run, samples.image, batch, shuffled) for batch in (7, largest)]
-    missing = sorted(set(reference) - set(runs[0]))
+    run, *others = runs
+    found = [run_in_batches(run, inputs, largest)]
+    missing = sorted(set(expected.answers) - set(found[0]))
     if missing:
-        raise SaccadeError(f"outputs {', '.join(missing)} are missing, found {', '.join(runs[0])}.")
-    figures = figures_of(reference, runs, samples.labels)
+        raise SaccadeError(
+            f"outputs {', '.join(missing)} are missing, found {', '.join(found[0])}."
+        )
+    found += [run_in_batches(run, inputs, batch) for batch in BATCHES if batch != largest]
+    found += [run_in_batches(run, inputs, batch, shuffled) for batch in (7, largest)]
+    found += [run_in_batches(other, inputs, largest) for other in others]
+    labelled = expected.samples.labelled
+    figures = figures_of(expected.answers, found, inputs, labelled, expected.part)
     return Parity(
         passed=not exceeded(figures, thresholds),
         figures=figures,
         thresholds=thresholds,
         overridden=tuple(sorted(overrides)),
-        real_inputs=len(samples.labels),
-        random_inputs=len(samples.image) - len(samples.labels),
+        real_inputs=REAL_INPUTS,
+        random_inputs=RANDOM_INPUTS,
         batches=BATCHES,
     )
+
+
+def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
+    """The file as it runs anywhere, by the ops' bodies, and with their kernels where they stand."""
+    sessions = [onnx_session(model)]
+    if custom_ops and (library := built_library()):
+        # The kernels are far faster than the bodies: they take the many runs.
+        sessions.insert(0, onnx_session(model, kernels=library))
+    return [onnx_runner(session) for session in sessions]
 
 
 def verify(folder: Path | str) -> GateReport:
@@ -136,7 +135,7 @@ def verify(folder: Path | str) -> GateReport:
     require("torch", extra="export")
     require("onnx", extra="export")
     require("onnxruntime", extra="cpu")
-    reference = Reference.of(load(_parent_path(folder, manifests)))
+    reference = Reference(load(_parent_path(folder, manifests)))
     rows = []
     with progress("verify", len(manifests)) as advance:
         for manifest in manifests:
@@ -152,13 +151,17 @@ def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> V
     name = manifest.variant.name
     try:
         check_file(folder, manifest)
-        if problems := contradictions(folder / manifest.file.name, manifest, reference.checkpoint):
+        path, entry = folder / manifest.file.name, manifest.variant
+        setting = reference.setting(entry)
+        variant = reference.variant(setting)
+        problems = contradictions(path, manifest, reference.checkpoint, variant, setting)
+        if problems:
             return VariantReport(name, None, problems)
+        outputs = [spec.name for spec in manifest.outputs]
         parity = measure(
-            onnx_runner(onnx_session(folder / manifest.file.name)),
-            reference.outputs(manifest.variant.budget),
-            reference.samples,
-            manifest.variant.precision,
+            runners_of(path, manifest.custom_ops),
+            expected_of(reference, variant, setting, entry.role, outputs),
+            entry.precision,
             {each: manifest.parity.thresholds[each] for each in manifest.parity.overridden},
         )
     except SaccadeError as error:

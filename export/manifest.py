@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The JSON beside each artefact: what it is, where it comes from, what was proved of it."""
 
-import json
-import math
 import re
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-from saccade.export.variants import Variant
+from saccade.export.typed_json import AGAIN, read_json, typed
+from saccade.export.variants import ROLES, variant_name
+from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, sha256_of, write_atomically
 
 SCHEMA = "saccade.manifest"
-VERSION = 1
+VERSION = 2
 SUFFIX = ".manifest.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -22,30 +22,22 @@ _AXIS = re.compile(r"[a-z][a-z0-9_]*|[1-9][0-9]*")
 
 
 @dataclass(frozen=True)
-class TensorSpec:
-    """One input or output: what it is called, what its axes mean, what it holds."""
-
-    name: str
-    axes: str  # "b 8 8 1": a word is dynamic, a number is fixed
-    dtype: str
-
-    @property
-    def shape(self) -> tuple[int | str, ...]:
-        """The axes one by one, fixed ones as numbers."""
-        return tuple(int(axis) if axis.isdigit() else axis for axis in self.axes.split())
-
-
-@dataclass(frozen=True)
 class VariantEntry:
-    """The variant's name and what the name stands for."""
+    """The variant's name and what the name stands for.
+
+    Units: budget is in (0, 1]; kept and total count `unit`.
+    """
 
     name: str
     model: str
     family: str
+    role: str  # of this file; empty where one file is the whole variant
+    setting: str
     budget: float
+    kept: int
+    total: int
+    unit: str
     precision: str
-    modules_kept: int
-    modules_total: int
 
 
 @dataclass(frozen=True)
@@ -104,8 +96,9 @@ class Manifest:
     parent: ParentEntry
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None  # none where no image comes in
     labels: tuple[str, ...]
+    facts: dict[str, Any]  # what server and client need of the family, such as a vocabulary
     custom_ops: tuple[str, ...]
     opset: int
     ir_version: int
@@ -131,16 +124,16 @@ def read_manifest(path: Path) -> Manifest:
     Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown or
         missing key, a wrong type, and a name that contradicts another or leaves the folder.
     """
-    content = _read_json(path)
+    content = read_json(path)
     schema, version = content.pop("schema", None), content.pop("version", None)
     if schema != SCHEMA:
-        raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {_AGAIN}")
+        raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")
     if version != VERSION or isinstance(version, bool):
         raise SaccadeError(
             f"{path}: manifest version {version!r} is not known to this release, which reads "
             f"{VERSION}. Use the release that wrote it, or export again."
         )
-    manifest: Manifest = _typed(Manifest, content, f"{path}: ")
+    manifest: Manifest = typed(Manifest, content, f"{path}: ")
     _check_names(manifest, path)
     _check_tensors(manifest, path)
     return manifest
@@ -160,6 +153,8 @@ def read_folder(folder: Path) -> list[Manifest]:
 def read_manifests(folder: Path) -> list[Manifest]:
     """The manifests of an artefact folder, largest budget first; the files are not opened.
 
+    The parts of a variant are neighbours, first the one that answers a plain request.
+
     Raises: SaccadeError if there is none, an artefact lacks its manifest, or the manifests do
         not belong to one model and one checkpoint.
     """
@@ -178,7 +173,12 @@ def read_manifests(folder: Path) -> list[Manifest]:
                 f"{folder}: {each.variant.name} and {first.variant.name} come from different "
                 "models or checkpoints. Export each into its own folder."
             )
-    return sorted(manifests, key=lambda each: (-each.variant.budget, each.variant.name))
+    return sorted(manifests, key=_order)
+
+
+def _order(manifest: Manifest) -> tuple[float, str, str, int]:
+    entry = manifest.variant
+    return -entry.budget, entry.precision, entry.setting, ROLES.index(entry.role)
 
 
 def check_file(folder: Path, manifest: Manifest) -> None:
@@ -188,100 +188,51 @@ def check_file(folder: Path, manifest: Manifest) -> None:
     """
     path = folder / manifest.file.name
     if not path.is_file():
-        raise SaccadeError(f"{path}: missing, though its manifest is there. {_AGAIN}")
+        raise SaccadeError(f"{path}: missing, though its manifest is there. {AGAIN}")
     if (found := sha256_of(path)) != manifest.file.sha256:
         raise SaccadeError(
             f"{path}: SHA-256 is {found[:12]}..., its manifest says {manifest.file.sha256[:12]}... "
-            f"The file was changed after its export. {_AGAIN}"
+            f"The file was changed after its export. {AGAIN}"
         )
-
-
-_AGAIN = "Export again with: saccade export CHECKPOINT"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    def refuse(constant: str) -> float:
-        raise ValueError(f"{constant} is not a number")
-
-    try:
-        content = json.loads(path.read_bytes(), parse_constant=refuse)
-    except (OSError, ValueError, RecursionError) as error:
-        raise SaccadeError(f"{path}: cannot be read as JSON ({error}). {_AGAIN}") from error
-    if not isinstance(content, dict):
-        kind = type(content).__name__
-        raise SaccadeError(f"{path}: holds a {kind}, expected an object. {_AGAIN}")
-    return content
-
-
-def _typed(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`, without any conversion but list to tuple and int to float."""
-    if is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise _wrong_type(where, value, "an object")
-        expected = {field.name for field in fields(kind)}
-        if missing := sorted(expected - set(value)):
-            raise SaccadeError(f"{where}missing keys: {', '.join(missing)}. {_AGAIN}")
-        if extra := sorted(set(value) - expected):
-            raise SaccadeError(f"{where}unknown keys: {', '.join(extra)}. {_AGAIN}")
-        hints = get_type_hints(kind)
-        checked = {key: _typed(hints[key], value[key], f"{where}{key}: ") for key in value}
-        try:
-            build: Any = kind
-            return build(**checked)
-        except SaccadeError as error:
-            raise SaccadeError(f"{where}{error}") from error
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise _wrong_type(where, value, "a list")
-        return tuple(_typed(arguments[0], each, f"{where}[{i}]: ") for i, each in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise _wrong_type(where, value, "an object")
-        return {key: _typed(arguments[1], each, f"{where}{key}: ") for key, each in value.items()}
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise _wrong_type(where, value, f"{kind.__name__}")
-    return value
-
-
-def _wrong_type(where: str, value: Any, expected: str) -> SaccadeError:
-    return SaccadeError(f"{where}found {value!r:.60}, expected {expected}. {_AGAIN}")
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
     entry = manifest.variant
-    name = Variant(entry.model, entry.family, entry.budget, entry.precision).name
+    name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
     for found, expected, what in (
         (entry.name, name, "variant name"),
         (path.name, name + SUFFIX, "file name of the manifest"),
         (Path(manifest.file.name).stem, name, "artefact's stem"),
     ):
         if found != expected:
-            raise SaccadeError(f"{path}: {what} is {found!r}, expected {expected!r}. {_AGAIN}")
+            raise SaccadeError(f"{path}: {what} is {found!r}, expected {expected!r}. {AGAIN}")
+    if entry.setting.startswith("b") and entry.setting != f"b{round(1000 * entry.budget):04d}":
+        raise SaccadeError(
+            f"{path}: setting {entry.setting!r} has budget {entry.budget:g}. {AGAIN}"
+        )
     for file in (manifest.file.name, manifest.parent.name):
         if not _FILE_NAME.fullmatch(file):
             raise SaccadeError(
-                f"{path}: {file!r} is not the plain name of a file in the same folder. {_AGAIN}"
+                f"{path}: {file!r} is not the plain name of a file in the same folder. {AGAIN}"
             )
     for digest in (manifest.file.sha256, manifest.parent.sha256):
         if not _SHA256.fullmatch(digest):
-            raise SaccadeError(f"{path}: {digest!r:.80} is not a SHA-256 in hexadecimal. {_AGAIN}")
+            raise SaccadeError(f"{path}: {digest!r:.80} is not a SHA-256 in hexadecimal. {AGAIN}")
 
 
 def _check_tensors(manifest: Manifest, path: Path) -> None:
     if not manifest.inputs or not manifest.outputs:
-        raise SaccadeError(f"{path}: inputs or outputs are empty. {_AGAIN}")
+        raise SaccadeError(f"{path}: inputs or outputs are empty. {AGAIN}")
     for spec in (*manifest.inputs, *manifest.outputs):
         if not all(_AXIS.fullmatch(axis) for axis in spec.axes.split()):
             raise SaccadeError(
-                f"{path}: axes {spec.axes!r} of {spec.name!r} are not words and numbers. {_AGAIN}"
+                f"{path}: axes {spec.axes!r} of {spec.name!r} are not words and numbers. {AGAIN}"
             )
     entry = manifest.variant
-    if not 1 <= entry.modules_kept <= entry.modules_total:
+    if not 1 <= entry.kept <= entry.total or not 0 < entry.budget <= 1:
         raise SaccadeError(
-            f"{path}: keeps {entry.modules_kept} of {entry.modules_total} modules. {_AGAIN}"
+            f"{path}: keeps {entry.kept} of {entry.total} {entry.unit} at budget "
+            f"{entry.budget:g}. {AGAIN}"
         )
     if unknown := set(manifest.parity.overridden) - set(manifest.parity.thresholds):
-        raise SaccadeError(f"{path}: overrides {sorted(unknown)} have no threshold. {_AGAIN}")
+        raise SaccadeError(f"{path}: overrides {sorted(unknown)} have no threshold. {AGAIN}")

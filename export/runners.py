@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference and the artefact as the same kind of function: named arrays in and out."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from saccade.models.interface import Arrays, part_named
 from saccade.plugins.errors import SaccadeError, require
 
-if TYPE_CHECKING:
-    from torch import nn
-
-Runner = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+Runner = Callable[[Arrays], dict[str, np.ndarray]]
 
 
-def torch_runner(model: "nn.Module") -> Runner:
-    """The model's named outputs, in the model's own type.
+def torch_runner(model: Any, role: str = "", outputs: Sequence[str] | None = None) -> Runner:
+    """One part of a model as a function; what comes in as floats is brought to its type.
 
-    Shapes: image [b h w c] uint8 -> logits [b k], probabilities [b k], embedding [b d].
+    Shapes: as the part says; `outputs` chooses, none are those always exported.
     """
     torch = require("torch", extra="export")
+    part = part_named(model, role)
+    kind = next(
+        (each.dtype for each in model.state_dict().values() if each.is_floating_point()),
+        torch.float32,
+    )
 
-    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        given = {}
+        for spec in part.inputs:
+            tensor = torch.from_numpy(np.ascontiguousarray(inputs[spec.name]))
+            given[spec.name] = tensor.to(kind) if tensor.is_floating_point() else tensor
         with torch.no_grad():
-            outputs: dict[str, Any] = model.outputs(torch.from_numpy(inputs["image"]))  # type: ignore[operator]
-        return {name: value.numpy() for name, value in outputs.items()}
+            answers = part.run(**given)
+        return {name: answers[name].numpy() for name in outputs or part.outputs}
 
     return run
 
@@ -33,10 +40,12 @@ def torch_runner(model: "nn.Module") -> Runner:
 def onnx_runner(session: Any) -> Runner:
     """An ONNX Runtime session as a function."""
     names = [output.name for output in session.get_outputs()]
+    wanted = [each.name for each in session.get_inputs()]
 
-    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        given = {name: inputs[name] for name in wanted}
         try:
-            return dict(zip(names, session.run(names, inputs), strict=True))
+            return dict(zip(names, session.run(names, given), strict=True))
         except Exception as error:  # ONNX Runtime's own classes share no parent but this one
             shapes = {name: value.shape for name, value in inputs.items()}
             raise SaccadeError(f"ONNX Runtime cannot run the file on {shapes}: {error}") from error
@@ -44,8 +53,17 @@ def onnx_runner(session: Any) -> Runner:
     return run
 
 
-def onnx_session(model: Path | str | bytes, threads: int = 1, spinning: bool = False) -> Any:
+def onnx_session(
+    model: Path | str | bytes,
+    threads: int = 1,
+    spinning: bool = False,
+    kernels: Path | None = None,
+    optimized: bool = True,
+) -> Any:
     """An ONNX Runtime session on the CPU that takes no more cores than it is given.
+
+    With `kernels`, the library of custom ops, the ops run as kernels, else as their bodies.
+    Where it is not `optimized`, each node is run as it stands in the file.
 
     Raises: SaccadeError if ONNX Runtime refuses the file, MissingPackage if it is not installed.
     """
@@ -55,6 +73,10 @@ def onnx_session(model: Path | str | bytes, threads: int = 1, spinning: bool = F
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if kernels is not None:
+        options.register_custom_ops_library(str(kernels))
     source = model if isinstance(model, bytes) else str(model)
     try:
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -67,16 +89,17 @@ def onnx_session(model: Path | str | bytes, threads: int = 1, spinning: bool = F
 
 
 def run_in_batches(
-    run: Runner, image: np.ndarray, batch: int, order: Iterable[int] | None = None
+    run: Runner, inputs: Arrays, batch: int, order: Iterable[int] | None = None
 ) -> dict[str, np.ndarray]:
-    """The answers for all images, asked `batch` at a time in the given order.
+    """The answers for all samples, asked `batch` at a time in the given order.
 
-    Shapes: image [n h w c] -> each output [n ...], in the order of the images.
+    Shapes: inputs [n ...] -> each output [n ...], in the order of the samples.
     """
-    indices = np.arange(len(image)) if order is None else np.fromiter(order, dtype=np.int64)
-    answers = [
-        run({"image": image[indices[start : start + batch]]})
-        for start in range(0, len(indices), batch)
-    ]
+    count = len(next(iter(inputs.values())))
+    indices = np.arange(count) if order is None else np.fromiter(order, dtype=np.int64)
+    answers = []
+    for start in range(0, count, batch):
+        chosen = indices[start : start + batch]
+        answers.append(run({name: each[chosen] for name, each in inputs.items()}))
     back = np.argsort(indices, kind="stable")
     return {name: np.concatenate([each[name] for each in answers])[back] for name in answers[0]}

@@ -3,55 +3,74 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from torch import nn
 
 from saccade.export.onnx_graph import clean
 from saccade.export.translation import translations
-from saccade.models.preprocessing import Preprocessing
+from saccade.models.interface import Arrays, Part, part_named
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
 
-OUTPUTS = ("logits", "probabilities", "embedding")
-_EXAMPLE_IMAGES = 3  # neither 0 nor 1, which torch would take for constants
+_EXAMPLES = 3  # samples: neither 0 nor 1, which torch would take for constants
 
 
 class _Served(nn.Module):
-    """What the file computes: the model's named outputs, in a fixed order."""
+    """What the file computes: a part's named outputs, in a fixed order."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, role: str, outputs: Sequence[str]) -> None:
         super().__init__()
         self.model = model
+        self.part = part_named(model, role)
+        self.outputs = tuple(outputs)
 
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = self.model.outputs(image)
-        return tuple(outputs[name] for name in OUTPUTS)
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        names = [spec.name for spec in self.part.inputs]
+        answers = self.part.run(**dict(zip(names, inputs, strict=True)))
+        return tuple(answers[name] for name in self.outputs)
 
 
-def trace(model: nn.Module, preprocessing: Preprocessing) -> onnx.ModelProto:
-    """The cleaned graph of a model whose input is an image.
+def trace_part(
+    model: nn.Module, part: Part, samples: Arrays, outputs: Sequence[str]
+) -> onnx.ModelProto:
+    """The cleaned graph of one part of a model.
 
-    Shapes: image [b h w c] uint8 -> logits [b k], probabilities [b k], embedding [b d].
+    Shapes: samples as the part's inputs, at least 3 of them.
     """
-    shape = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
-    example = torch.zeros(_EXAMPLE_IMAGES, *shape, dtype=torch.uint8)
-    return trace_module(_Served(model), {"image": example}, OUTPUTS)
+    examples = {
+        spec.name: torch.from_numpy(np.ascontiguousarray(samples[spec.name][:_EXAMPLES]))
+        for spec in part.inputs
+    }
+    words = {spec.name: spec.shape for spec in part.inputs}
+    return trace_module(_Served(model, part.role, outputs), examples, outputs, words)
 
 
 def trace_module(
-    module: nn.Module, examples: dict[str, torch.Tensor], outputs: Sequence[str]
+    module: nn.Module,
+    examples: dict[str, torch.Tensor],
+    outputs: Sequence[str],
+    axes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> onnx.ModelProto:
     """The cleaned graph of any module whose inputs share a batch as their first axis.
+
+    Further axes that are words in `axes` (by input) are dynamic too.
 
     Each of saccade's ops becomes one node with its function body beside it: a runtime that has
     the kernel takes the kernel, another one computes the body.
     Shapes: examples [b ...] with one b that is neither 0 nor 1.
     """
-    batch = torch.export.Dim("b", min=1)
+    words = {name: (axes or {}).get(name, ("b",)) for name in examples}
+    dims = {
+        word: torch.export.Dim(word, min=1)
+        for shape in words.values()
+        for word in shape
+        if isinstance(word, str)
+    }
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             module.eval(),
@@ -60,7 +79,7 @@ def trace_module(
             opset_version=OPSET,
             input_names=list(examples),
             output_names=list(outputs),
-            dynamic_shapes=tuple({0: batch} for _ in examples),
+            dynamic_shapes=_dynamic(module, words, dims),
             custom_translation_table=translations(),
             verbose=False,
         )
@@ -69,6 +88,17 @@ def trace_module(
     attach_bodies(proto)
     assert proto.ir_version == IR_VERSION, proto.ir_version
     return proto
+
+
+def _dynamic(
+    module: nn.Module, words: Mapping[str, Sequence[int | str]], dims: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    shapes = tuple(
+        {i: dims[word] for i, word in enumerate(shape) if isinstance(word, str)}
+        for shape in words.values()
+    )
+    # torch wants the shapes of a starred argument as one tuple.
+    return (shapes,) if isinstance(module, _Served) else shapes
 
 
 @contextmanager

@@ -1,46 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """A variant: one point on the trade, whose name is its identity in every later stage."""
 
-import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from saccade.plugins.errors import SaccadeError
 
+if TYPE_CHECKING:
+    from saccade.models.interface import Family, Setting
+
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 EXPORTED_PRECISIONS = ("fp32",)
+# Of the files of a variant, first the one that answers a plain request.
+ROLES = ("", "image", "encode", "text", "decode", "step")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_SETTING = re.compile(r"[a-z0-9]{1,16}")
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A model at one budget and one precision.
+def variant_name(model: str, role: str, setting: str, precision: str) -> str:
+    """`<model>[-<role>]-<setting>-<precision>`, the stem of every file of that part.
 
-    Units:  budget is the fraction of modules kept.
-    Raises: SaccadeError for a name, budget or precision that no variant can have.
+    Raises: SaccadeError for a part of it that no variant can have.
     """
-
-    model: str
-    family: str
-    budget: float
-    precision: str
-
-    def __post_init__(self) -> None:
-        check_model_name(self.model)
-        _check_budget(self.budget)
-        if self.precision not in PRECISIONS:
-            raise SaccadeError(
-                f"precision {self.precision!r} is not known. Known: {', '.join(PRECISIONS)}; "
-                f"exported by this release: {', '.join(EXPORTED_PRECISIONS)}."
-            )
-
-    @property
-    def name(self) -> str:
-        """`<model>-b<budget in per mille>-<precision>`, the stem of every file it owns."""
-        return f"{self.model}-b{round(1000 * self.budget):04d}-{self.precision}"
+    check_model_name(model)
+    if role not in ROLES:
+        known = ", ".join(each for each in ROLES if each)
+        raise SaccadeError(f"role {role!r} is not known. Known: {known}, or none.")
+    if not _SETTING.fullmatch(setting):
+        raise SaccadeError(f"setting {setting!r}: expected 1 to 16 characters of a-z and 0-9.")
+    if precision not in PRECISIONS:
+        raise SaccadeError(
+            f"precision {precision!r} is not known. Known: {', '.join(PRECISIONS)}; "
+            f"exported by this release: {', '.join(EXPORTED_PRECISIONS)}."
+        )
+    return "-".join(each for each in (model, role, setting, precision) if each)
 
 
 def check_model_name(name: str) -> str:
@@ -69,77 +64,26 @@ def default_model_name(checkpoint: Path) -> str:
     return checkpoint.stem
 
 
-def parse_budgets(values: str | Iterable[float | str]) -> tuple[float, ...]:
-    """Budgets from `1,0.5,0.25` or numbers, largest first.
+def choose_settings(model: "Family", given: Iterable[float | str]) -> tuple["Setting", ...]:
+    """The settings to export, largest budget first; the family's own where none is given.
 
-    Units:  fractions of the modules, in (0, 1].
-    Raises: SaccadeError for anything else, for none, and for the same budget twice.
+    Raises: SaccadeError for what the family does not know, and for two that are the same.
     """
-    parts = values.split(",") if isinstance(values, str) else list(values)
-    budgets = []
-    for part in parts:
-        try:
-            budgets.append(float(part))
-        except (TypeError, ValueError) as error:
-            raise SaccadeError(
-                f"budget {part!r} is not a number. Give fractions of the modules in (0, 1], "
-                "such as --budget 1,0.5,0.25."
-            ) from error
-        _check_budget(budgets[-1])
-    if not budgets:
-        raise SaccadeError("no budget given. Give at least one, such as --budget 1,0.5,0.25.")
-    budgets.sort(reverse=True)
-    for larger, smaller in pairwise(budgets):
-        if round(1000 * larger) == round(1000 * smaller):
-            raise SaccadeError(
-                f"budgets {larger:g} and {smaller:g} are the same in per mille and would share "
-                "a name. Leave one out of --budget."
-            )
-    return tuple(budgets)
-
-
-def modules_kept(budget: float, modules: int) -> int:
-    """How many of `modules` a budget keeps, half rounded up.
-
-    Raises: SaccadeError if that is none.
-    """
-    _check_budget(budget)
-    kept = math.floor(budget * modules + 0.5)
-    if kept == 0:
-        raise SaccadeError(
-            f"budget {budget:g} keeps none of {modules} modules. "
-            f"The smallest that keeps one is {0.5 / modules:.4g}."
-        )
-    return kept
-
-
-def choose_variants(
-    model: str, family: str, budgets: Iterable[float], precision: str, modules: int
-) -> dict[Variant, int]:
-    """Each variant with the number of modules it keeps, in the order of the budgets.
-
-    Raises: SaccadeError if two budgets keep the same modules.
-    """
-    chosen: dict[Variant, int] = {}
-    for budget in budgets:
-        kept = modules_kept(budget, modules)
-        for other, others in chosen.items():
-            if others == kept:
+    texts = [f"{each:g}" if isinstance(each, int | float) else each for each in given]
+    chosen = [model.setting(text.strip()) for text in texts] if texts else list(model.settings())
+    chosen.sort(key=lambda each: -each.budget)
+    for index, setting in enumerate(chosen):
+        for other in chosen[:index]:
+            if setting.label == other.label:
                 raise SaccadeError(
-                    f"budgets {other.budget:g} and {budget:g} both keep {kept} of {modules} "
-                    "modules: the variants would be the same. Leave one out of --budget."
+                    f"budgets {other.budget:g} and {setting.budget:g} would share the name "
+                    f"'{setting.label}'. Leave one out of --budget."
                 )
-        chosen[Variant(model, family, budget, precision)] = kept
-    return chosen
-
-
-def _check_budget(budget: float) -> None:
-    if not (math.isfinite(budget) and 0 < budget <= 1):
-        raise SaccadeError(
-            f"budget {budget:g} is out of range: a budget is the fraction of modules kept, "
-            "larger than 0 and at most 1."
-        )
-    if round(1000 * budget) == 0:
-        raise SaccadeError(
-            f"budget {budget:g} is too small for a name in per mille. The smallest is 0.001."
-        )
+            same = setting.unit != "head" and setting.kept == other.kept
+            if same:
+                raise SaccadeError(
+                    f"budgets {other.budget:g} and {setting.budget:g} both keep {setting.kept} of "
+                    f"{setting.total} {setting.unit}: the variants would be the same. Leave one "
+                    "out of --budget."
+                )
+    return tuple(chosen)

@@ -111,7 +111,7 @@ def render(report: GateReport) -> "Table":
 
 
 def _cell(parity: Parity | None, name: str) -> str:
-    if parity is None:
+    if parity is None or name not in parity.figures:
         return ""
     override = f" (override: {parity.thresholds[name]:g})" if name in parity.overridden else ""
     return f"{parity.figures[name]:.2g}{override}"

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model in one safetensors file: weights, input, labels, calibration images, card."""
+"""A trained model in one safetensors file: weights, input, labels, calibration samples, card."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade.models.checkpoint_format import SCHEMA, VERSION, pack, read_header, unpack
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, ShapeError, require
 from saccade.plugins.files import write_atomically
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-SCHEMA, VERSION = "saccade.checkpoint", 1
-_KEYS = {"schema", "version", "family", "config", "preprocessing", "labels", "card", "data_sha256"}
-_WEIGHTS = "weights/"
-_IMAGES, _LABELS = "calibration/images", "calibration/labels"
+_WEIGHTS, _CALIBRATION = "weights/", "calibration/"
+_OLD_NAMES = {"images": "image"}  # of version 1
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """What a trained model is, and everything that later stages need to prove themselves.
 
-    Shapes: calibration_images [n h w c] uint8, calibration_labels [n] int64, training data both.
+    `calibration` holds samples of what the model was trained on by the name of the input, with
+    the right answers as `labels` where there are any; the first axis counts the samples.
+    Shapes: image [n h w c] uint8, labels [n] int64, others as the family's inputs are.
     """
 
     path: Path
@@ -35,10 +35,9 @@ class Checkpoint:
     family: str
     config: dict[str, Any]
     weights: dict[str, "torch.Tensor"]
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None  # none where no image comes in
     labels: tuple[str, ...]
-    calibration_images: np.ndarray
-    calibration_labels: np.ndarray
+    calibration: dict[str, np.ndarray]
     card: dict[str, Any]
 
     def build(self, dtype: "torch.dtype | None" = None) -> "nn.Module":
@@ -75,13 +74,14 @@ def load(path: Path | str) -> Checkpoint:
 
 
 def _parse(path: Path, data: bytes) -> Checkpoint:
-    tensors = _tensors(path, data)
-    header = _header(path, data)
-    preprocessing = Preprocessing.from_dict(header["preprocessing"])
+    tensors = unpack(path, data)
+    header = read_header(path, data)
+    declared = header["preprocessing"]
+    preprocessing = None if declared is None else Preprocessing.from_dict(declared)
     labels = header["labels"]
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise SaccadeError(f"{path}: labels are {labels!r}, expected a list of texts.")
-    images, answers = _calibration(path, tensors, preprocessing, len(labels))
+    calibration = _calibration(path, tensors, preprocessing, len(labels))
     weights = {
         key.removeprefix(_WEIGHTS): value
         for key, value in tensors.items()
@@ -96,8 +96,7 @@ def _parse(path: Path, data: bytes) -> Checkpoint:
         weights=weights,
         preprocessing=preprocessing,
         labels=tuple(labels),
-        calibration_images=images,
-        calibration_labels=answers,
+        calibration=calibration,
         card=header["card"],
     )
 
@@ -108,136 +107,83 @@ def save(
     family: str,
     config: dict[str, Any],
     weights: dict[str, "torch.Tensor"],
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | None,
     labels: tuple[str, ...],
-    calibration_images: np.ndarray,
-    calibration_labels: np.ndarray,
+    calibration: dict[str, np.ndarray],
     card: dict[str, Any],
 ) -> Checkpoint:
     """Write a checkpoint; the same content gives the same bytes.
 
-    Shapes: calibration_images [n h w c] uint8, calibration_labels [n] int64.
     Raises: SaccadeError if the file cannot be written or would not load again.
     """
     torch: Any = require("torch", extra="export")
     tensors = {_WEIGHTS + key: value.detach().contiguous() for key, value in weights.items()}
-    tensors[_IMAGES] = torch.from_numpy(np.ascontiguousarray(calibration_images))
-    tensors[_LABELS] = torch.from_numpy(np.ascontiguousarray(calibration_labels))
+    for name, samples in calibration.items():
+        tensors[_CALIBRATION + name] = torch.from_numpy(np.array(samples, order="C"))
     header = {
         "schema": SCHEMA,
         "version": VERSION,
         "family": family,
         "config": config,
-        "preprocessing": preprocessing.to_dict(),
+        "preprocessing": None if preprocessing is None else preprocessing.to_dict(),
         "labels": list(labels),
         "card": card,
     }
-    data = _pack(tensors, header)
+    data = pack(tensors, header)
     checkpoint = _parse(Path(path), data)
     write_atomically(Path(path), data)
     return checkpoint
 
 
-def _pack(tensors: dict[str, "torch.Tensor"], header: dict[str, Any]) -> bytes:
-    from safetensors.torch import save as serialize
-
-    # One metadata key only: safetensors writes several in the order of a random hash.
-    bare = serialize(tensors)
-    header = header | {"data_sha256": _data_sha256(bare)}
-    text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return serialize(tensors, metadata={"saccade": text})
-
-
-def _header_bytes(data: bytes) -> int:
-    return int.from_bytes(data[:8], "little")
-
-
-def _data_sha256(data: bytes) -> str:
-    return hashlib.sha256(memoryview(data)[8 + _header_bytes(data) :]).hexdigest()
-
-
-def _tensors(path: Path, data: bytes) -> dict[str, "torch.Tensor"]:
-    require("torch", extra="export")
-    from safetensors import SafetensorError
-    from safetensors.torch import load as deserialize
-
-    try:
-        return deserialize(data)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
-
-
-def _diagnosis(data: bytes) -> str:
-    retrain = "Copy it again from its source, or train a new one with: saccade train"
-    if not data:
-        return f"the file is empty. {retrain}"
-    if data[:4] == b"PK\x03\x04" or (data[0] == 0x80 and data[1:2] in b"\x02\x03\x04\x05"):
-        kind = "a zip archive, as torch.save writes" if data[0] != 0x80 else "a Python pickle"
-        return (
-            f"found {kind}, expected a safetensors file; saccade runs no code from a checkpoint. "
-            "Convert it once: torch.load(file, weights_only=True), then "
-            "saccade.models.checkpoint.save"
-        )
-    start = 8 + _header_bytes(data)
-    try:
-        entries = json.loads(data[8:start])
-        end = start + max(v["data_offsets"][1] for k, v in entries.items() if k != "__metadata__")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        cut = data[8:9] == b"{" and len(data) < start
-        end = start if cut else 0
-    if end > len(data):
-        return f"the file is truncated: found {len(data)} bytes, its header wants {end}. {retrain}"
-    return f"found a file that is not safetensors, or a corrupt one. {retrain}"
-
-
-def _header(path: Path, data: bytes) -> dict[str, Any]:
-    metadata = json.loads(data[8 : 8 + _header_bytes(data)]).get("__metadata__") or {}
-    if "saccade" not in metadata:
-        raise SaccadeError(
-            f"{path}: a safetensors file without saccade's metadata (found {sorted(metadata)}). "
-            "Weights of another project have to be converted: saccade.models.checkpoint.save"
-        )
-    try:
-        header = json.loads(metadata["saccade"])
-        found = (header["schema"], header["version"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise SaccadeError(f"{path}: corrupt metadata ({error}). Copy the file again.") from error
-    if found != (SCHEMA, VERSION):
-        raise SaccadeError(
-            f"{path}: found {found[0]} version {found[1]}, expected {SCHEMA} version {VERSION}. "
-            "Use the version of saccade that wrote it, or train again."
-        )
-    if set(header) != _KEYS:
-        raise SaccadeError(
-            f"{path}: metadata keys missing {sorted(_KEYS - set(header))}, unknown "
-            f"{sorted(set(header) - _KEYS)}. Train the checkpoint again with this version."
-        )
-    if header["data_sha256"] != _data_sha256(data):
-        raise SaccadeError(
-            f"{path}: corrupt, the tensors do not have the SHA-256 that the file states. "
-            "Copy it again from its source."
-        )
-    return header
-
-
 def _calibration(
-    path: Path, tensors: dict[str, "torch.Tensor"], expected: Preprocessing, classes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    if _IMAGES not in tensors or _LABELS not in tensors:
-        raise SaccadeError(f"{path}: no calibration images. Train the checkpoint again.")
-    images, labels = tensors[_IMAGES].numpy(), tensors[_LABELS].numpy()
-    shape = (len(labels), expected.height_px, expected.width_px, expected.channels)
-    if images.dtype != np.uint8 or images.shape != shape or labels.dtype != np.int64:
+    path: Path,
+    tensors: dict[str, "torch.Tensor"],
+    expected: Preprocessing | None,
+    classes: int,
+) -> dict[str, np.ndarray]:
+    found = {}
+    for key, value in tensors.items():
+        if key.startswith(_CALIBRATION):
+            name = key.removeprefix(_CALIBRATION)
+            found[_OLD_NAMES.get(name, name)] = value.numpy()
+    counts = {name: len(samples) if samples.ndim else 0 for name, samples in found.items()}
+    if not found or len(set(counts.values())) > 1:
         raise ShapeError(
-            f"{path}: calibration images are {images.dtype} {images.shape} with {labels.dtype} "
-            f"labels, expected uint8 {shape} with int64 labels. Train the checkpoint again."
+            f"{path}: calibration samples are {counts}, expected as many of each. "
+            "Train the checkpoint again."
         )
-    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+    _check_images(path, found.get("image"), expected)
+    _check_labels(path, found.get("labels"), classes)
+    return found
+
+
+def _check_images(path: Path, images: np.ndarray | None, expected: Preprocessing | None) -> None:
+    if images is None or expected is None:
+        if images is None and expected is None:
+            return
+        there, lacking = ("an input size", "no images") if expected else ("images", "no input size")
+        raise SaccadeError(f"{path}: has {there} for calibration, but {lacking}. Train it again.")
+    shape = (len(images), expected.height_px, expected.width_px, expected.channels)
+    if images.dtype != np.uint8 or images.shape != shape:
+        raise ShapeError(
+            f"{path}: calibration images are {images.dtype} {images.shape}, expected uint8 "
+            f"{shape}. Train the checkpoint again."
+        )
+
+
+def _check_labels(path: Path, labels: np.ndarray | None, classes: int) -> None:
+    if labels is None:
+        return
+    if labels.dtype != np.int64 or labels.ndim != 1:
+        raise ShapeError(
+            f"{path}: calibration labels are {labels.dtype} {labels.shape}, expected int64 "
+            f"({len(labels)},). Train the checkpoint again."
+        )
+    if classes and len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise SaccadeError(
             f"{path}: calibration labels reach from {labels.min()} to {labels.max()}, expected 0 "
             f"to {classes - 1}. Train the checkpoint again."
         )
-    return images, labels
 
 
 def _check_fit(checkpoint: Checkpoint, expected: dict[str, "torch.Tensor"]) -> None:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from saccade.models.modulation import ModFC, ModFFN, activate
 from saccade.models.nac_layers import Propagator, ReadIn, ReadOut, length_mask, masked_softmax
-from saccade.models.tokenizers import PatchTokenizer, check_image, patches
 
 
 class FoldedFC(nn.Module):
@@ -125,7 +124,14 @@ class FoldedReadIn(nn.Module):
         theta: Tensor | None = None,
         code: Tensor | None = None,
     ) -> Tensor:
-        y = self.attend(tokens, length, theta, code)
+        return self.read(self.weights(tokens, length, theta, code), tokens, code)
+
+    def read(self, weights: Tensor, tokens: Tensor, code: Tensor | None = None) -> Tensor:
+        """The states of modules that attend with these weights.
+
+        Shapes: weights [b u n], tokens [b n d] -> [b u d].
+        """
+        y = self.pooled(weights, tokens, code)
         return self.ffn(y, self.norm(y), code)
 
     def attend(
@@ -139,11 +145,30 @@ class FoldedReadIn(nn.Module):
 
         Shapes: as forward.
         """
+        return self.pooled(self.weights(tokens, length, theta, code), tokens, code)
+
+    def weights(
+        self,
+        tokens: Tensor,
+        length: Tensor | None = None,
+        theta: Tensor | None = None,
+        code: Tensor | None = None,
+    ) -> Tensor:
+        """How much of each token each module takes.
+
+        Shapes: as forward -> [b u n].
+        """
         if theta is None or code is None:
             scores = F.linear(tokens, self.probe).mT
         else:
             scores = probe(self.source_query, self.source_key, theta, code) @ tokens.mT
-        weights = masked_softmax(scores, length_mask(length, tokens))
+        return masked_softmax(scores, length_mask(length, tokens))
+
+    def pooled(self, weights: Tensor, tokens: Tensor, code: Tensor | None = None) -> Tensor:
+        """What the modules take with these weights, brought to their width.
+
+        Shapes: weights [b u n], tokens [b n d] -> [b u d].
+        """
         return self.output(self.value(weights @ tokens, code, fresh=True), code, fresh=True)
 
 
@@ -258,35 +283,3 @@ class FoldedReadOut(nn.Module):
         pooled = scores.softmax(-1) @ self.value.scaled(x, code)
         y = self.output(pooled @ self.value.weight)
         return self.pool(self.ffn(y, self.norm(y)))
-
-
-class FoldedPatches(nn.Module):
-    """A patch tokenizer with the pixel scale in its weights and all biases in the position.
-
-    Shapes: image [b h w c] -> [b n d].
-    """
-
-    weight: Tensor
-    position: Tensor
-
-    def __init__(self, source: PatchTokenizer) -> None:
-        super().__init__()
-        self.patch_px, self.norm, self.size = source.config.patch_px, source.norm, source.scale.size
-        repeat = source.config.patch_px**2
-        std, mean = source.scale.std.repeat(repeat), source.scale.mean.repeat(repeat)
-        weight = source.project.weight / std
-        self.register_buffer("weight", (weight / 255).mT.contiguous())
-        self.register_buffer("position", source.position + source.project.bias - weight @ mean)
-
-    def forward(self, image: Tensor) -> Tensor:
-        check_image(image, self.size)
-        pixels = patches(image.to(self.weight.dtype), self.patch_px)
-        return self.norm((pixels @ self.weight).add_(self.position))
-
-
-def fold_tokenizer(source: nn.Module) -> nn.Module:
-    """The tokenizer with its pixel scale folded where that is exact.
-
-    A convolution pads with zeros after scaling, so its scale stays.
-    """
-    return FoldedPatches(source) if isinstance(source, PatchTokenizer) else source

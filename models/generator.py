@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.graph_priors import prior_signatures
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
+from saccade.models.nac_layers import length_mask, masked_softmax, without_padding
 from saccade.models.skmdpa import signature_distance
 from saccade.plugins.errors import SaccadeError, ShapeError
 
@@ -24,8 +26,8 @@ class Circuit(NamedTuple):
 class Given(NamedTuple):
     """What a circuit may depend on."""
 
-    tokens: Tensor  # [b n d], after the tokenizer
-    length: Tensor | None  # [b]
+    tokens: Tensor  # [b n d], after the tokenizer, zero beyond the length
+    length: Tensor | None  # [b], or [b 2] of a pair of inputs
     condition: Tensor | None  # [b m k]
     condition_length: Tensor | None  # [b]
 
@@ -96,6 +98,7 @@ class ConditionalGenerator(nn.Module):
                 f"Bring each condition token to {self.width} values."
             )
         seen = self.norm_condition(self.condition(condition.to(self.queries.dtype)))
+        seen = without_padding(seen, length)
         queries = self.queries.expand(condition.shape[0], -1, -1)
         x = queries + self.cross(self.norm_queries(queries), seen, length)
         x = x + self.ffn(self.norm_ffn(x))
@@ -104,6 +107,18 @@ class ConditionalGenerator(nn.Module):
         x = self.norm_out(x[:, kept] + self.mix(every[:, kept], every))
         signatures = None if self.to_signature is None else self.to_signature(x)
         return Circuit(signatures, self.to_code(x))
+
+
+def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
+    """Where the signatures of an unconditional NAC start; any of the right shape if not `fresh`.
+
+    Shapes: -> [u s]; none where links are dense.
+    """
+    if config.connectivity == "dense":
+        return None
+    if fresh and config.signature_init == "prior":
+        return prior_signatures(config)
+    return torch.randn(config.modules, config.signature_dim)
 
 
 def generate(
@@ -157,7 +172,7 @@ def link_distances(
 class Attention(nn.Module):
     """Plain multi-head attention.
 
-    Shapes: x [b i d], seen [b j d], length [b] (of seen) -> [b i d].
+    Shapes: x [b i d], seen [b j d], length [b] or [b 2] (of seen) -> [b i d].
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -170,11 +185,10 @@ class Attention(nn.Module):
             y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for y in (self.query(x), self.key(seen), self.value(seen))
         )
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        if length is not None:
-            hidden = torch.arange(seen.shape[1], device=seen.device) >= length[:, None]
-            scores = scores.masked_fill(hidden[:, None, None], -math.inf)
-        return self.output((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        mask = length_mask(length, seen)
+        mask = None if mask is None else mask.unsqueeze(1)
+        weights = masked_softmax(q @ k.mT / math.sqrt(q.shape[-1]), mask)
+        return self.output((weights @ v).transpose(1, 2).flatten(2))
 
 
 def feed_forward(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

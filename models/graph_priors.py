@@ -2,6 +2,7 @@
 """Which link probabilities a graph prior wants, and how far a circuit is from them."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,6 +143,14 @@ class GraphStructure:
             self._aligned = self.align(scaled.detach())
         self._calls += 1
         return structure_loss(scaled, self._aligned)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed training run needs of the permutation in use."""
+        return {"aligned": self._aligned, "calls": self._calls}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._aligned, self._calls = state["aligned"], state["calls"]
 
     @torch.no_grad()
     def align(self, scaled_distance: Tensor) -> Tensor:

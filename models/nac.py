@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neural Attentive Circuits: attentive modules with learned functions and learned links."""
 
-import math
 from copy import deepcopy
-from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +14,18 @@ from saccade.models.generator import (
     Given,
     InitialState,
     UnconditionalGenerator,
+    first_signatures,
     generate,
     link_distances,
 )
-from saccade.models.graph_priors import GraphStructure, degree_order, prior_signatures
+from saccade.models.graph_priors import GraphStructure
+from saccade.models.interface import Part, Setting, fraction_setting
 from saccade.models.modulation import linear
+from saccade.models.module_dropout import ModuleDropout, circuit_order
 from saccade.models.nac_config import NACConfig as NACConfig
-from saccade.models.nac_layers import Propagator, ReadIn, ReadOut
+from saccade.models.nac_layers import Propagator, ReadIn, ReadOut, head_outputs, without_padding
+from saccade.models.nac_parts import nac_facts, nac_part, nac_settings
+from saccade.models.nac_prune import pruned
 from saccade.models.skmdpa import (
     evaluation_bias,
     link_probability,
@@ -35,8 +39,9 @@ class NAC(nn.Module):
     """A circuit generator and the executor that runs its circuit on tokens.
 
     Every method that runs the model takes `x` (image [b h w c] with values 0 to 255 of any type,
-    or tokens [b n token_dim]), `length` [b] of at least 1 (tokens that count), `condition`
-    [b m condition_dim] and `condition_length` [b] (conditional NAC).
+    tokens [b n token_dim], points [b n 3], characters or bytes [b n]; a pair [b 2 ...]), `length`
+    [b] or [b 2] of at least 1 (tokens that count), `condition` [b m condition_dim] and
+    `condition_length` [b] (conditional NAC).
 
     Source: Weiss et al. 2022, Neural Attentive Circuits, section 2; the configuration says what
             was decided where the paper is silent.
@@ -55,8 +60,7 @@ class NAC(nn.Module):
             self._build(config, fresh)
         self.register_buffer("module_order", torch.arange(config.modules))
         self._structure = GraphStructure(config)
-        self._dropout_order: Tensor | None = None
-        self._dropout_calls = 0
+        self._dropout = ModuleDropout(config)
         if fresh and not config.conditional:
             self.rank_modules()
 
@@ -66,7 +70,7 @@ class NAC(nn.Module):
         if config.conditional:
             self.generator = ConditionalGenerator(config)
         else:
-            self.generator = UnconditionalGenerator(config, _first_signatures(config, fresh))
+            self.generator = UnconditionalGenerator(config, first_signatures(config, fresh))
         self.initial_state = InitialState(config)
         self.read_in = ReadIn(config)
         self.propagators = nn.ModuleList(
@@ -97,7 +101,7 @@ class NAC(nn.Module):
         Shapes: -> [b classes].
         """
         if modules is None and self.training:
-            modules = self._draw_modules()
+            modules = self._dropout.draw(self.rank_now)
         return self.head(self._state(x, length, condition, condition_length, modules))
 
     def outputs(
@@ -126,6 +130,39 @@ class NAC(nn.Module):
         """
         return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
 
+    def details(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """`outputs`, and what the modules looked at and listened to.
+
+        Shapes: -> also attention [b u n] of the read-in and link [b u u], the probabilities of
+                links (absent where links are dense).
+        """
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given)
+        found = head_outputs(self.head, self._execute(given, circuit))
+        theta, codes = self.initial_state(circuit.codes), circuit.codes
+        found["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
+        between, _ = link_distances(circuit.signatures, self.read_out_signatures)
+        if between is not None:
+            links = link_probability(between, self.config.epsilon)
+            found["link"] = links.expand(given.tokens.shape[0], -1, -1)
+        return found
+
+    def _given(
+        self,
+        x: Tensor,
+        length: Tensor | None,
+        condition: Tensor | None,
+        condition_length: Tensor | None,
+    ) -> Given:
+        tokens = without_padding(self.tokenizer(x), length)
+        return Given(tokens, length, condition, condition_length)
+
     def _state(
         self,
         x: Tensor,
@@ -134,12 +171,14 @@ class NAC(nn.Module):
         condition_length: Tensor | None = None,
         modules: Tensor | None = None,
     ) -> Tensor:
-        tokens = self.tokenizer(x)
-        given = Given(tokens, length, condition, condition_length)
-        circuit = generate(self.generator, self.config, given, modules)
-        theta = self.read_in(self.initial_state(circuit.codes), tokens, circuit.codes, length)
+        given = self._given(x, length, condition, condition_length)
+        return self._execute(given, generate(self.generator, self.config, given, modules))
+
+    def _execute(self, given: Given, circuit: Circuit) -> Tensor:
+        theta = self.initial_state(circuit.codes)
+        theta = self.read_in(theta, given.tokens, circuit.codes, given.length)
         between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
-        batch = tokens.shape[0]
+        batch = given.tokens.shape[0]
         bias = None if self.training else self._bias(between, batch)
         for propagator in self.propagators:
             sampled = self._bias(between, batch) if self.training else bias
@@ -160,37 +199,6 @@ class NAC(nn.Module):
         limits = {"tau": config.tau, "p_min": config.p_min, "p_max": config.p_max}
         return sampled_bias(distance, config.epsilon, shape=shape, **limits)
 
-    def _draw_modules(self) -> Tensor | None:
-        config = self.config
-        if config.module_dropout >= 1:
-            return None
-        smallest = config.module_dropout
-        if config.dropout_draw == "uniform":
-            fraction = smallest + (1 - smallest) * torch.rand(()).item()
-        else:
-            fraction = smallest ** torch.rand(()).item()
-        keep = max(1, math.floor(fraction * config.modules + 0.5))
-        ordered = torch.rand(()).item() < config.dropout_ordered
-        chosen = self._current_order() if ordered else torch.randperm(config.modules)
-        return chosen[:keep]
-
-    def _current_order(self) -> Tensor:
-        if self.config.conditional:
-            return self.module_order
-        if self._dropout_calls % self.config.graph_refresh_steps == 0:
-            with torch.no_grad():
-                self._dropout_order = self._degree_order(self.generator())
-        self._dropout_calls += 1
-        assert self._dropout_order is not None
-        return self._dropout_order
-
-    def _degree_order(self, circuit: Circuit) -> Tensor:
-        distance, _ = link_distances(circuit.signatures, self.read_out_signatures)
-        if distance is None:
-            return torch.arange(self.config.modules, device=self.module_order.device)
-        links = link_probability(distance.double(), self.config.epsilon)
-        return degree_order(links.mean(0) if links.dim() == 3 else links)
-
     @torch.no_grad()
     def rank_modules(
         self,
@@ -207,17 +215,27 @@ class NAC(nn.Module):
         Raises: SaccadeError if a conditional NAC gets no samples.
         """
         if not self.config.conditional:
-            circuit = self.generator()
-        elif x is None:
+            self.module_order.copy_(circuit_order(self.generator(), self.config))
+            return self.module_order
+        if x is None:
             raise SaccadeError(
                 "rank_modules: found no samples, but the circuit of a conditional NAC depends on "
                 "them. Pass calibration samples (and their condition)."
             )
-        else:
-            given = Given(self.tokenizer(x), length, condition, condition_length)
-            circuit = generate(self.generator, self.config, given)
-        self.module_order.copy_(self._degree_order(circuit))
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given)
+        self.module_order.copy_(circuit_order(circuit, self.config))
         return self.module_order
+
+    @torch.no_grad()
+    def rank_now(self) -> Tensor:
+        """The order of the circuit as it is; of a conditional NAC the order kept last.
+
+        Shapes: -> int64 [u].
+        """
+        if self.config.conditional:
+            return self.module_order
+        return circuit_order(self.generator(), self.config)
 
     def graph_loss(self) -> Tensor:
         """Distance of the links from the graph prior; 0 where links are not learned or generated.
@@ -238,55 +256,37 @@ class NAC(nn.Module):
 
         Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
         """
-        total = self.config.modules
-        keep = math.floor(budget * total + 0.5) if 0 < budget <= 1 else 0
-        if keep < 1:
-            raise SaccadeError(
-                f"budget {budget}: keeps no module of {total}, or is not above 0 and at most 1. "
-                f"Expected at least {0.5 / total:.4g}. Choose a larger budget."
-            )
-        chosen = self.module_order[:keep]
-        config = replace(self.config, modules=keep)
-        state = {name: value.clone() for name, value in self.state_dict().items()}
-        if self.config.conditional:
-            config = replace(config, generator_modules=self.config.generator_modules or total)
-            selected = ["generator.kept"]
-        else:
-            selected = [f"generator.{name}" for name in ("codes", "signatures")]
-        for name in selected:
-            if name in state:
-                state[name] = state[name][chosen]
-        state["module_order"] = torch.arange(keep, device=chosen.device)
-        pruned = NAC(config, fresh=False).to(self.head.weight)
-        pruned.load_state_dict(state)
-        return pruned.train(self.training)
+        return pruned(self, budget)
+
+    def parts(self) -> tuple[Part, ...]:
+        """One, the role of which is empty: it answers requests alone."""
+        return (nac_part(self),)
+
+    def settings(self) -> tuple[Setting, ...]:
+        """All modules, a half, a quarter and an eighth of them, each number once."""
+        return nac_settings(self.config)
+
+    def setting(self, text: str) -> Setting:
+        """The setting that keeps this fraction of the modules.
+
+        Raises: SaccadeError if it is no fraction in (0, 1] or keeps nothing.
+        """
+        return fraction_setting(text, self.config.modules, "modules")
+
+    def at(self, setting: Setting) -> "NAC":
+        """The pruned model of that setting."""
+        return self.prune(setting.budget)
+
+    def facts(self) -> dict[str, Any]:
+        """What comes in, the longest of it, and what characters stand for."""
+        return nac_facts(self.config)
 
     def fold(self) -> nn.Module:
         """The same function with everything folded that is constant in evaluation.
 
-        It has `forward`, `outputs` and `embed` with the same arguments, and no training mode.
+        It has `forward`, `outputs`, `details` and `embed` with the same arguments, `parts`, and
+        no training mode.
         """
         from saccade.models.nac_fold import FoldedNAC
 
         return FoldedNAC(deepcopy(self).eval())
-
-
-def head_outputs(head: nn.Module, state: Tensor) -> dict[str, Tensor]:
-    """Logits, probabilities and embedding of the confidence-weighted state.
-
-    Shapes: state [b d] -> logits and probabilities [b classes], embedding [b d].
-    """
-    logits = head(state)
-    return {
-        "logits": logits,
-        "probabilities": logits.softmax(-1),
-        "embedding": F.normalize(state, dim=-1),
-    }
-
-
-def _first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
-    if config.connectivity == "dense":
-        return None
-    if fresh and config.signature_init == "prior":
-        return prior_signatures(config)
-    return torch.randn(config.modules, config.signature_dim)

@@ -7,8 +7,9 @@ from typing import Any
 from saccade.plugins.errors import SaccadeError
 
 CHOICES = {
-    "input": ("image", "tokens"),
+    "input": ("image", "tokens", "points", "characters", "bytes"),
     "tokenizer": ("patch", "conv"),
+    "positions": ("learned", "sinusoidal", "none"),
     "activation": ("gelu", "relu"),
     "graph_prior": ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi"),
     "connectivity": ("learned", "frozen", "dense"),
@@ -22,6 +23,10 @@ COUNTS = (
     *("code_dim", "signature_dim", "heads", "ffn_dim", "classes"),
     *("graph_group", "graph_refresh_steps"),
 )
+WHOLE = (
+    *("token_dim", "max_tokens", "point_bands", "propagator_layers"),
+    *("condition_dim", "condition_tokens"),
+)
 MAX_MODULES = 4096
 
 
@@ -33,7 +38,10 @@ class NACConfig:
     Source: Weiss et al. 2022, Neural Attentive Circuits, section 2 and 4.4.
     """
 
-    input: str = "image"  # image: uint8 values [b, h, w, c]; tokens: [b, n, token_dim] and a length
+    # image: uint8 values [b, h, w, c]; tokens: [b, n, token_dim]; points: [b, n, 3]; characters:
+    # indices into the vocabulary [b, n]; bytes: uint8 [b, n]. All but images come with a length.
+    input: str = "image"
+    input_sets: int = 1  # 2: a pair of inputs (image and image_b), each marked with its own vector
     tokenizer: str = "patch"  # of images: one linear layer per patch, or three small convolutions
     height_px: int = 8
     width_px: int = 8
@@ -42,7 +50,10 @@ class NACConfig:
     std: tuple[float, ...] = (0.5,)
     patch_px: int = 2
     token_dim: int = 0  # width of a token that comes in
-    max_tokens: int = 0  # learned positions of incoming tokens; 0: they are a set
+    max_tokens: int = 0  # most tokens that come in, and positions for them; 0: any, a set
+    positions: str = "learned"  # of max_tokens tokens, characters or bytes
+    vocabulary: tuple[str, ...] = ()  # what the indices of characters stand for
+    point_bands: int = 4  # octaves of the Fourier features of a point's coordinates
     modules: int = 64  # processor modules, 1 to 4,096
     readout_modules: int = 4
     dim: int = 64  # width of a module's state
@@ -74,6 +85,7 @@ class NACConfig:
     graph_refresh_steps: int = 20  # the permutation onto the prior is found anew every so often
     conditional: bool = False  # a circuit a sample: generated from `condition`, or the tokens
     condition_dim: int = 0  # width of a condition token; 0: the input tokens are the condition
+    condition_tokens: int = 0  # most condition tokens: the fixed axis of an exported model
     generator_modules: int = 0  # queries of the conditional generator; 0: as many as modules
     module_dropout: float = 1.0  # smallest fraction of modules kept in a training step; 1: off
     dropout_draw: str = "uniform"  # of the fraction, between module_dropout and 1
@@ -89,7 +101,8 @@ class NACConfig:
         for name in COUNTS:
             value = getattr(self, name)
             self._expect(name, type(value) is int and value >= 1, "a whole number of at least 1")
-        for name in ("token_dim", "max_tokens", "propagator_layers", "condition_dim"):
+        object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
+        for name in WHOLE:
             value = getattr(self, name)
             self._expect(name, type(value) is int and value >= 0, "a whole number of at least 0")
         self._check_sizes()
@@ -104,9 +117,26 @@ class NACConfig:
             or (self.conditional and self.modules <= self.generator_modules <= MAX_MODULES),
             "0, or in a conditional NAC between modules and 4096",
         )
+        self._expect("input_sets", self.input_sets in (1, 2), "1, or 2 for a pair of inputs")
+        given = self.condition_dim > 0 or self.condition_tokens == 0
+        self._expect("condition_tokens", given, "0 where condition_dim is 0")
+        if self.input == "image":
+            self._check_image()
+        else:
+            self._check_sequence()
+
+    def _check_sequence(self) -> None:
+        kind = f"where input is {self.input!r}"
         if self.input == "tokens":
-            self._expect("token_dim", self.token_dim >= 1, "at least 1 where input is 'tokens'")
-            return
+            self._expect("token_dim", self.token_dim >= 1, f"at least 1 {kind}")
+        else:
+            self._expect("max_tokens", self.max_tokens >= 1, f"at least 1 {kind}")
+        if self.input == "characters":
+            words = self.vocabulary
+            fits = len(words) == len(set(words)) >= 1 and all(type(w) is str for w in words)
+            self._expect("vocabulary", fits, f"different texts, at least one, {kind}")
+
+    def _check_image(self) -> None:
         size = f"a divisor of height_px ({self.height_px}) and width_px ({self.width_px})"
         fits = self.height_px % self.patch_px == 0 and self.width_px % self.patch_px == 0
         self._expect("patch_px", fits, size)
@@ -137,7 +167,7 @@ class NACConfig:
     @property
     def tokens(self) -> int | None:
         """How many tokens an image gives; None where the input decides."""
-        if self.input == "tokens":
+        if self.input != "image":
             return None
         return (self.height_px // self.patch_px) * (self.width_px // self.patch_px)
 
@@ -167,3 +197,10 @@ class NACConfig:
                 f"NAC configuration: a value has the wrong type ({error}). "
                 f"Write it with NACConfig.to_dict."
             ) from error
+
+
+def _preset(**fields_of: Any) -> dict[str, Any]:
+    return NACConfig(**fields_of).to_dict()
+
+
+_COLOUR: dict[str, Any] = {"channels": 3, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}

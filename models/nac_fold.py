@@ -9,15 +9,18 @@ from saccade.models.folded_layers import (
     FoldedPropagator,
     FoldedReadIn,
     FoldedReadOut,
-    fold_tokenizer,
 )
+from saccade.models.folded_tokenizers import fold_tokenizer
 from saccade.models.generator import Circuit, Given, check_condition, generate, link_distances
-from saccade.models.nac import NAC, head_outputs
+from saccade.models.interface import Part
+from saccade.models.nac import NAC
+from saccade.models.nac_layers import head_outputs, without_padding
+from saccade.models.nac_parts import nac_part
 from saccade.models.skmdpa import evaluation_bias
 
 
 class FoldedNAC(nn.Module):
-    """What `NAC.fold` returns: `forward`, `outputs` and `embed` of a NAC, evaluation only.
+    """What `NAC.fold` returns: a NAC's `forward`, `outputs`, `details`, `embed`, evaluation only.
 
     Codes, signatures and initial states are constants, so every modulation is one vector a
     module, the attention bias one matrix, and the read-in's query part of a probe in the space of
@@ -96,6 +99,28 @@ class FoldedNAC(nn.Module):
         """
         return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
 
+    def details(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """`outputs`, and what the modules looked at and listened to.
+
+        Shapes: -> also attention [b u n] of the read-in and link [b u u], the probabilities of
+                links (absent where links are dense).
+        """
+        state, attention, bias = self._run(x, length, condition, condition_length)
+        found = head_outputs(self.head, state) | {"attention": attention}
+        if bias is not None:
+            found["link"] = bias.exp().expand(attention.shape[0], -1, -1)
+        return found
+
+    def parts(self) -> tuple[Part, ...]:
+        """The unfolded model's one part, run by this one."""
+        return (nac_part(self),)
+
     def _bias(self, distance: Tensor | None) -> Tensor | None:
         return None if distance is None else evaluation_bias(distance, self.config.epsilon)
 
@@ -106,27 +131,30 @@ class FoldedNAC(nn.Module):
         condition: Tensor | None,
         condition_length: Tensor | None,
     ) -> Tensor:
-        tokens = self.tokenizer(x)
-        if not self.config.conditional:
-            check_condition(self.config, condition)
-            return self._run(tokens, length, self.link_bias, self.read_out_bias)
-        given = Given(tokens, length, condition, condition_length)
-        circuit = generate(self.generator, self.config, given)
-        between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
-        link_bias, read_out_bias = self._bias(between), self._bias(to_read_out)
-        theta = self.initial_state(circuit.codes)
-        return self._run(tokens, length, link_bias, read_out_bias, theta, circuit.codes)
+        return self._run(x, length, condition, condition_length)[0]
 
     def _run(
         self,
-        tokens: Tensor,
+        x: Tensor,
         length: Tensor | None,
-        link_bias: Tensor | None,
-        read_out_bias: Tensor | None,
-        theta: Tensor | None = None,
-        code: Tensor | None = None,
-    ) -> Tensor:
-        state = self.read_in(tokens, length, theta, code)
+        condition: Tensor | None,
+        condition_length: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The state in front of the head, the read-in's weights, the links' logarithms."""
+        tokens = without_padding(self.tokenizer(x), length)
+        theta: Tensor | None = None
+        code: Tensor | None = None
+        if self.config.conditional:
+            given = Given(tokens, length, condition, condition_length)
+            circuit = generate(self.generator, self.config, given)
+            between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
+            link_bias, read_out_bias = self._bias(between), self._bias(to_read_out)
+            theta, code = self.initial_state(circuit.codes), circuit.codes
+        else:
+            check_condition(self.config, condition)
+            link_bias, read_out_bias = self.link_bias, self.read_out_bias
+        weights = self.read_in.weights(tokens, length, theta, code)
+        state = self.read_in.read(weights, tokens, code)
         for propagator in self.propagators:
             state = propagator(state, link_bias, code)
-        return self.read_out(state, read_out_bias, code)
+        return self.read_out(state, read_out_bias, code), weights, link_bias

@@ -5,6 +5,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from saccade.models.modulation import ModFC, ModFFN, linear
 from saccade.models.nac_config import NACConfig
@@ -42,14 +43,26 @@ def optional_norm(config: NACConfig) -> nn.Module:
 
 
 def length_mask(length: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Which tokens take part.
+    """Which tokens take part; of a pair of inputs, each half has a length of its own.
 
-    Shapes: length [b], tokens [b n d] -> bool [b 1 n].
+    Shapes: length [b] or [b 2], tokens [b n d] -> bool [b 1 n].
     """
     if length is None:
         return None
-    position = torch.arange(tokens.shape[1], device=tokens.device)
-    return position < length[:, None, None]
+    sets = length.shape[1] if length.dim() == 2 else 1
+    position = torch.arange(tokens.shape[1] // sets, device=tokens.device)
+    if sets == 1:
+        return position < length.reshape(-1, 1, 1)
+    return (position < length.unsqueeze(-1)).flatten(1).unsqueeze(1)
+
+
+def without_padding(tokens: Tensor, length: Tensor | None) -> Tensor:
+    """Zeros beyond the length, where anything may stand: 0 times a NaN would still be NaN.
+
+    Shapes: tokens [b n d], length [b] or [b 2] -> [b n d].
+    """
+    mask = length_mask(length, tokens)
+    return tokens if mask is None else tokens.masked_fill(~mask.mT, 0.0)
 
 
 class ReadIn(nn.Module):
@@ -103,15 +116,27 @@ class ReadIn(nn.Module):
     def _attend_reassociated(
         self, q: Tensor, tokens: Tensor, code: Tensor, mask: Tensor | None
     ) -> Tensor:
+        return self.value(self._weights(q, tokens, code, mask) @ tokens, code)
+
+    def weights(
+        self, theta: Tensor, tokens: Tensor, code: Tensor, length: Tensor | None = None
+    ) -> Tensor:
+        """How much of each token each module takes; the rows sum to 1.
+
+        Shapes: as forward -> [b u n].
+        """
+        mask = length_mask(length, tokens)
+        return self._weights(self.query(theta, code), tokens, code, mask)
+
+    def _weights(self, q: Tensor, tokens: Tensor, code: Tensor, mask: Tensor | None) -> Tensor:
         probe = (q @ self.key.linear.weight) * self.key.gain(code) / math.sqrt(q.shape[-1])
-        weights = masked_softmax(probe @ tokens.mT, mask)
-        return self.value(weights @ tokens, code)
+        return masked_softmax(probe @ tokens.mT, mask)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax over the tokens that take part; a sample without any is NaN.
 
-    Shapes: scores [b u n], mask bool [b 1 n] -> [b u n].
+    Shapes: scores [b ... u n], mask bool [b ... 1 n] -> [b ... u n].
     """
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
@@ -200,3 +225,16 @@ class ConfidencePool(nn.Module):
         else:
             scores = self.scores.expand(states.shape[:2])
         return (scores.softmax(-1).unsqueeze(1) @ states).squeeze(1)
+
+
+def head_outputs(head: nn.Module, state: Tensor) -> dict[str, Tensor]:
+    """Logits, probabilities and embedding of the confidence-weighted state.
+
+    Shapes: state [b d] -> logits and probabilities [b classes], embedding [b d].
+    """
+    logits = head(state)
+    return {
+        "logits": logits,
+        "probabilities": logits.softmax(-1),
+        "embedding": F.normalize(state, dim=-1),
+    }

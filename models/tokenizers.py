@@ -7,9 +7,8 @@ from torch.nn import functional as F
 
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
+from saccade.models.sequence_tokenizers import POSITION_STD, sequence_tokenizer
 from saccade.plugins.errors import ShapeError
-
-POSITION_STD = 0.3
 
 
 class PatchTokenizer(nn.Module):
@@ -57,33 +56,6 @@ class ConvTokenizer(nn.Module):
         return self.norm(self.project(features).flatten(2).mT + self.position)
 
 
-class TokenProjection(nn.Module):
-    """Tokens that come in, brought to the model's width; with max_tokens, positions too.
-
-    Shapes: tokens [b n token_dim], n at most max_tokens where that is set -> [b n dim].
-    """
-
-    def __init__(self, config: NACConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.project = linear(config.token_dim, config.dim)
-        self.norm = nn.LayerNorm(config.dim)
-        if config.max_tokens:
-            self.position = nn.Parameter(POSITION_STD * torch.randn(config.max_tokens, config.dim))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        expected = self.config.token_dim
-        if tokens.dim() != 3 or tokens.shape[-1] != expected:
-            raise ShapeError(
-                f"tokens: found shape {list(tokens.shape)}, expected [b, n, {expected}]. "
-                f"Bring each token to {expected} values."
-            )
-        x = self.project(tokens.to(self.norm.weight.dtype))
-        if self.config.max_tokens:
-            x = x + self.position[: tokens.shape[1]]
-        return self.norm(x)
-
-
 class PixelScale(nn.Module):
     """(x / 255 - mean) / std, in the type of the weights.
 
@@ -127,8 +99,33 @@ def patches(pixels: Tensor, side_px: int) -> Tensor:
     return grid.reshape(b, rows * columns, side_px * side_px * c)
 
 
+class PairTokenizer(nn.Module):
+    """One tokenizer for both inputs of a pair; a learned vector says which input a token is of.
+
+    Shapes: x [b 2 ...], each half as `each` takes it -> tokens [b 2n dim], the first input's first.
+    """
+
+    def __init__(self, each: nn.Module, config: NACConfig) -> None:
+        super().__init__()
+        self.each = each
+        self.mark = nn.Parameter(POSITION_STD * torch.randn(config.input_sets, 1, config.dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sets = self.mark.shape[0]
+        if x.dim() < 3 or x.shape[1] != sets:
+            raise ShapeError(
+                f"input: found shape {list(x.shape)}, expected [b, {sets}, ...]. "
+                "Stack the inputs of a pair along the second axis."
+            )
+        tokens = self.each(x.flatten(0, 1))
+        return (tokens.unflatten(0, (-1, sets)) + self.mark).flatten(1, 2)
+
+
 def tokenizer(config: NACConfig) -> nn.Module:
     """The tokenizer that the configuration asks for."""
-    if config.input == "tokens":
-        return TokenProjection(config)
-    return PatchTokenizer(config) if config.tokenizer == "patch" else ConvTokenizer(config)
+    each: nn.Module
+    if config.input == "image":
+        each = PatchTokenizer(config) if config.tokenizer == "patch" else ConvTokenizer(config)
+    else:
+        each = sequence_tokenizer(config)
+    return each if config.input_sets == 1 else PairTokenizer(each, config)

@@ -1,106 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training loop: recipe and data to a checkpoint that says how good it is."""
+"""`saccade train`: a family and options to a checkpoint that says how good it is."""
 
 import math
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import shlex
+import sys
+from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from saccade.models.checkpoint import Checkpoint, save
-from saccade.models.data.datasets import Dataset, load_data
-from saccade.models.preprocessing import Preprocessing
+from saccade.models.families import FAMILIES
+from saccade.models.training.options import TrainOptions as TrainOptions
+from saccade.models.training.options import overrides_words
+from saccade.models.training.task import Task
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import refuse_existing
-from saccade.plugins.progress import Advance, progress
 
 if TYPE_CHECKING:
-    from saccade.models.nac import NAC
-    from saccade.models.training_recipes import Recipe
+    from saccade.models.training.loop import Fitted
 
-CALIBRATION_IMAGES = 256
-SMALL_BUDGET = 0.125  # the best epoch is the one whose full and small model are best on average
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """What to learn and with what; what is not given comes from the data set's recipe."""
-
-    out: Path  # checkpoint to write, ends in .safetensors
-    data: str = "digits"  # digits, digits-sum, a folder of class folders, or an .npz
-    epochs: int | None = None  # passes over the training data
-    modules: int | None = None  # processor modules, 1 to 4096
-    dim: int | None = None  # width of a module's state
-    propagator_layers: int | None = None  # rounds of messages between the modules
-    learning_rate: float | None = None  # at its highest
-    batch: int | None = None  # images a step
-    module_dropout: bool = True  # keep only some of the modules in a training step
-    side_px: int = 32  # to which a folder's images are resized
-    seed: int = 0  # of the weights, the batches and the dropout
-    threads: int = 1  # of the processor; small models gain nothing from more
-    force: bool = False  # replace what stands at --out
+# Rounded to these, the same run on the same machine gives the same file.
+ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 500, 1000)
 
 
-def train(options: TrainOptions) -> Checkpoint:
-    """Train a NAC and write it with 256 training images for calibration and a card.
+def train(family: str, options: TrainOptions) -> Checkpoint:
+    """Train a model and write it with samples for calibration, a card and a log beside it.
 
-    Raises: SaccadeError if an option, the data or the place of the output cannot be used.
+    Raises: SaccadeError if the family, an option, the data or the place of the output cannot be
+        used, or the loss stops being finite.
     """
     _check(options)
+    make = _task_of(family)
     torch: Any = require("torch", extra="export")
-    training = load_data(options.data, "train", side_px=options.side_px)
-    validation = load_data(options.data, "validation", side_px=options.side_px)
-    recipe = _recipe(options, training)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SaccadeError("--device is cuda, but torch finds no GPU here. Use --device cpu.")
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
+    devices = [torch.cuda.current_device()] if options.device == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=devices):
             torch.manual_seed(options.seed)
-            model, best_epoch = _fit(options, recipe, training, validation)
-        modules = model.config.modules
-        keeping = [budget for budget in recipe.budgets if math.floor(budget * modules + 0.5)]
-        scores = score(model, validation, keeping)
+            checkpoint = _run(make(options), options)
+    except KeyboardInterrupt:
+        if options.state_path.exists():
+            print("The run is kept: give --resume as well to continue it.", file=sys.stderr)
+        raise
     finally:
         torch.set_num_threads(threads)
-    return _write(options, recipe, model, training, validation, best_epoch, scores)
+    options.state_path.unlink(missing_ok=True)
+    return checkpoint
 
 
-def score(
-    model: "NAC", data: Dataset, budgets: Sequence[float], *, most: int | None = None
-) -> dict[str, float]:
-    """Share of right answers by budget, from the first `most` samples.
-
-    Raises: SaccadeError if a budget keeps no module.
-    """
+def _run(task: Task, options: TrainOptions) -> Checkpoint:
     import torch
 
-    images = torch.from_numpy(data.images[:most])
-    labels = torch.from_numpy(data.labels[:most])
-    scores = {}
-    for budget in budgets:
-        small = model.prune(budget).eval()
-        with torch.inference_mode():
-            right = sum(
-                int((small(images[i : i + 200]).argmax(1) == labels[i : i + 200]).sum())
-                for i in range(0, len(labels), 200)
-            )
-        scores[f"{budget:g}"] = right / len(labels)
-    return scores
+    from saccade.models.training.loop import fit
+
+    fitted = fit(task, options)
+    report = getattr(task, "report", task.validate)
+    with torch.no_grad():
+        task.finish()
+        scores = report()
+    task.model.cpu()
+    checkpoint = save(
+        options.out,
+        family=task.family,
+        weights=task.model.state_dict(),
+        card=_card(task, options, fitted, scores),
+        **task.saved(),
+    )
+    fitted.log.write()
+    return checkpoint
+
+
+def _card(
+    task: Task, options: TrainOptions, fitted: "Fitted", scores: dict[str, float]
+) -> dict[str, Any]:
+    return {
+        "data": task.data,
+        "data_sha256": dict(task.data_sha256),
+        "seed": options.seed,
+        "command": command_line(task.family, options, task.data),
+        "recipe": options.recipe,
+        "steps": task.recipe.steps,
+        "batch": task.recipe.batch,
+        "learning_rate": task.recipe.learning_rate,
+        "best_step": fitted.best_step,
+        "validation": scores,
+        "device": _device(options),
+        "about_minutes": min(ABOUT_MINUTES, key=lambda each: abs(each - fitted.seconds / 60)),
+        "versions": {name: version(name) for name in ("saccade", "torch", "numpy", "safetensors")}
+        | {"python": platform.python_version()},
+    } | dict(getattr(task, "card", {}))
+
+
+def _device(options: TrainOptions) -> str:
+    if options.device == "cpu":
+        return f"cpu, {options.threads} thread{'s' if options.threads > 1 else ''}"
+    import torch
+
+    return f"cuda, {torch.cuda.get_device_name()}"
+
+
+def _task_of(family: str) -> Callable[[TrainOptions], Task]:
+    """The `task` of `models/training/<family>.py`."""
+    if family not in FAMILIES:
+        raise SaccadeError(
+            f"model family '{family}' is unknown. Expected one of: {', '.join(FAMILIES)}."
+        )
+    make: Callable[[TrainOptions], Task] = import_module(
+        f"saccade.models.training.{family.replace('-', '_')}"
+    ).task
+    return make
 
 
 def _check(options: TrainOptions) -> None:
     out = options.out
     if out.suffix != ".safetensors":
         raise SaccadeError(f"--out is {out}, expected a name that ends in .safetensors.")
-    refuse_existing(out, force=options.force)
-    if out.is_dir():
-        raise SaccadeError(f"--out is the folder {out}, expected a file. Choose another name.")
-    limits = {"epochs": 1, "batch": 1, "side_px": 4, "seed": 0, "threads": 1}
+    _check_place(out, options)
+    limits = {"steps": 1, "batch": 1, "side_px": 4, "seed": 0, "threads": 1}
     for name, least in limits.items():
         value = getattr(options, name)
         if value is not None and value < least:
@@ -117,125 +140,30 @@ def _check(options: TrainOptions) -> None:
         raise SaccadeError(f"{out.parent}: cannot be written. Choose another place with --out.")
 
 
-def _recipe(options: TrainOptions, data: Dataset) -> "Recipe":
-    from saccade.models.training_recipes import recipe_for
-
-    _, height, width, channels = data.images.shape
-    recipe = recipe_for(options.data, height, width)
-    pixels = data.images.reshape(-1, channels) / 255
-    config = recipe.config | {
-        "height_px": height,
-        "width_px": width,
-        "channels": channels,
-        "mean": tuple(round(float(value), 4) for value in pixels.mean(0)),
-        "std": tuple(max(round(float(value), 4), 1e-3) for value in pixels.std(0)),
-        "classes": len(data.class_names),
-        "seed": options.seed,
-    }
-    for name in ("modules", "dim", "propagator_layers"):
-        if getattr(options, name) is not None:
-            config[name] = getattr(options, name)
-    modules = max(1, config["modules"])
-    fewest = recipe.keep[0] / modules if options.module_dropout else 1.0
-    config["module_dropout"] = min(1.0, fewest)
-    changes = {
-        name: getattr(options, name)
-        for name in ("epochs", "learning_rate", "batch")
-        if getattr(options, name) is not None
-    }
-    return replace(recipe, config=config, **changes)
+def _check_place(out: Path, options: TrainOptions) -> None:
+    refuse_existing(out, force=options.force)
+    if out.is_dir():
+        raise SaccadeError(f"--out is the folder {out}, expected a file. Choose another name.")
+    if options.resume:
+        return
+    if options.state_path.exists() and not options.force:
+        raise SaccadeError(
+            f"{options.state_path}: an interrupted run is kept there. "
+            "Continue it with --resume, or start again with --force."
+        )
+    refuse_existing(options.log_path, force=options.force)
 
 
-def _fit(
-    options: TrainOptions, recipe: "Recipe", training: Dataset, validation: Dataset
-) -> tuple["NAC", int]:
-    """The model of the best epoch, and which it was."""
-    from saccade.models.nac import NAC, NACConfig
-    from saccade.models.training_batches import epoch_batches, steps_of_epoch
-    from saccade.models.training_loop import Trainer
-
-    model = NAC(NACConfig.from_dict(recipe.config))
-    rng = np.random.default_rng(options.seed)
-    steps = steps_of_epoch(recipe, training)
-    trainer = Trainer(model, recipe, total_steps=steps * recipe.epochs, rng=rng)
-    best, best_epoch, best_weights = -1.0, 0, model.state_dict()
-    with progress(f"train on {training.name}", steps * recipe.epochs) as advance:
-        for epoch in range(1, recipe.epochs + 1):
-            for batch in epoch_batches(recipe, training, rng, epoch - 1):
-                trainer.step(batch)
-                advance()
-            if epoch % recipe.validate_epochs and epoch != recipe.epochs:
-                continue
-            found = _validate(model, recipe, validation, epoch, advance)
-            if found >= best:
-                best, best_epoch = found, epoch
-                best_weights = {key: value.clone() for key, value in model.state_dict().items()}
-    trainer.close()
-    model.load_state_dict(best_weights)
-    model.rank_modules()
-    return model.eval(), best_epoch
-
-
-def _validate(
-    model: "NAC", recipe: "Recipe", validation: Dataset, epoch: int, advance: Advance
-) -> float:
-    model.rank_modules()
-    small = max(SMALL_BUDGET, 1 / model.config.modules)
-    scores = score(model, validation, (1.0, small), most=recipe.validate_images)
-    full, pruned = scores.values() if small < 1 else list(scores.values()) * 2
-    advance(0, note=f"epoch {epoch}: {100 * full:.1f} %, budget {small:g}: {100 * pruned:.1f} %")
-    return (full + pruned) / 2
-
-
-def _write(
-    options: TrainOptions,
-    recipe: "Recipe",
-    model: "NAC",
-    training: Dataset,
-    validation: Dataset,
-    best_epoch: int,
-    scores: dict[str, float],
-) -> Checkpoint:
-    config = model.config
-    preprocessing = Preprocessing(
-        config.height_px, config.width_px, config.channels, config.mean, config.std
-    )
-    chosen = np.random.default_rng(0).permutation(len(training.labels))[:CALIBRATION_IMAGES]
-    card = {
-        "data": training.name,
-        "data_sha256": {"train": training.sha256, "validation": validation.sha256},
-        "seed": options.seed,
-        "command": command_line(options, training.name),
-        "epochs": recipe.epochs,
-        "best_epoch": best_epoch,
-        "validation": scores,
-        "validation_images": len(validation.labels),
-        "versions": {name: version(name) for name in ("saccade", "torch", "numpy", "safetensors")}
-        | {"python": platform.python_version()},
-    }
-    return save(
-        options.out,
-        family="nac",
-        config=config.to_dict(),
-        weights=model.state_dict(),
-        preprocessing=preprocessing,
-        labels=training.class_names,
-        calibration_images=training.images[chosen],
-        calibration_labels=training.labels[chosen],
-        card=card,
-    )
-
-
-def command_line(options: TrainOptions, data: str) -> str:
+def command_line(family: str, options: TrainOptions, data: str) -> str:
     """The command that repeats a training run, without the folders of this machine."""
-    words = ["saccade train nac", f"--data {data}", f"--out {options.out.name}"]
+    words = ["saccade", "train", family, "--data", data, "--out", options.out.name]
     given = TrainOptions(out=options.out)
-    for name in ("epochs", "modules", "dim", "propagator_layers", "learning_rate", "batch"):
-        if getattr(options, name) is not None:
-            words.append(f"--{name.replace('_', '-')} {getattr(options, name)}")
-    if not options.module_dropout:
-        words.append("--no-module-dropout")
-    if options.side_px != given.side_px:
-        words.append(f"--side-px {options.side_px}")
-    words += [f"--seed {options.seed}", f"--threads {options.threads}"]
-    return " ".join(words)
+    if options.recipe != given.recipe:
+        words += ["--recipe", options.recipe]
+    if options.set:
+        words += ["--set", *overrides_words(options.set)]
+    for name in ("steps", "batch", "learning_rate", "side_px", "device"):
+        if getattr(options, name) != getattr(given, name):
+            words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
+    words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]
+    return shlex.join(words)

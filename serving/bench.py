@@ -235,8 +235,9 @@ def _samples(found: in_process.InProcess, data: Dataset) -> dict[str, Any]:
 def _cost(manifest: Manifest) -> dict[str, Any]:
     cost = manifest.cost
     return {
-        "modules_kept": manifest.variant.modules_kept,
-        "modules_total": manifest.variant.modules_total,
+        "kept": manifest.variant.kept,
+        "total": manifest.variant.total,
+        "unit": manifest.variant.unit,
         "file_bytes": manifest.file.bytes,
         "parameters": cost.parameters,
         "multiply_adds": cost.multiply_adds.total,

@@ -123,8 +123,8 @@ def headline(report: dict[str, Any]) -> str:
     small = max(near, key=lambda variant: throughput_of(variant)[0])
     change = f"{abs(lost(small)):.1f} points {'lower' if lost(small) >= 0 else 'higher'}"
     return (
-        f"{count} {small['variant']} keeps {small['modules_kept']} of {small['modules_total']} "
-        f"modules: {throughput_of(small)[0] / throughput_of(full)[0]:.1f} times the throughput of "
+        f"{count} {small['variant']} keeps {small['kept']} of {small['total']} "
+        f"{small['unit']}: {throughput_of(small)[0] / throughput_of(full)[0]:.1f} times the throughput of "
         f"{full['variant']}, score {change}."
     )
 
@@ -136,14 +136,14 @@ def _score(variants: Sequence[dict[str, Any]]) -> Table:
         rows.append(
             (
                 variant["variant"],
-                f"{variant['modules_kept']}/{variant['modules_total']}",
+                f"{variant['kept']}/{variant['total']}",
                 f"{100 * variant['score']['value']:.2f}",
                 f"{100 * low:.1f}-{100 * high:.1f}",
                 "-" if variant["top5"] is None else f"{100 * variant['top5']:.2f}",
                 variant["dominated_by"] or "",
             )
         )
-    columns = ("variant", "modules", "top-1 %", "95 %", "top-5 %", _DOMINATED)
+    columns = ("variant", variants[0]["unit"], "top-1 %", "95 %", "top-5 %", _DOMINATED)
     return Table("Score", columns, tuple(rows))
 
 

@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,15 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, new_folder, refuse_existing, sha256_of
 from saccade.serving.frontier import FILE_NAME as FRONTIER
-from saccade.serving.frontier import Entry, Frontier, read_frontier
-from saccade.serving.machine import this_machine
-from saccade.serving.model_config import (
-    LABELS_FILE,
-    MAX_BATCH,
-    MODEL_FILE,
-    router_config,
-    variant_config,
-)
+from saccade.serving.frontier import Entry
+from saccade.serving.model_config import MAX_BATCH, MODEL_FILE, variant_config
+from saccade.serving.repository_checks import check_alike, measurements
+from saccade.serving.router_folder import RouterPlan, write_labels, write_router
+from saccade.serving.variant_parts import VariantParts, grouped
+from saccade.serving.zero_shot import Labelling, class_vectors, read_labelling
 
 SCHEMA = "saccade.repository"
 VERSION = 1
-OPSET, IR_VERSION = 20, 10
 DEFAULT_RUN_BATCH = 8
 DESCRIPTION = "saccade.json"
 _AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --force"
@@ -44,6 +39,9 @@ class RepositoryOptions:
     max_megapixels: int | None = None  # cap on width times height
     max_side_px: int | None = None  # cap on either side
     max_images: int | None = None  # cap on the images of one request, at most 64
+    labels: Path | None = None  # zero-shot: a text file with a label a line
+    templates: Path | None = None  # with --labels: a line a prompt, with {} for the label
+    op_library: bool = False  # custom ops by our library's kernels, not by their function bodies
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Deployment:
 
     folder: Path
     model: str
-    variants: tuple[str, ...]
+    variants: tuple[str, ...]  # models behind the router; of a model of two parts, two a variant
     unmeasured: tuple[str, ...]  # variants that min_score and max_latency_ms can never choose
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,27 +71,25 @@ def deploy(folder: Path, options: RepositoryOptions) -> Deployment:
     """
     folder, out = Path(folder), Path(options.out)
     refuse_existing(out, force=options.force)
-    manifests = read_folder(folder)
-    model = manifests[0].variant.model
-    _check_alike(folder, manifests)
-    preprocessing = _caps(manifests[0].preprocessing, options)
-    measured = _measurements(folder, manifests, options.device)
+    labelling = read_labelling(options.labels, options.templates)
+    variants = grouped(read_folder(folder))
+    check_alike(folder, variants)
+    plan = _plan(folder, variants, options, labelling)
+    library = _op_library(variants) if options.op_library else ""
     with new_folder(out, force=options.force) as partial:
-        routes = []
-        for manifest in manifests:
-            entry = measured.get(manifest.variant.name)
-            run_batch = _run_batch(entry, options)
-            _write_variant(folder, manifest, partial, run_batch)
-            routes.append(_route(manifest, entry, run_batch))
-        _write_router(partial / model, manifests[0], preprocessing, routes)
-        if measured:
+        for variant in variants:
+            for manifest in variant.parts.values():
+                _write_part(folder, manifest, partial, plan.run_batch[variant.name], library)
+        write_router(partial / plan.model, plan)
+        if plan.measured:
             shutil.copyfile(folder / FRONTIER, partial / FRONTIER)
-        names = tuple(manifest.variant.name for manifest in manifests)
-        unmeasured = tuple(name for name in names if name not in measured)
-        deployment = Deployment(out, model, names, unmeasured)
-        (partial / DESCRIPTION).write_bytes(
-            json_bytes(_description(partial, deployment, preprocessing))
+        deployment = Deployment(
+            folder=out,
+            model=plan.model,
+            variants=tuple(part.variant.name for v in variants for part in v.parts.values()),
+            unmeasured=tuple(v.name for v in variants if v.name not in plan.measured),
         )
+        (partial / DESCRIPTION).write_bytes(json_bytes(_description(partial, deployment, plan)))
     return deployment
 
 
@@ -126,7 +122,30 @@ def read_repository(folder: Path) -> Deployment:
     return Deployment(Path(folder), model, variants, unmeasured)
 
 
-def _write_variant(folder: Path, manifest: Manifest, partial: Path, run_batch: int) -> None:
+def _plan(
+    folder: Path,
+    variants: tuple[VariantParts, ...],
+    options: RepositoryOptions,
+    labelling: Labelling | None,
+) -> RouterPlan:
+    declared = variants[0].preprocessing
+    preprocessing = _caps(declared, options) if declared else None
+    measured = measurements(folder, variants, options.device)
+    return RouterPlan(
+        model=variants[0].main.variant.model,
+        variants=variants,
+        preprocessing=preprocessing,
+        labels=labelling.labels if labelling else variants[0].labels,
+        classes=class_vectors(folder, variants, labelling) if labelling else {},
+        measured=measured,
+        run_batch={each.name: _run_batch(measured.get(each.name), options) for each in variants},
+        max_images=preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH,
+    )
+
+
+def _write_part(
+    folder: Path, manifest: Manifest, partial: Path, run_batch: int, library: str
+) -> None:
     place = partial / manifest.variant.name
     (place / "1").mkdir(parents=True)
     copy = shutil.copyfile(folder / manifest.file.name, place / "1" / MODEL_FILE)
@@ -134,69 +153,31 @@ def _write_variant(folder: Path, manifest: Manifest, partial: Path, run_batch: i
         raise SaccadeError(
             f"{folder / manifest.file.name}: changed while it was copied. Run again."
         )
-    (place / "config.pbtxt").write_text(variant_config(manifest, run_batch=run_batch), "utf-8")
-    _write_labels(place, manifest)
-
-
-def _write_router(
-    place: Path, first: Manifest, preprocessing: Preprocessing, routes: list[dict[str, Any]]
-) -> None:
-    (place / "1").mkdir(parents=True)
-    for source in (resources.files("saccade.model_repository") / "router").iterdir():
-        if source.name.endswith(".py"):
-            (place / "1" / source.name).write_bytes(source.read_bytes())
-    content = {
-        "schema": "saccade.routes",
-        "version": 1,
-        "model": place.name,
-        "preprocessing": preprocessing.to_dict(),
-        "outputs": [spec.name for spec in first.outputs],
-        "variants": routes,
-    }
-    (place / "1" / "routes.json").write_bytes(json_bytes(content))
-    names = [route["name"] for route in routes]
-    config = router_config(place.name, first, variants=names, max_images=preprocessing.max_images)
+    config = variant_config(
+        manifest,
+        run_batch=run_batch,
+        op_library=library if manifest.custom_ops else "",
+        labelled=bool(manifest.labels),
+    )
     (place / "config.pbtxt").write_text(config, "utf-8")
-    _write_labels(place, first)
+    write_labels(place, manifest.labels)
 
 
-def _route(manifest: Manifest, entry: Entry | None, run_batch: int) -> dict[str, Any]:
-    return {
-        "name": manifest.variant.name,
-        "sha256": manifest.file.sha256,
-        "budget": manifest.variant.budget,
-        "precision": manifest.variant.precision,
-        "multiply_adds": manifest.cost.multiply_adds.total,
-        "run_batch": run_batch,
-        "score_name": entry.score.name if entry else None,
-        "score": entry.score.value if entry else None,
-        "lower_bound": entry.score.interval[0] if entry else None,
-        "inferences_per_second": entry.speed if entry else None,
-        "p95_ms": entry.p95_ms if entry else None,
-    }
+def _op_library(variants: Sequence[VariantParts]) -> str:
+    """The library of kernels, where a file names custom ops.
 
+    Raises: SaccadeError if none does, or the library cannot be built here.
+    """
+    from saccade.plugins import onnxruntime_library
 
-def _write_labels(place: Path, manifest: Manifest) -> None:
-    (place / LABELS_FILE).write_text("".join(f"{label}\n" for label in manifest.labels), "utf-8")
-
-
-def _check_alike(folder: Path, manifests: Sequence[Manifest]) -> None:
-    first = manifests[0]
-    for manifest in manifests:
-        name = manifest.variant.name
-        if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):
-            raise SaccadeError(
-                f"{name}: opset {manifest.opset}, IR version {manifest.ir_version}; both "
-                f"servers read opset {OPSET}, IR version {IR_VERSION}. Export again."
-            )
-        for field in ("inputs", "outputs", "preprocessing", "labels"):
-            if getattr(manifest, field) != getattr(first, field):
-                raise SaccadeError(
-                    f"{folder}: {name} and {first.variant.name} differ in {field}, so that one "
-                    "router cannot stand before both. Export them together."
-                )
-        if bad := [label for label in manifest.labels if "\n" in label or not label]:
-            raise SaccadeError(f"{name}: label {bad[0]!r} does not fit on a line of its own.")
+    if not any(part.custom_ops for variant in variants for part in variant.parts.values()):
+        raise SaccadeError(
+            f"--op-library: {variants[0].main.variant.model} has no custom op. Leave it out."
+        )
+    library = Path(onnxruntime_library()).resolve()
+    if not library.is_file():
+        raise SaccadeError(f"{library}: no such file. Build it with: saccade ops --build")
+    return str(library)
 
 
 def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
@@ -219,56 +200,14 @@ def _run_batch(entry: Entry | None, options: RepositoryOptions) -> int:
     return chosen
 
 
-def _measurements(
-    folder: Path, manifests: Sequence[Manifest], device: str | None
-) -> dict[str, Entry]:
-    """By variant, the figures of one device and runtime; empty where nothing was measured."""
-    path = folder / FRONTIER
-    if not path.exists():
-        return {}
-    frontier = read_frontier(path)
-    if not frontier.entries:
-        return {}
-    hashes = {each.variant.name: each.file.sha256 for each in manifests}
-    for entry in frontier.entries:
-        if hashes.get(entry.variant) != entry.sha256:
-            raise SaccadeError(
-                f"{path}: measured {entry.variant} with SHA-256 {entry.sha256[:12]}..., but the "
-                f"folder has {hashes.get(entry.variant, 'no such variant')[:15]}. Measure again "
-                f"with `saccade bench {folder}`, or remove the file to route by budget only."
-            )
-    place = _place(path, frontier, device)
-    return {each.variant: each for each in frontier.entries if (each.device, each.runtime) == place}
-
-
-def _place(path: Path, frontier: Frontier, device: str | None) -> tuple[str, str]:
-    """The device and runtime whose figures count: the only one, the named one, or this machine."""
-    places = sorted({(entry.device, entry.runtime) for entry in frontier.entries})
-    known = "; ".join(f"{name} ({runtime})" for name, runtime in places) or "none"
-    if device is not None:
-        places = [place for place in places if place[0] == device]
-    elif len(places) > 1:
-        here = this_machine()
-        places = [place for place in places if place == (here.device, here.runtime)]
-    if len(places) != 1:
-        raise SaccadeError(
-            f"{path}: has figures of {known}; expected those of one device and runtime, "
-            f"{'this machine' if device is None else repr(device)}. Name the device with "
-            "--device, or measure here with: saccade bench"
-        )
-    return places[0]
-
-
-def _description(
-    partial: Path, deployment: Deployment, preprocessing: Preprocessing
-) -> dict[str, Any]:
+def _description(partial: Path, deployment: Deployment, plan: RouterPlan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "version": VERSION,
         "model": deployment.model,
         "variants": list(deployment.variants),
         "unmeasured": list(deployment.unmeasured),
-        "preprocessing": preprocessing.to_dict(),
+        "preprocessing": plan.preprocessing.to_dict() if plan.preprocessing else None,
         "files": {
             path.relative_to(partial).as_posix(): sha256_of(path) for path in _files(partial)
         },

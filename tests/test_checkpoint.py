@@ -26,8 +26,10 @@ def written(path: Path, **changes: object) -> Checkpoint:
         "weights": NAC(CONFIG).state_dict(),
         "preprocessing": Preprocessing(8, 8, 1, (0.5,), (0.5,)),
         "labels": tuple("0123456789"),
-        "calibration_images": rng.integers(0, 256, (256, 8, 8, 1), dtype=np.uint8),
-        "calibration_labels": rng.integers(0, 10, 256),
+        "calibration": {
+            "image": rng.integers(0, 256, (256, 8, 8, 1), dtype=np.uint8),
+            "labels": rng.integers(0, 10, 256),
+        },
         "card": {"data": "digits"},
     }
     return save(path, **(content | changes))
@@ -54,10 +56,10 @@ def test_comes_back_whole_and_builds_the_same_model(tmp_path: Path) -> None:
     assert loaded.sha256 == saved.sha256
     assert loaded.labels == tuple("0123456789")
     assert loaded.card == {"data": "digits"}
-    assert loaded.calibration_images.shape == (256, 8, 8, 1)
+    assert loaded.calibration["image"].shape == (256, 8, 8, 1)
     model = loaded.build()
     assert not model.training
-    images = torch.from_numpy(loaded.calibration_images[:3])
+    images = torch.from_numpy(loaded.calibration["image"][:3])
     assert torch.equal(model(images), NAC(CONFIG).eval()(images))
     assert loaded.build(torch.float64)(images).dtype == torch.float64
 
@@ -95,11 +97,11 @@ BROKEN = {
     "one bit flipped": (one_bit_flipped, "corrupt.*SHA-256"),
     "a header of 2^62 bytes": (huge_header, "truncated"),
     "text": (lambda path: path.write_text("hello, I am a model\n" * 9), "not safetensors"),
-    "a pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "pickle.*weights_only"),
-    "a torch file": (lambda path: torch.save({}, path), "zip archive.*weights_only"),
+    "a pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "pickle.*saccade convert"),
+    "a torch file": (lambda path: torch.save({}, path), "zip archive.*saccade convert"),
     "foreign": (lambda path: save_file({"a": torch.zeros(2)}, path), "without saccade's metadata"),
-    "of another schema": (lambda path: edited(path, schema="x"), "found x version 1"),
-    "of a later version": (lambda path: edited(path, version=2), "version 2, expected .* 1"),
+    "of another schema": (lambda path: edited(path, schema="x"), "found x version 2"),
+    "of a later version": (lambda path: edited(path, version=3), "version 3, expected .* 2"),
     "without a card": (lambda path: edited(path, card=None), "missing .'card'"),
     "with labels of no type": (lambda path: edited(path, labels=[1, 2]), "labels are"),
     "with odd preprocessing": (lambda path: edited(path, preprocessing={"crop": 1}), "crop"),
@@ -137,7 +139,7 @@ def test_calibration_of_another_shape_is_refused(tmp_path: Path) -> None:
     images = np.zeros((4, 9, 9, 1), dtype=np.uint8)
     labels = np.zeros(4, dtype=np.int64)
     with pytest.raises(ShapeError, match="calibration images"):
-        written(tmp_path / "a.safetensors", calibration_images=images, calibration_labels=labels)
+        written(tmp_path / "a.safetensors", calibration={"image": images, "labels": labels})
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ import numpy as np
 import pytest
 
 from saccade.export.compare import THRESHOLDS, exceeded, figures_of
-from saccade.export.gate import RANDOM_INPUTS, REAL_INPUTS, Samples, measure, verify
+from saccade.export.gate import Expected, measure, verify
 from saccade.export.manifest import SUFFIX
+from saccade.export.samples import RANDOM_INPUTS, REAL_INPUTS, Samples
 from saccade.export.verdict import GateReport, render
+from saccade.models.interface import Part, TensorSpec
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import sha256_of
 
 Arrays = dict[str, np.ndarray]
 FULL = "nac-b1000-fp32"
+PART = Part("", (TensorSpec("image", "b 4 4 1", "uint8"),), ("logits",), run=lambda image: {})
 
 
 @pytest.fixture
@@ -190,8 +194,9 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (REAL_INPUTS + RANDOM_INPUTS, 4, 4, 1), dtype=np.uint8)
     labels = truth({"image": image})["logits"].argmax(axis=-1)[:REAL_INPUTS]
-    samples = Samples(image, labels)
-    parity = measure(run, truth({"image": image}), samples, "fp32", {})
+    samples = Samples({"image": image}, {"labels": labels})
+    expected_answers = Expected(PART, samples, truth({"image": image}))
+    parity = measure([run], expected_answers, "fp32", {})
     found = set(exceeded(parity.figures, parity.thresholds))
     # What is not a number also loses its cosine; the figures named are the least expected.
     assert expected <= found and parity.passed == (not expected)
@@ -204,7 +209,20 @@ def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
     reference = dict.fromkeys(("logits", "probabilities", "embedding"), logits)
     close = dict.fromkeys(reference, moved)
     clear = {**reference, "probabilities": logits[:, ::-1]}
-    labels = np.zeros(2, dtype=np.int64)
-    assert figures_of(reference, [close], labels)["top1_flips"] == 0
-    assert figures_of(reference, [clear], labels)["top1_flips"] == 2
-    assert figures_of(reference, [close], labels)["score_points"] == 50
+    labelled = {"labels": np.zeros(2, dtype=np.int64)}
+    figures = figures_of(reference, [close], {}, labelled, PART)
+    assert (figures["top1_flips"], figures["score_points"]) == (0, 50)
+    assert figures_of(reference, [clear], {}, labelled, PART)["top1_flips"] == 2
+
+
+def test_a_broken_law_fails_the_gate() -> None:
+    rows = np.full((3, 4), 0.25)
+
+    def rows_sum_to_1(inputs: Any, found: Any, expected: Any) -> float:
+        return float(np.abs(found["attention"].sum(-1) - 1).max() / 1e-5)
+
+    part = replace(PART, laws={"rows_sum_to_1": rows_sum_to_1})
+    right = figures_of({"attention": rows}, [{"attention": rows}], {}, {}, part)
+    assert right["op_laws"] == 0 and not exceeded(right, THRESHOLDS["fp32"])
+    broken = figures_of({"attention": rows}, [{"attention": rows * 1.0001}], {}, {}, part)
+    assert exceeded(broken, THRESHOLDS["fp32"]) == ["op_laws"]

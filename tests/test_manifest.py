@@ -18,31 +18,35 @@ from saccade.export.manifest import (
     MultiplyAdds,
     ParentEntry,
     Parity,
-    TensorSpec,
     VariantEntry,
     read_folder,
     read_manifest,
     write_manifest,
 )
-from saccade.export.variants import Variant, choose_variants, default_model_name, parse_budgets
+from saccade.export.variants import choose_settings, default_model_name, variant_name
+from saccade.models.interface import Setting, TensorSpec, fraction_setting
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import sha256_of
 
 
-def put(folder: Path, budget: float = 0.5, model: str = "nac") -> Manifest:
+def put(folder: Path, budget: float = 0.5, model: str = "nac", role: str = "") -> Manifest:
     """A consistent artefact in the folder, whose file is not ONNX: nobody opens it here."""
-    name = Variant(model, "nac", budget, "fp32").name
+    setting = fraction_setting(str(budget), 16, "modules")
+    name = variant_name(model, role, setting.label, "fp32")
     file = folder / f"{name}.onnx"
     file.write_bytes(name.encode())
     manifest = Manifest(
-        variant=VariantEntry(name, model, "nac", budget, "fp32", round(16 * budget), 16),
+        variant=VariantEntry(
+            name, model, "nac", role, setting.label, budget, setting.kept, 16, "modules", "fp32"
+        ),
         file=FileEntry(file.name, sha256_of(file), file.stat().st_size),
         parent=ParentEntry(f"{model}.safetensors", "0" * 64),
         inputs=(TensorSpec("image", "b 8 8 1", "uint8"),),
         outputs=(TensorSpec("logits", "b 10", "float32"),),
         preprocessing=Preprocessing(8, 8, 1, (0.3,), (0.4,)),
         labels=("zero", "one"),
+        facts={"words": ["a", "b"]},
         custom_ops=(),
         opset=20,
         ir_version=10,
@@ -66,7 +70,7 @@ def test_reads_what_it_wrote(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "another schema": (("schema",), "saccade.frontier", "schema"),
-    "newer version": (("version",), 2, "version 2"),
+    "newer version": (("version",), 3, "version 3"),
     "version that equals 1 but is not": (("version",), True, "version True"),
     "unknown key": (("colour",), "blue", "unknown keys: colour"),
     "unknown nested key": (("cost", "seconds"), 1, "cost: unknown keys: seconds"),
@@ -79,9 +83,12 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "absolute parent": (("parent", "name"), "/etc/passwd", "plain name"),
     "hidden parent": (("parent", "name"), "..", "plain name"),
     "another variant's file": (("file", "name"), "nac-b1000-fp32.onnx", "stem"),
-    "another budget": (("variant", "budget"), 0.25, "variant name"),
-    "budget out of range": (("variant", "budget"), 1.5, "out of range"),
-    "more modules than there are": (("variant", "modules_kept"), 17, "17 of 16"),
+    "another budget": (("variant", "budget"), 0.25, "setting 'b0500'"),
+    "budget out of range": (("variant", "budget"), 1.5, "budget"),
+    "another setting": (("variant", "setting"), "b0250", "variant name"),
+    "another role": (("variant", "role"), "text", "variant name"),
+    "no such role": (("variant", "role"), "audio", "role 'audio'"),
+    "more modules than there are": (("variant", "kept"), 17, "17 of 16"),
     "short hash": (("file", "sha256"), "abc", "SHA-256"),
     "axes": (("inputs", 0, "axes"), "b -1 8 1", "axes"),
     "no outputs": (("outputs",), [], "empty"),
@@ -151,39 +158,79 @@ def test_folder_holds_one_checkpoint(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
+def test_parts_of_a_variant_are_neighbours(tmp_path: Path) -> None:
+    for budget in (0.5, 1):
+        for role in ("text", "image"):
+            put(tmp_path, budget, "clip", role)
+    assert [each.variant.name for each in read_folder(tmp_path)] == [
+        "clip-image-b1000-fp32",
+        "clip-text-b1000-fp32",
+        "clip-image-b0500-fp32",
+        "clip-text-b0500-fp32",
+    ]
+
+
 def test_names() -> None:
-    assert Variant("nac", "nac", 0.125, "fp16").name == "nac-b0125-fp16"
-    assert Variant("a-1", "nac", 1, "fp32").name == "a-1-b1000-fp32"
+    assert variant_name("nac", "", "b0125", "fp16") == "nac-b0125-fp16"
+    assert variant_name("a-1", "text", "b1000", "fp32") == "a-1-text-b1000-fp32"
     assert default_model_name(Path("build/nac.safetensors")) == "nac"
     for name in ("", "NAC", "nac_2", "-nac", "nac.b", "nac/b", "n" * 65, "nac\n"):
         with pytest.raises(SaccadeError, match="--name"):
-            Variant(name, "nac", 1, "fp32")
+            variant_name(name, "", "b1000", "fp32")
     with pytest.raises(SaccadeError, match="--name"):
         default_model_name(Path("My Model.safetensors"))
     with pytest.raises(SaccadeError, match="fp32, fp16, bf16, int8"):
-        Variant("nac", "nac", 1, "fp8")
+        variant_name("nac", "", "b1000", "fp8")
 
 
-def test_budgets() -> None:
-    assert parse_budgets("0.5, 1,0.125") == (1.0, 0.5, 0.125)
-    assert parse_budgets((0.25, 1)) == (1.0, 0.25)
-    kept = choose_variants("nac", "nac", (1, 0.5, 0.125, 0.1), "fp32", 20)
-    assert list(kept.values()) == [20, 10, 3, 2]  # 2.5 is rounded up
+class Modules:
+    """A family of which nothing is known but how it counts."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+
+    def setting(self, text: str) -> Setting:
+        return fraction_setting(text, self.total, "modules")
+
+    def settings(self) -> tuple[Setting, ...]:
+        return (self.setting("1"), self.setting("0.5"))
+
+
+def test_settings() -> None:
+    model: Any = Modules(20)
+    chosen = choose_settings(model, (1, 0.5, "0.125", 0.1))
+    assert [each.kept for each in chosen] == [20, 10, 3, 2]  # 2.5 is rounded up
+    assert [each.label for each in choose_settings(model, ("0.25", "1"))] == ["b1000", "b0250"]
+    assert choose_settings(model, ()) == model.settings()
 
 
 @pytest.mark.parametrize(
-    "budgets", ["0", "-0.5", "1.01", "nan", "inf", "half", "", "1,1", "0.5,0.5004", "0.0001", ()]
+    "budgets",
+    [
+        ("0",),
+        (-0.5,),
+        (1.01,),
+        ("nan",),
+        ("inf",),
+        ("half",),
+        ("",),
+        (1, 1),
+        (0.5, 0.5004),
+        (1e-4,),
+    ],
 )
-def test_refuses_budgets(budgets: str | tuple[float, ...]) -> None:
+def test_refuses_budgets(budgets: tuple[float | str, ...]) -> None:
+    model: Any = Modules(4096)
     with pytest.raises(SaccadeError, match="budget"):
-        parse_budgets(budgets)
+        choose_settings(model, budgets)
 
 
 def test_refuses_budgets_that_make_no_variant() -> None:
+    model: Any = Modules(16)
     with pytest.raises(SaccadeError, match=r"keeps none of 16 modules.*0\.03125"):
-        choose_variants("nac", "nac", (1, 0.03), "fp32", 16)
+        choose_settings(model, (1, 0.03))
     with pytest.raises(SaccadeError, match="both keep 8 of 16"):
-        choose_variants("nac", "nac", (0.5, 0.48), "fp32", 16)
+        choose_settings(model, (0.5, 0.48))
 
 
 def test_needs_no_framework() -> None:

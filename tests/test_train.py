@@ -29,9 +29,9 @@ def test_learns_digits_and_says_how_well(tmp_path: Path) -> None:
         "--propagator-layers 1 --seed 0 --threads 1"
     )
     assert str(tmp_path) not in str(checkpoint.card)
-    assert checkpoint.calibration_images.shape == (256, 8, 8, 1)
+    assert checkpoint.calibration["image"].shape == (256, 8, 8, 1)
     training = {image.tobytes() for image in load_data("digits", "train").images}
-    assert all(image.tobytes() in training for image in checkpoint.calibration_images)
+    assert all(image.tobytes() in training for image in checkpoint.calibration["image"])
     model = checkpoint.build()
     again = score(model, load_data("digits", "validation"), (1.0, 0.25))
     assert again == {key: checkpoint.card["validation"][key] for key in ("1", "0.25")}

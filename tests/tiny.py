@@ -41,7 +41,9 @@ def tiny_nac(path: Path, *, images: int = 256, **changes: Any) -> Checkpoint:
         weights=model.state_dict(),
         preprocessing=Preprocessing(8, 8, 1, config.mean, config.std),
         labels=tuple(f"digit {digit}" for digit in range(config.classes)),
-        calibration_images=rng.integers(0, 256, (images, 8, 8, 1), dtype=np.uint8),
-        calibration_labels=rng.integers(0, config.classes, images),
+        calibration={
+            "image": rng.integers(0, 256, (images, 8, 8, 1), dtype=np.uint8),
+            "labels": rng.integers(0, config.classes, images),
+        },
         card={"data": "random", "seed": config.seed},
     )

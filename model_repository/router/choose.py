@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which variant answers a request: pure functions over routes.json, standard library only."""
 
-import json
 import math
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-SCHEMA = "saccade.routes"
-VERSION = 1
+from routes import Route, Routes
+
 CHOICES = ("budget", "min_score", "max_latency_ms")
+# Beside the choice, what a family's requests may say.
+OWN = {"slot-attention": ("seed", "slots"), "captioner": ("beam", "max_length", "end")}
 # What the protocol, the server and its clients put among the parameters.
 RESERVED = {
     "timeout", "priority", "headers", "classification", "binary_data", "binary_data_output",
@@ -22,70 +22,25 @@ class RequestRefused(Exception):
     """The caller asked for what cannot be; the message is the answer."""
 
 
-class Route(NamedTuple):
-    """One variant, as the choice sees it; figures are None where nothing was measured."""
-
-    name: str
-    sha256: str
-    budget: float
-    precision: str
-    score_name: str | None
-    score: float | None
-    lower_bound: float | None
-    inferences_per_second: float | None
-    p95_ms: float | None
-    multiply_adds: int
-    run_batch: int
-
-    @property
-    def quickness(self) -> float:
-        """Measured speed; without one, the fewer multiply-adds the quicker."""
-        return self.inferences_per_second or 1 / max(1, self.multiply_adds)
-
-
-class Routes(NamedTuple):
-    """The router's whole knowledge, as `saccade repository` wrote it."""
-
-    model: str
-    preprocessing: dict[str, Any]
-    outputs: tuple[str, ...]
-    variants: tuple[Route, ...]
-
-
-def read_routes(path: Path) -> Routes:
-    """The routes of one model.
-
-    Raises: ValueError for another schema or version.
-    """
-    content = json.loads(path.read_text(encoding="utf-8"))
-    found = content.get("schema"), content.get("version")
-    if found != (SCHEMA, VERSION):
-        raise ValueError(f"routes.json is {found}, expected {(SCHEMA, VERSION)}")
-    return Routes(
-        model=content["model"],
-        preprocessing=content["preprocessing"],
-        outputs=tuple(content["outputs"]),
-        variants=tuple(Route(**each) for each in content["variants"]),
-    )
-
-
 def choose(routes: Routes, parameters: dict[str, Any]) -> Route:
     """The variant for a request's parameters; without any, the largest budget.
 
     Raises: RequestRefused for an unknown parameter, two choices, a value that is no number or
         out of range, and where no variant meets the request.
     """
-    own = [key for key in parameters if not is_reserved(key)]
-    if unknown := sorted(set(own) - set(CHOICES)):
+    known = CHOICES + OWN.get(routes.family, ())
+    given = [key for key in parameters if not is_reserved(key)]
+    if unknown := sorted(set(given) - set(known)):
         raise RequestRefused(
-            f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(CHOICES)}"
+            f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}"
         )
-    if len(own) > 1:
-        raise RequestRefused(f"parameters {' and '.join(sorted(own))} given, expected one of them")
-    if not own:
+    chosen = sorted(set(given) & set(CHOICES))
+    if len(chosen) > 1:
+        raise RequestRefused(f"parameters {' and '.join(chosen)} given, expected one of them")
+    if not chosen:
         return by_budget(routes, 1.0)
-    value = number(own[0], parameters[own[0]])
-    return {"budget": by_budget, "min_score": by_score, "max_latency_ms": by_latency}[own[0]](
+    value = number(chosen[0], parameters[chosen[0]])
+    return {"budget": by_budget, "min_score": by_score, "max_latency_ms": by_latency}[chosen[0]](
         routes, value
     )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One variant's lane through the router: a bounded queue and the thread that serves it.
+"""One model's lane through the router: a bounded queue and the thread that serves it.
 
-Every variant has its own, so that a request for a cheap one never waits for a dear one.
+Every part of every variant has its own, so that a request for a cheap one never waits for a dear one.
 """
 
 import threading
@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 class Ticket(NamedTuple):
     """A request that has been routed and waits for its answer."""
 
-    images: list[bytes]
+    role: str  # of the part it is for
+    inputs: dict[str, Any]  # arrays by name; encoded images as an array of bytes
+    rows: int
+    parameters: dict[str, Any]  # the family's own, checked
     wanted: tuple[str, ...]
     sender: Any
     deadline_s: float | None  # on time.monotonic(), where the caller set a timeout
@@ -32,13 +35,13 @@ class Ticket(NamedTuple):
 
 
 class Lane:
-    """Groups what waits, at most `group_images` at a time, and hands each group to `answer`."""
+    """Groups what waits, at most `group_rows` at a time, and hands each group to `answer`."""
 
     def __init__(
-        self, answer: Callable[[list[Ticket]], None], *, group_images: int, max_waiting: int
+        self, answer: Callable[[list[Ticket]], None], *, group_rows: int, max_waiting: int
     ) -> None:
         self._answer = answer
-        self._group_images = group_images
+        self._group_rows = group_rows
         self._max_waiting = max_waiting
         self._waiting: deque[Ticket] = deque()
         self._changed = threading.Condition()
@@ -71,10 +74,10 @@ class Lane:
             while not self._waiting and not self._closed:
                 self._changed.wait()
             group: list[Ticket] = []
-            images = 0
+            rows = 0
             while self._waiting:
-                images += len(self._waiting[0].images)
-                if group and images > self._group_images:
+                rows += self._waiting[0].rows
+                if group and rows > self._group_rows:
                     break
                 group.append(self._waiting.popleft())
             return group

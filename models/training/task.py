@@ -37,8 +37,14 @@ class Recipe:
 class Task(Protocol):
     """A model being trained: its batches, its loss, its score, its checkpoint.
 
-    The loop calls `batch`, then `loss`; randomness comes from the generators it is given, so that
-    a resumed run goes on as the uninterrupted one would have.
+    The loop calls `batch`, then `loss`, with steps from 0; randomness comes from the generator
+    that `batch` is given and from torch's own, so that a resumed run goes on as the uninterrupted
+    one would have. `task(options)` runs with torch's generator seeded.
+
+    A task may have more, and the loop uses it: `auxiliary`, a module that is trained beside the
+    model and left out of the checkpoint; `state()` and `restore(state)`, what else it remembers
+    from step to step (dicts and lists of tensors, numbers and texts); `report()`, the scores for
+    the card where they are more than `validate` gives; `card`, a mapping that the card takes over.
     """
 
     family: str
@@ -48,7 +54,10 @@ class Task(Protocol):
     data_sha256: Mapping[str, str]  # by split
 
     def batch(self, step: int, rng: np.random.Generator) -> Any:
-        """One training batch of tensors (a tensor, or tuples and dicts of them)."""
+        """One training batch (a tensor, or tuples, lists and dicts of them), on the CPU.
+
+        The loop brings it to the model's device.
+        """
         ...
 
     def loss(self, batch: Any, step: int) -> "Tensor":

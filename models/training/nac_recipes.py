@@ -1,40 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each data set is learned: the one table of defaults behind `saccade train`."""
+"""How a NAC learns each data set of images: the table of defaults behind `saccade train nac`."""
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from saccade.models.data.augment import Augmentation
+from saccade.models.training.task import Recipe
 from saccade.plugins.errors import SaccadeError
 
 MAX_TOKENS = 256
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything about a training run but its data and seed."""
-
-    config: dict[str, Any]  # fields of NACConfig that are not read from the data
-    epochs: int
-    batch: int
-    learning_rate: float
-    steps: int | None = None  # of an epoch; none: once through the data
-    weight_decay: float = 0.05  # of matrices; codes, signatures, positions and biases have none
-    label_smoothing: float = 0.0
-    warm_up_steps: int = 100
-    graph_weight: float = 0.1  # of the graph structure regularizer
-    keep: tuple[int, int] = (4, 32)  # fewest and most modules in a step with module dropout
-    whole_share: float = 0.0  # last share of the steps, in which up to all modules may be kept
-    decay_share: float = 0.25  # last share of the steps, in which the learning rate falls to 0
-    curriculum_epochs: int = 0  # first epochs of digits-sum, in which one to four digits are shown
-    counts_weight: float = 0.0  # of the auxiliary losses (digits-sum): see training_losses
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    validate_epochs: int = 1  # epochs from one validation to the next
-    validate_images: int = 2_000  # at most so many of the validation split
-    budgets: tuple[float, ...] = (1.0, 0.5, 0.25, 0.2, 0.125)  # scored by the best epoch at the end
+EXTRA: dict[str, Any] = {
+    "epochs": 0,  # passes over the data, where the steps are not given
+    "epoch_steps": 0,  # of an epoch; 0: once through the data
+    "label_smoothing": 0.0,
+    "graph_weight": 0.1,  # of the graph structure regularizer
+    "keep": (4, 32),  # fewest and most modules in a step with module dropout
+    "whole_share": 0.0,  # last share of the steps, in which up to all modules may be kept
+    "curriculum_epochs": 0,  # first epochs of digits-sum, in which one to four digits are shown
+    "counts_weight": 0.0,  # of the auxiliary losses (digits-sum): see nac_auxiliary
+    "augmentation": Augmentation(),
+    "validate_images": 2_000,  # at most so many of the validation split while training
+    "budgets": (1.0, 0.5, 0.25, 0.2, 0.125),  # scored on all of it at the end
+}
 
 
-DIGITS = Recipe(
+def _recipe(**changes: Any) -> Recipe:
+    fields = {key: value for key, value in changes.items() if key not in EXTRA}
+    extra = EXTRA | {key: value for key, value in changes.items() if key in EXTRA}
+    return Recipe(
+        schedule="trapezoid",
+        without_decay=("codes", "signatures", "position", "norm", "alpha", "bias"),
+        extra=extra,
+        **fields,
+    )
+
+
+DIGITS = _recipe(
     config={
         "patch_px": 4,
         "modules": 64,
@@ -47,6 +49,7 @@ DIGITS = Recipe(
         "dropout_ordered": 0.7,
     },
     epochs=50,
+    steps=800,
     batch=64,
     learning_rate=3e-3,
     label_smoothing=0.1,
@@ -55,7 +58,7 @@ DIGITS = Recipe(
     augmentation=Augmentation(shift_px=0.7, degrees=12, zoom=0.1),
 )
 
-DIGITS_SUM = Recipe(
+DIGITS_SUM = _recipe(
     config={
         "patch_px": 12,
         "modules": 256,
@@ -67,15 +70,15 @@ DIGITS_SUM = Recipe(
         "dropout_draw": "log-uniform",
         "dropout_ordered": 0.7,
     },
-    epochs=60,
-    steps=100,
+    steps=6_000,
+    epoch_steps=100,
     batch=64,
     learning_rate=2e-3,
     whole_share=0.25,
     curriculum_epochs=8,
     counts_weight=1.0,
     augmentation=Augmentation(shift_px=0.6, degrees=8, zoom=0.08),
-    validate_epochs=10,
+    validate_every=1_000,
     validate_images=1_000,
     budgets=(1.0, 0.5, 0.25, 0.2, 0.125, 0.0625, 0.03125, 0.015625),
 )
@@ -90,7 +93,7 @@ def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
         return DIGITS
     if data == "digits-sum":
         return DIGITS_SUM
-    return Recipe(
+    return _recipe(
         config={
             "tokenizer": "conv",
             "patch_px": _patch_px(height_px, width_px),
@@ -99,10 +102,23 @@ def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
             "dropout_draw": "log-uniform",
         },
         epochs=30,
+        steps=0,
         batch=64,
         learning_rate=2e-3,
         label_smoothing=0.1,
         augmentation=Augmentation(shift_px=max(height_px, width_px) / 16, degrees=8, zoom=0.1),
+    )
+
+
+def with_epochs(recipe: Recipe, samples: int, *, steps: int | None) -> Recipe:
+    """The recipe with its epochs turned into steps of so many training samples."""
+    epoch_steps = recipe.extra["epoch_steps"] or -(-samples // recipe.batch)
+    epochs = recipe.extra["epochs"]
+    return replace(
+        recipe,
+        steps=steps or epochs * epoch_steps or recipe.steps,
+        validate_every=recipe.validate_every or epoch_steps,
+        extra={**recipe.extra, "epoch_steps": epoch_steps},
     )
 
 

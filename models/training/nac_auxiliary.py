@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is minimised: the class, the graph prior, and for digits-sum what is on the canvas."""
+"""What a NAC on digits-sum learns beside the sum: what is on the canvas."""
 
 from collections.abc import Callable
 from typing import Any

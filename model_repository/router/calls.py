@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the router to the models behind it, and what a caller hears where one fails."""
+
+import time
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb
+from lane import Ticket
+
+
+class Refused(Exception):
+    """A request's answer where it is not what was asked for: a text and the protocol's code."""
+
+    def __init__(self, message: str, code: Any) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def call(
+    model: str, inputs: dict[str, np.ndarray], outputs: list[str], timeout_us: int
+) -> dict[str, np.ndarray]:
+    """One call of one model, by input and output name.
+
+    Raises: Refused if the model fails.
+    """
+    response = pb.InferenceRequest(
+        model_name=model,
+        inputs=[pb.Tensor(name, np.ascontiguousarray(array)) for name, array in inputs.items()],
+        requested_output_names=outputs,
+        timeout=timeout_us,
+    ).exec()
+    if response.has_error():
+        raise failure(model, response.error())
+    return {name: pb.get_output_tensor_by_name(response, name).as_numpy() for name in outputs}
+
+
+def remaining_us(tickets: list[Ticket]) -> int:
+    """The longest time that a caller of the group still waits; 0 if one waits for ever."""
+    deadlines = [ticket.deadline_s for ticket in tickets if ticket.deadline_s is not None]
+    if len(deadlines) < len(tickets):
+        return 0
+    return max(1, int(1e6 * (max(deadlines) - time.monotonic())))
+
+
+def failure(variant: str, error: Any) -> Refused:
+    """What the caller hears of a variant's error; the server's own words stay in its log."""
+    # The code of such an error is INTERNAL whatever its cause: only the words tell them apart.
+    words = error.message()
+    pb.Logger.log_warn(f"variant '{variant}' answered: {words}")
+    if "maximum queue size" in words:
+        return Refused(queue_full(variant), pb.TritonError.UNAVAILABLE)
+    if "timeout" in words.lower():
+        text = f"the request's timeout ran out in the queue of variant '{variant}'"
+        return Refused(text, pb.TritonError.UNAVAILABLE)
+    text = f"variant '{variant}' failed; the server's log says why"
+    return Refused(text, pb.TritonError.INTERNAL)
+
+
+def queue_full(variant: str) -> str:
+    """The refusal of a request that would have waited behind four batches."""
+    return f"the queue of variant '{variant}' is full; send fewer requests at once, or later"
+
+
+def refuse(sender: Any, text: str, code: Any) -> None:
+    """Answer with an error; a caller that cannot be reached is nobody's failure but its own."""
+    try:
+        sender.send(
+            pb.InferenceResponse(error=pb.TritonError(text, code)),
+            flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+    except Exception as error:
+        pb.Logger.log_error(f"an error could not be sent ({text}): {error!r}")
+
+
+def fail(sender: Any, text: str, error: Exception) -> None:
+    """Our own mistake: the reason goes to the log, the caller learns that there was one."""
+    pb.Logger.log_error(f"{text}: {error!r}")
+    refuse(sender, f"{text}; the server's log says why", pb.TritonError.INTERNAL)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `saccade repository` wrote for the router: its variants, their parts, and what they take."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SCHEMA = "saccade.routes"
+VERSION = 2
+
+
+class Tensor(NamedTuple):
+    """One input or output: its name, the words or numbers of its axes, what it holds."""
+
+    name: str
+    axes: str
+    dtype: str
+
+
+class Part(NamedTuple):
+    """One function of the model."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    optional: tuple[str, ...]  # inputs that the router fills where a request does not
+    encoded: tuple[str, ...]  # inputs that come as image files
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Inputs that a request has to bring."""
+        return tuple(each.name for each in self.inputs if each.name not in self.optional)
+
+    def fits(self, given: set[str]) -> bool:
+        """Whether a request with these inputs is one for this part."""
+        names = {each.name for each in self.inputs}
+        return set(self.required) <= given <= names
+
+
+class Route(NamedTuple):
+    """One variant, as the choice sees it; figures are None where nothing was measured."""
+
+    name: str
+    sha256: str
+    budget: float
+    precision: str
+    score_name: str | None
+    score: float | None
+    lower_bound: float | None
+    inferences_per_second: float | None
+    p95_ms: float | None
+    multiply_adds: int
+    run_batch: int
+    parts: dict[str, str]  # role -> name of the model that the server has loaded
+    facts: dict[str, Any]
+    classes: str | None  # file beside this one with a vector a label
+
+    @property
+    def quickness(self) -> float:
+        """Measured speed; without one, the fewer multiply-adds the quicker."""
+        return self.inferences_per_second or 1 / max(1, self.multiply_adds)
+
+
+class Routes(NamedTuple):
+    """The router's whole knowledge, as `saccade repository` wrote it."""
+
+    model: str
+    family: str
+    preprocessing: dict[str, Any] | None
+    parts: dict[str, Part]
+    variants: tuple[Route, ...]
+
+    def parts_to_ask(self) -> dict[str, Part]:
+        """The parts that a request may be for: a captioner's step is the router's own affair."""
+        if self.family == "captioner":
+            return {"encode": self.parts["encode"]}
+        return self.parts
+
+
+def read_routes(path: Path) -> Routes:
+    """The routes of one model.
+
+    Raises: ValueError for another schema or version.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    found = content.get("schema"), content.get("version")
+    if found != (SCHEMA, VERSION):
+        raise ValueError(f"routes.json is {found}, expected {(SCHEMA, VERSION)}")
+    parts = {
+        role: Part(
+            inputs=tuple(Tensor(**each) for each in part["inputs"]),
+            outputs=tuple(each["name"] for each in part["outputs"]),
+            optional=tuple(part["optional"]),
+            encoded=tuple(part["encoded"]),
+        )
+        for role, part in content["parts"].items()
+    }
+    return Routes(
+        model=content["model"],
+        family=content["family"],
+        preprocessing=content["preprocessing"],
+        parts=parts,
+        variants=tuple(Route(**each) for each in content["variants"]),
+    )

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captions of scenes, and hard negatives: nearly the same words, and false."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from saccade.models.data.scene_statements import (
+    CLEARLY,
+    RELATIONS,
+    Phrase,
+    Statement,
+    describe,
+    other_word,
+    pick,
+    related,
+)
+from saccade.models.data.shapes import COLOURS, SHAPES, SIZES, TEXTURES, Object
+from saccade.plugins.errors import SaccadeError
+
+CAPTION_WORDS = (
+    *("a", "and", "left", "right", "of", "above", "below"),
+    *SIZES,
+    *TEXTURES,
+    *COLOURS,
+    *SHAPES,
+)
+CAPTION_TOKENS = 20  # with start and end; every caption and negative fits
+NEGATIVE_KINDS = (
+    "swap-attribute",  # two objects exchange a colour, size or texture
+    "swap-object",  # the two sides of a relation change places
+    "replace-attribute",
+    "replace-object",  # another shape
+    "replace-relation",
+    "add-attribute",  # one that was not said, and is wrong
+    "add-object",  # one more than the scene has
+)
+_SAID = 0.4  # how often a size, and how often a texture is mentioned
+_RELATED = 0.6  # how often two objects are mentioned with a relation
+_TRIES = 8
+
+
+def caption(objects: Sequence[Object], rng: np.random.Generator) -> str:
+    """One true sentence about a scene.
+
+    One object alone is described: colour and shape always, size and texture each with
+    probability 0.4. Of several, two in a clear relation (probability 0.6), or two or three in any
+    order: "a small red circle left of a striped blue square", "a red circle and a blue square".
+    Raises: SaccadeError if there is no object.
+    """
+    return str(_statement(objects, rng))
+
+
+def hard_negatives(objects: Sequence[Object], rng: np.random.Generator) -> dict[str, str]:
+    """False sentences by kind, each close to what `caption` says with a generator in that state.
+
+    The kinds are NEGATIVE_KINDS; one that cannot be made false of this scene is absent.
+    Raises: SaccadeError if there is no object.
+    """
+    return caption_with_negatives(objects, rng)[1]
+
+
+def caption_with_negatives(
+    objects: Sequence[Object], rng: np.random.Generator
+) -> tuple[str, dict[str, str]]:
+    """A true sentence and the false ones made from it, by kind.
+
+    Raises: SaccadeError if there is no object.
+    """
+    true = _statement(objects, rng)
+    found = {}
+    for kind, change in _CHANGES.items():
+        for _ in range(_TRIES):
+            changed = change(true, rng)
+            if changed is not None and changed.denied(objects):
+                found[kind] = str(changed)
+                break
+    return str(true), found
+
+
+def _statement(objects: Sequence[Object], rng: np.random.Generator) -> Statement:
+    if not objects:
+        raise SaccadeError("caption: found no object, expected at least one. Draw other scenes.")
+    order = [objects[index] for index in rng.permutation(len(objects))]
+    if len(order) > 1 and rng.random() < _RELATED:
+        clear = [each for each in RELATIONS if related(each, order[0], order[1], CLEARLY)]
+        if clear:
+            phrases = tuple(_mention(thing, rng) for thing in order[:2])
+            return Statement(phrases, pick(rng, clear))
+    kept = order[: 1 + int(rng.integers(1, 3))]
+    if len(kept) < 3:
+        return Statement(tuple(_mention(thing, rng) for thing in kept))
+    return Statement(tuple(describe(thing, ("colour", "shape")) for thing in kept))
+
+
+def _mention(thing: Object, rng: np.random.Generator) -> Phrase:
+    said = [name for name in ("size", "texture") if rng.random() < _SAID]
+    return describe(thing, (*said, "colour", "shape"))
+
+
+def _swap_attribute(true: Statement, rng: np.random.Generator) -> Statement | None:
+    if len(true.phrases) < 2:
+        return None
+    one, other = (int(place) for place in rng.permutation(len(true.phrases))[:2])
+    first, second = true.phrases[one], true.phrases[other]
+    name = pick(rng, _said(first, second))
+    word = getattr(first, name)
+    changed = true.with_phrase(one, replace(first, **{name: getattr(second, name)}))
+    return changed.with_phrase(other, replace(second, **{name: word}))
+
+
+def _said(*phrases: Phrase) -> list[str]:
+    names = ("size", "texture", "colour")
+    return [name for name in names if all(getattr(phrase, name) for phrase in phrases)]
+
+
+def _swap_object(true: Statement, rng: np.random.Generator) -> Statement | None:
+    if not true.relation:
+        return None
+    return replace(true, phrases=true.phrases[1::-1])
+
+
+def _replace_attribute(true: Statement, rng: np.random.Generator) -> Statement:
+    place = int(rng.integers(len(true.phrases)))
+    phrase = true.phrases[place]
+    name = pick(rng, _said(phrase))
+    word = other_word(rng, name, getattr(phrase, name))
+    return true.with_phrase(place, replace(phrase, **{name: word}))
+
+
+def _replace_object(true: Statement, rng: np.random.Generator) -> Statement:
+    place = int(rng.integers(len(true.phrases)))
+    phrase = true.phrases[place]
+    return true.with_phrase(place, replace(phrase, shape=other_word(rng, "shape", phrase.shape)))
+
+
+def _replace_relation(true: Statement, rng: np.random.Generator) -> Statement | None:
+    if not true.relation:
+        return None
+    return replace(true, relation=pick(rng, [each for each in RELATIONS if each != true.relation]))
+
+
+def _add_attribute(true: Statement, rng: np.random.Generator) -> Statement | None:
+    place = int(rng.integers(len(true.phrases)))
+    phrase = true.phrases[place]
+    silent = [name for name in ("size", "texture") if not getattr(phrase, name)]
+    if not silent:
+        return None
+    name = pick(rng, silent)
+    word = pick(rng, SIZES if name == "size" else TEXTURES)
+    return true.with_phrase(place, replace(phrase, **{name: word}))
+
+
+def _add_object(true: Statement, rng: np.random.Generator) -> Statement:
+    more = Phrase(colour=pick(rng, COLOURS), shape=pick(rng, SHAPES))
+    return replace(true, phrases=(*true.phrases, more))
+
+
+_CHANGES: dict[str, Callable[[Statement, np.random.Generator], Statement | None]] = dict(
+    zip(
+        NEGATIVE_KINDS,
+        (
+            *(_swap_attribute, _swap_object),
+            *(_replace_attribute, _replace_object, _replace_relation),
+            *(_add_attribute, _add_object),
+        ),
+        strict=True,
+    )
+)

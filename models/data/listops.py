@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ListOps: nested lists of digits under MIN, MAX, MED and SM, and the digit they come to.
+
+The grammar is the benchmark's (Nangia and Bowman 2018; Tay et al. 2020 use it with up to 2,000
+places): a list is an opening bracket with its operator, two or more arguments, and a closing
+bracket; an argument is a digit or a list. MED is the median rounded down, SM the sum modulo 10.
+What is drawn here differs in two ways. A list grows, one argument after the other turned into a
+list, to a number of places that is drawn first, so that lengths are even; and which split an
+expression belongs to follows from the expression itself, so that no split repeats another's.
+"""
+
+import hashlib
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from saccade.plugins.errors import SaccadeError
+
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+VOCABULARY = (*(str(digit) for digit in range(10)), *OPERATORS, "]")
+CLASS_NAMES = tuple(str(digit) for digit in range(10))
+COUNTS = {"train": 20_000, "validation": 2_000, "test": 5_000}
+_STREAMS = {"train": 0, "validation": 1, "test": 2}
+_SHARE = 10  # one in so many expressions is for validation, another for the test
+_CLOSE = len(VOCABULARY) - 1
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """How large expressions are.
+
+    Units:  places (a bracket with its operator is one), lists inside each other, arguments.
+    Raises: SaccadeError if a limit leaves nothing to draw.
+    """
+
+    max_tokens: int = 100
+    depth: int = 10
+    arguments: int = 5
+
+    def __post_init__(self) -> None:
+        least = {"max_tokens": 4, "depth": 1, "arguments": 2}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise SaccadeError(
+                    f"listops: {name} is {getattr(self, name)}, expected at least {value}. "
+                    "A list has an operator, two arguments and a bracket."
+                )
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """Some expressions, padded at the end with index 0.
+
+    Shapes: characters [n m] int64, indices into VOCABULARY; length [n] int64; labels [n] int64;
+            operators [n] int64, the outermost one's index into OPERATORS.
+    """
+
+    characters: np.ndarray
+    length: np.ndarray
+    labels: np.ndarray
+    operators: np.ndarray = field(repr=False)
+
+    @property
+    def sha256(self) -> str:
+        """Of the arrays and what they stand for."""
+        digest = hashlib.sha256(repr((self.characters.shape, VOCABULARY)).encode())
+        for array in (self.characters, self.length, self.labels):
+            digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+
+def listops(
+    split: str, count: int | None = None, *, seed: int = 0, grammar: Grammar | None = None
+) -> Expressions:
+    """A fixed draw of one split; 20,000, 2,000 (validation) or 5,000 (test) unless told.
+
+    Raises: SaccadeError if there is no such split.
+    """
+    if split not in _STREAMS:
+        raise SaccadeError(f"split is {split!r}, expected one of {', '.join(_STREAMS)}.")
+    rng = np.random.default_rng((seed, _STREAMS[split]))
+    count = COUNTS[split] if count is None else count
+    return draw(rng, count, split=split, grammar=grammar or Grammar())
+
+
+def draw(
+    rng: np.random.Generator, count: int, *, split: str = "train", grammar: Grammar
+) -> Expressions:
+    """New expressions of a split, for ever others: no split meets another's."""
+    characters = np.zeros((count, grammar.max_tokens), dtype=np.int64)
+    length, labels = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    for row in range(count):
+        while True:
+            tokens = _expression(rng, grammar)
+            if split_of(tokens) == split:
+                break
+        characters[row, : len(tokens)] = tokens
+        length[row], labels[row] = len(tokens), value_of(tokens)
+    return Expressions(characters, length, labels, characters[:, 0] - 10)
+
+
+def split_of(tokens: list[int]) -> str:
+    """The split that an expression belongs to, by a checksum of it."""
+    rest = zlib.crc32(bytes(tokens)) % _SHARE
+    return ("validation", "test")[rest] if rest < 2 else "train"
+
+
+def value_of(tokens: list[int]) -> int:
+    """What an expression of indices comes to.
+
+    Raises: SaccadeError if brackets and arguments do not fit.
+    """
+    open_lists: list[list[int]] = []
+    values: list[int] = []
+    for place, token in enumerate(tokens):
+        if token < 10:
+            values.append(token)
+        elif token != _CLOSE:
+            open_lists.append([token - 10, len(values)])
+        elif open_lists and len(values) > open_lists[-1][1]:
+            operator, start = open_lists.pop()
+            values[start:] = [_apply(operator, values[start:])]
+        else:
+            raise SaccadeError(f"listops: place {place} closes nothing, or a list of nothing.")
+    if open_lists or len(values) != 1:
+        raise SaccadeError(
+            f"listops: found {len(values)} values and {len(open_lists)} open lists at the end, "
+            "expected one value. Give one whole expression."
+        )
+    return values[0]
+
+
+def encode(text: str) -> list[int]:
+    """The indices of an expression as it is written, such as `[MAX 2 9 [MIN 4 7 ] 0 ]`.
+
+    Raises: SaccadeError at the first word that the language does not have.
+    """
+    index = {word: i for i, word in enumerate(VOCABULARY)}
+    words = text.replace("]", " ] ").split()
+    for word in words:
+        if word not in index:
+            raise SaccadeError(f"listops: {word!r} is none of {' '.join(VOCABULARY)}.")
+    return [index[word] for word in words]
+
+
+def decode(tokens: list[int]) -> str:
+    """The expression as it is written."""
+    return " ".join(VOCABULARY[token] for token in tokens)
+
+
+def _apply(operator: int, values: list[int]) -> int:
+    if operator == 0:
+        return min(values)
+    if operator == 1:
+        return max(values)
+    if operator == 2:
+        ordered, half = sorted(values), len(values) // 2
+        return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) // 2
+    return sum(values) % 10
+
+
+def _expression(rng: np.random.Generator, grammar: Grammar) -> list[int]:
+    # One leaf after the other becomes a list, until the next list would not fit. All chances are
+    # drawn at once: a call of the generator costs more than the rest of a step.
+    chances = iter(rng.random(3 * grammar.max_tokens + 8).tolist())
+    wanted = 4 + int(next(chances) * (grammar.max_tokens - 3))
+    lists: list[list[int]] = []  # operator, then digits as they are and list i as -1 - i
+    leaves: list[tuple[int, int, int]] = []  # list, place in it, depth of a list there
+    tokens = 1
+    parent, place, depth = -1, 0, 1
+    while wanted - tokens >= 3:
+        if lists:
+            if not leaves:
+                break
+            chosen = int(next(chances) * len(leaves))
+            leaves[chosen], leaves[-1] = leaves[-1], leaves[chosen]
+            parent, place, depth = leaves.pop()
+            lists[parent][place] = -1 - len(lists)
+        size = 2 + int(next(chances) * (min(grammar.arguments, wanted - tokens - 1) - 1))
+        kinds = int(next(chances) * 4 * 10**size)
+        lists.append([10 + kinds % 4, *(kinds // 4 // 10**i % 10 for i in range(size))])
+        if depth < grammar.depth:
+            leaves += [(len(lists) - 1, i, depth + 1) for i in range(1, size + 1)]
+        tokens += size + 1
+    return _written(lists, 0)
+
+
+def _written(lists: list[list[int]], index: int) -> list[int]:
+    tokens = lists[index][:1]
+    for child in lists[index][1:]:
+        tokens += [child] if child >= 0 else _written(lists, -1 - child)
+    return [*tokens, _CLOSE]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be said of a scene, and whether it is true: phrases and statements about objects."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import permutations
+
+import numpy as np
+
+from saccade.models.data.shapes import COLOURS, SHAPES, SIZES, TEXTURES, Object
+
+ATTRIBUTES = {"size": SIZES, "texture": TEXTURES, "colour": COLOURS, "shape": SHAPES}
+RELATIONS = ("left of", "right of", "above", "below")
+OPPOSITE = dict(zip(RELATIONS, ("right of", "left of", "below", "above"), strict=True))
+# A relation is said where the centres differ by so much, and denied where they would still
+# differ the other way if one moved by so much: what is nearly level is neither.
+CLEARLY, BARELY = 0.2, -0.1
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """An object as it is mentioned: what is not said is empty."""
+
+    size: str = ""
+    texture: str = ""
+    colour: str = ""
+    shape: str = ""
+
+    def __str__(self) -> str:
+        said = (self.size, self.texture, self.colour, self.shape or "object")
+        return " ".join(word for word in said if word)
+
+    @property
+    def plural(self) -> str:
+        """The phrase for several objects."""
+        return f"{self}es" if self.shape == "cross" else f"{self}s"
+
+    def fits(self, thing: Object) -> bool:
+        """Whether everything that is said holds of the object."""
+        return all(
+            not getattr(self, field.name) or getattr(self, field.name) == getattr(thing, field.name)
+            for field in fields(self)
+        )
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Objects that are there, all different, the first two in a relation where one is named."""
+
+    phrases: tuple[Phrase, ...]
+    relation: str = ""
+
+    def __str__(self) -> str:
+        words = [f"a {phrase}" for phrase in self.phrases]
+        if self.relation:
+            words[:2] = [f"{words[0]} {self.relation} {words[1]}"]
+        return " and ".join(words)
+
+    def holds(self, objects: Sequence[Object], margin: float) -> bool:
+        """Whether different objects fit the phrases, the relation by at least `margin`."""
+        return any(
+            all(phrase.fits(thing) for phrase, thing in zip(self.phrases, chosen, strict=True))
+            and (not self.relation or related(self.relation, chosen[0], chosen[1], margin))
+            for chosen in permutations(objects, len(self.phrases))
+        )
+
+    def denied(self, objects: Sequence[Object]) -> bool:
+        """Whether it is false, and not just barely."""
+        return not self.holds(objects, BARELY)
+
+    def with_phrase(self, place: int, phrase: Phrase) -> "Statement":
+        """The same with another phrase in that place."""
+        return replace(self, phrases=(*self.phrases[:place], phrase, *self.phrases[place + 1 :]))
+
+
+def related(relation: str, one: Object, other: Object, margin: float = CLEARLY) -> bool:
+    """Whether `one` stands in the relation to `other` by at least `margin` between centres."""
+    ahead = {
+        "left of": other.column - one.column,
+        "right of": one.column - other.column,
+        "above": other.row - one.row,
+        "below": one.row - other.row,
+    }
+    return ahead[relation] >= margin
+
+
+def describe(thing: Object, said: Sequence[str]) -> Phrase:
+    """The phrase that says those attributes of the object."""
+    return Phrase(**{name: getattr(thing, name) for name in said})
+
+
+def pick(rng: np.random.Generator, choices: Sequence[str]) -> str:
+    """One of them."""
+    return choices[int(rng.integers(len(choices)))]
+
+
+def other_word(rng: np.random.Generator, attribute: str, word: str) -> str:
+    """A different word for the same attribute."""
+    return pick(rng, [each for each in ATTRIBUTES[attribute] if each != word])

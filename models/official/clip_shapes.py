@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our configuration of an OpenCLIP checkpoint: from its shapes, and what only its JSON tells."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from saccade.models.sparo_config import SparoConfig
+from saccade.plugins.errors import SaccadeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLIP_VOCABULARY = 49408
+# Widths at which every model of the project has heads of 64 channels.
+_SAFE_WIDTHS = (384, 512, 768, 1024)
+_UNREAD = ("hf_model_name", "timm_model_name")
+
+
+def model_json(path: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The model's part of an OpenCLIP JSON, also where it stands under `model_cfg`.
+
+    Raises: SaccadeError if it asks for towers that are not read here.
+    """
+    found = dict(config or {})
+    found = dict(found.get("model_cfg", found))
+    for name in ("vision_cfg", "text_cfg"):
+        tower = dict(found.get(name) or {})
+        found[name] = tower
+        if unread := [key for key in _UNREAD if tower.get(key)]:
+            raise SaccadeError(
+                f"{path}: {name} names {unread[0]} {tower[unread[0]]!r}; only OpenCLIP's own "
+                "vision and text transformers are read. Convert a ViT model."
+            )
+    if found["vision_cfg"].get("global_average_pool") and found["vision_cfg"].get(
+        "attentional_pool"
+    ):
+        raise SaccadeError(
+            f"{path}: vision_cfg has both global_average_pool and attentional_pool. "
+            "Expected at most one of them."
+        )
+    return found
+
+
+class Shapes:
+    """What the tensors of a CLIP tell about it.
+
+    Raises: SaccadeError if they are not those of a vision transformer with a text tower.
+    """
+
+    def __init__(self, path: str, tensors: "Mapping[str, Tensor]") -> None:
+        self.path, self.tensors = path, tensors
+        self.text = "text." if "text.token_embedding.weight" in tensors else ""
+        self.patches = self._shape("visual.conv1.weight", 4)
+        self.positions = self._shape("visual.positional_embedding", 2)
+        self.embedding = self._shape(f"{self.text}token_embedding.weight", 2)
+        self.context = self._shape(f"{self.text}positional_embedding", 2)
+
+    def _shape(self, key: str, rank: int) -> tuple[int, ...]:
+        if key not in self.tensors or self.tensors[key].dim() != rank:
+            found = tuple(self.tensors[key].shape) if key in self.tensors else "nothing"
+            raise SaccadeError(
+                f"{self.path}: {key} should be a tensor with {rank} axes, found {found}. "
+                "Expected a CLIP of OpenCLIP with a vision transformer; other files are read by "
+                "another SOURCE of saccade convert."
+            )
+        return tuple(self.tensors[key].shape)
+
+    def depth(self, prefix: str) -> int:
+        """How many blocks stand under a prefix."""
+        pattern = re.compile(re.escape(prefix) + r"transformer\.resblocks\.(\d+)\.")
+        return len({m.group(1) for key in self.tensors if (m := pattern.match(key))})
+
+    def hidden(self, prefix: str, width: int) -> int:
+        """Width of the blocks' MLP."""
+        key = f"{prefix}transformer.resblocks.0.mlp.c_fc.weight"
+        return self.tensors[key].shape[0] if key in self.tensors else 4 * width
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of SparoConfig that the shapes of both towers decide."""
+        width, channels, patch, _ = self.patches
+        side = math.isqrt(self.positions[0] - 1)
+        text_width = self.embedding[1]
+        found: dict[str, Any] = {
+            "height_px": side * patch,
+            "width_px": side * patch,
+            "channels": channels,
+            "patch_px": patch,
+            "image_width": width,
+            "image_layers": self.depth("visual."),
+            "image_hidden": self.hidden("visual.", width),
+            "vocabulary": self.embedding[0],
+            "tokenizer": "clip" if self.embedding[0] == CLIP_VOCABULARY else "custom",
+            "context_length": self.context[0],
+            "text_width": text_width,
+            "text_layers": self.depth(self.text),
+            "text_hidden": self.hidden(self.text, text_width),
+        }
+        if "visual.proj" in self.tensors:
+            found["embed_dim"] = self.tensors["visual.proj"].shape[1]
+        return found
+
+
+def tower_fields(path: str, shapes: Shapes, json: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of both towers; what the JSON says of shapes must hold.
+
+    Raises: SaccadeError if the JSON contradicts the file, or heads cannot be told.
+    """
+    vision, text = json["vision_cfg"], json["text_cfg"]
+    found = shapes.fields()
+    cut = json.get("reduce_depth", 0)
+    claims = {
+        "vision_cfg.image_size": (vision.get("image_size"), found["height_px"]),
+        "vision_cfg.patch_size": (vision.get("patch_size"), found["patch_px"]),
+        "vision_cfg.width": (vision.get("width"), found["image_width"]),
+        "vision_cfg.layers": (vision.get("layers"), found["image_layers"] + cut),
+        "text_cfg.width": (text.get("width"), found["text_width"]),
+        "text_cfg.layers": (text.get("layers"), found["text_layers"] + cut),
+        "text_cfg.vocab_size": (text.get("vocab_size"), found["vocabulary"]),
+        "text_cfg.context_length": (text.get("context_length"), found["context_length"]),
+    }
+    for name, (said, is_) in claims.items():
+        if said is not None and said != is_:
+            raise SaccadeError(
+                f"{path}: --config says {name} {said}, the file's tensors say {is_}. "
+                "Pass the JSON of this model."
+            )
+    width = found["image_width"]
+    head_width = vision.get("head_width", 64)
+    if "width" not in vision and "head_width" not in vision:
+        _require_safe(path, width, "vision_cfg.head_width")
+    if "heads" not in text:
+        _require_safe(path, found["text_width"], "text_cfg.heads")
+    if text.get("hf_tokenizer_name"):
+        found["tokenizer"] = "custom"
+    return found | {
+        "image_layers": found["image_layers"] + cut,
+        "text_layers": found["text_layers"] + cut,
+        "reduce_depth": cut,
+        "image_heads": max(1, width // head_width),
+        "text_heads": text.get("heads", found["text_width"] // 64),
+        "activation": "quick_gelu" if json.get("quick_gelu") else "gelu",
+    }
+
+
+def _require_safe(path: str, width: int, name: str) -> None:
+    if width not in _SAFE_WIDTHS:
+        raise SaccadeError(
+            f"{path}: a tower is {width} wide, and its heads cannot be read from the tensors. "
+            f"Say them as {name} in the JSON of --config."
+        )
+
+
+def pooling_fields(
+    path: str, tensors: "Mapping[str, Tensor]", json: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields of the pools without slots."""
+    vision, text = json["vision_cfg"], json["text_cfg"]
+    if "space_dict" in tensors:
+        codes, dim = tensors["space_dict"].shape
+        return {"pooling": "codebook", "codes": codes, "embed_dim": dim}
+    found: dict[str, Any] = {"pooling": "gap" if vision.get("global_average_pool") else "cls"}
+    poolers = [
+        (cfg, key)
+        for cfg, key in ((vision, "visual.attn_pool.query"), (text, "text_attn_pool.query"))
+        if key in tensors
+    ]
+    if poolers:
+        sizes = {(cfg.get("attn_pooler_heads", 8), tensors[key].shape[0]) for cfg, key in poolers}
+        if len(sizes) > 1:
+            raise SaccadeError(
+                f"{path}: the towers' attentional poolers differ in heads or queries "
+                f"({sorted(sizes)}). Expected the same in both."
+            )
+        found["pooler_heads"], found["queries"] = sizes.pop()
+    if "visual.attn_pool.query" in tensors:
+        found["pooling"] = "attention"
+        found["text_pooling"] = "same" if "text_attn_pool.query" in tensors else "eos"
+    elif poolers:
+        found["text_pooling"] = "attention"
+    if "vision_bottleproj.weight" in tensors:
+        found["embed_dim"], found["bottleneck_dim"] = tensors["vision_bottleproj.weight"].shape
+    return found
+
+
+def clip_config(shapes: Shapes, json: Mapping[str, Any], pooling: Mapping[str, Any]) -> SparoConfig:
+    """The configuration of both towers with what pools them.
+
+    Raises: SaccadeError if the JSON contradicts the file, or a field is out of range.
+    """
+    return SparoConfig(**(tower_fields(shapes.path, shapes, json) | dict(pooling)))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OpenCLIP checkpoints without slots: class token, average, attention, bottleneck, codebook."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from saccade.models.official.clip_shapes import Shapes, clip_config, model_json, pooling_fields
+from saccade.models.official.clip_tensors import collected, towers
+from saccade.models.official.conversion import Converted, Official
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.sparo_config import SparoConfig
+from saccade.models.sparo_parts import random_tokens
+from saccade.plugins.errors import SaccadeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SIZES = ("input_resolution", "context_length", "vocab_size")
+_MASKS = ("attn_mask", "text.attn_mask")
+TOKENS = 256  # calibration texts
+
+
+def convert(official: Official) -> Converted:
+    """Read a CLIP; the JSON of its model says what tensors cannot: quick_gelu, average pooling.
+
+    Raises: SaccadeError if the file has slots, the JSON is missing or contradicts the file.
+    Source: OpenCLIP v2.20, and the SPARO fork's baselines.
+    """
+    if "visual.sparo.q_emb" in official.tensors:
+        raise SaccadeError(
+            f"{official.path}: has SPARO's read-out (visual.sparo.*), which SOURCE 'sparo-clip' "
+            "reads. Run: saccade convert sparo-clip ..."
+        )
+    json = model_json(official.path, official.config)
+    if official.config is None or not (json["vision_cfg"] or "quick_gelu" in json):
+        raise SaccadeError(
+            f"{official.path}: whether a CLIP was trained with quick_gelu, and whether it averages "
+            "its tokens, cannot be read from its tensors. Pass its OpenCLIP model JSON as "
+            '--config, at least {"quick_gelu": true} (OpenAI\'s models) or {"quick_gelu": false}.'
+        )
+    shapes = Shapes(official.path, official.tensors)
+    config = clip_config(shapes, json, pooling_fields(official.path, official.tensors, json))
+    return converted(official, config, shapes.text, notes=())
+
+
+def converted(
+    official: Official, config: SparoConfig, text: str, notes: tuple[str, ...]
+) -> Converted:
+    """The tensors of a CLIP of this configuration under our names."""
+    weights, names = collected(towers(config, text), official.tensors)
+    weights |= buffers(config)
+    notes += text_notes(config)
+    return Converted(
+        family="sparo",
+        config=config,
+        weights=weights,
+        names=names,
+        preprocessing=preprocessing(config),
+        labels=official.labels or (),
+        ignored={key: why for key in official.tensors if (why := _reason(key))},
+        notes=notes,
+        calibration={"tokens": random_tokens(config, np.random.default_rng(0), TOKENS)},
+    )
+
+
+def text_notes(config: SparoConfig) -> tuple[str, ...]:
+    """What a user must know about this model's texts."""
+    if config.tokenizer != "custom":
+        return ()
+    return ("text is encoded with a merges file that the user keeps, not with CLIP's vocabulary",)
+
+
+def _reason(key: str) -> str:
+    if key in _SIZES:
+        return "a size that the tensors tell themselves"
+    return "the causal mask, which the text tower makes" if key in _MASKS else ""
+
+
+def buffers(config: SparoConfig) -> "dict[str, Tensor]":
+    """What our state has and the authors' has not: slots in their own order."""
+    import torch
+
+    if config.pooling != "sparo":
+        return {}
+    return {"slot_order": torch.arange(config.slots)}
+
+
+def preprocessing(config: SparoConfig) -> Preprocessing:
+    """The input of a model of this configuration, resized as OpenCLIP and DINO do."""
+    return Preprocessing(
+        config.height_px,
+        config.width_px,
+        config.channels,
+        config.mean,
+        config.std,
+        resize="bicubic",
+    )

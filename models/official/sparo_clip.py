@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of SPARO's fork of OpenCLIP: slots in both towers."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from saccade.models.official.clip_shapes import Shapes, clip_config, model_json
+from saccade.models.official.clip_tensors import TIED
+from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.open_clip import converted
+from saccade.models.sparo_config import GATES
+from saccade.plugins.errors import SaccadeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+READ_OUTS = ("visual.sparo", "text_sparo")
+
+
+def convert(official: Official) -> Converted:
+    """Read a CLIP with slots; without a JSON it is taken to be of type cont:const, exact GELU.
+
+    Raises: SaccadeError if there is no read-out, or the JSON contradicts the file.
+    Source: SPARO commit 6621a311.
+    """
+    path, tensors = official.path, official.tensors
+    for prefix in READ_OUTS:
+        if f"{prefix}.q_emb" not in tensors:
+            raise SaccadeError(
+                f"{path}: has no {prefix}.q_emb, so it is no CLIP with slots in both towers. "
+                "Baselines are read by SOURCE 'open-clip', DINO by 'sparo-dino'."
+            )
+    json = model_json(path, official.config)
+    shapes = Shapes(path, tensors)
+    fields = slot_fields(path, tensors, "visual.sparo", json)
+    fields["share_queries"] = _shares(
+        path, tensors, "share_queries", json, [("text_sparo.q_emb", "visual.sparo.q_emb")]
+    )
+    pairs = [(f"{p}.v.{n}", f"{p}.k.{n}") for p in READ_OUTS for n in ("weight", "bias")]
+    fields["share_kv"] = _shares(path, tensors, "share_kv", json, pairs)
+    widths = {tensors[f"{prefix}.q_emb"].shape[-1] for prefix in READ_OUTS}
+    values = {tensors[f"{prefix}.proj.weight"].shape[1] for prefix in READ_OUTS}
+    if len(widths) == 1:
+        fields["attn_dim"] = widths.pop()
+    if not fields["share_kv"] and len(values) == 1:
+        fields["value_dim"] = values.pop()
+    notes = ()
+    if "sparo_type" not in json:
+        notes = ("no JSON said otherwise: sparo_type cont:const (eq. 2), exact GELU",)
+    found = converted(official, clip_config(shapes, json, fields), shapes.text, notes)
+    tied = {copy: TIED for copy, _ in pairs if fields["share_kv"] and copy in tensors}
+    if fields["share_queries"] and "text_sparo.q_emb" in tensors:
+        tied["text_sparo.q_emb"] = "a copy of visual.sparo.q_emb, which both towers share"
+    return replace(found, ignored={**found.ignored, **tied})
+
+
+def slot_fields(
+    path: str, tensors: "Mapping[str, Tensor]", prefix: str, json: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields of one read-out that its shapes tell: L, V, head groups.
+
+    Raises: SaccadeError if its queries or projection have another form, or the JSON differs.
+    """
+    query, projection = tensors[f"{prefix}.q_emb"], tensors.get(f"{prefix}.proj.weight")
+    if query.dim() != 5 or projection is None:
+        raise SaccadeError(
+            f"{path}: {prefix}.q_emb has shape {tuple(query.shape)}, expected (1, heads, "
+            f"slots / heads, 1, width) beside {prefix}.proj.weight. Pass a checkpoint of SPARO."
+        )
+    kind = json.get("sparo_type", "cont:const")
+    heads, group = query.shape[1], query.shape[2]
+    found = {
+        "pooling": "sparo",
+        "slots": heads * group,
+        "slot_dim": projection.shape[0] - int(kind.partition(":")[2] in GATES),
+        "slot_heads": heads if group > 1 else 0,
+        "sparo_type": kind,
+    }
+    for name, ours in (("L", "slots"), ("V", "slot_dim")):
+        if json.get(name, found[ours]) != found[ours]:
+            raise SaccadeError(
+                f"{path}: --config says {name} {json[name]}, the file's tensors say "
+                f"{found[ours]} with sparo_type {kind}. Pass the JSON of this model."
+            )
+    return found
+
+
+def _shares(
+    path: str,
+    tensors: "Mapping[str, Tensor]",
+    name: str,
+    json: Mapping[str, Any],
+    pairs: list[tuple[str, str]],
+) -> bool:
+    """Whether the first of each pair is a copy of the second, or left out."""
+    import torch
+
+    equal = all(
+        first not in tensors
+        or (
+            tensors[first].shape == tensors[second].shape
+            and torch.equal(tensors[first], tensors[second])
+        )
+        for first, second in pairs
+        if second in tensors
+    )
+    said = json.get(name)
+    if said is True and not equal:
+        raise SaccadeError(
+            f"{path}: --config says {name} true, but {pairs[0][0]} differs from {pairs[0][1]}. "
+            "Pass the JSON of this model."
+        )
+    # Equal by value and said to be separate: they are trained apart but the function is the same.
+    return equal

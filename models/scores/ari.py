@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a segmentation agrees with the true one, whatever the names of the segments."""
+
+import numpy as np
+
+from saccade.plugins.errors import ShapeError
+
+
+def adjusted_rand_index(
+    true: np.ndarray,
+    found: np.ndarray,
+    *,
+    foreground: bool = False,
+    valid: np.ndarray | None = None,
+) -> np.ndarray:
+    """The adjusted Rand index of each image; with `foreground`, of its pixels with a true object.
+
+    1 where the segments agree and where there is nothing to disagree on (no pixel that counts,
+    or one segment on both sides); about 0 by chance.
+    Shapes: true, found [b ...] integers (true: 0 is background), valid [b ...] bool, the pixels
+            that count -> float64 [b].
+    Raises: ShapeError if the shapes differ.
+    Source: Hubert and Arabie 1985; FG-ARI as in Biza et al. 2023, section 4.
+    """
+    counts = np.ones(true.shape, dtype=bool) if valid is None else valid.astype(bool)
+    if not true.shape == found.shape == counts.shape:
+        raise ShapeError(
+            f"true and found segments: found shapes {true.shape} and {found.shape}, expected the "
+            "same. Bring the masks to the size of the true ones."
+        )
+    if foreground:
+        counts = counts & (true > 0)
+    triples = zip(true, found, counts, strict=True)
+    return np.array([_index(t[c], f[c]) for t, f, c in triples], dtype=np.float64)
+
+
+def _index(true: np.ndarray, found: np.ndarray) -> float:
+    _, rows = np.unique(true, return_inverse=True)
+    names, columns = np.unique(found, return_inverse=True)
+    width = max(1, len(names))
+    table = np.bincount(rows * width + columns, minlength=width).astype(np.float64)
+    pairs = _pairs(table)
+    of_true, of_found = _pairs(np.bincount(rows)), _pairs(np.bincount(columns))
+    points = float(len(true))
+    expected = of_true * of_found / max(points * (points - 1), 1.0)
+    spread = (of_true + of_found) / 2 - expected
+    return 1.0 if spread == 0 else float((pairs - expected) / spread)
+
+
+def _pairs(counts: np.ndarray) -> float:
+    """Ordered pairs of different pixels in the same segment."""
+    numbers = counts.astype(np.float64)
+    return float((numbers * (numbers - 1)).sum())

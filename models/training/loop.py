@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one training loop: a task's batches and losses to its best weights."""
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from saccade.models.training.log import TrainingLog
+from saccade.models.training.optimisation import SCHEDULES, Average, adamw, rate_at
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.state import (
+    generator_state,
+    read_state,
+    restore_generator,
+    write_state,
+)
+from saccade.models.training.task import Task
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.progress import Advance, progress
+
+SAVE_EVERY_S = 60.0  # from one kept state to the next
+VALIDATIONS, ROWS = 10, 100  # of a run: scores where the recipe does not say, and rows of the log
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How the chosen weights came about; they are in the task's model."""
+
+    best_step: int
+    seconds: float  # of training and validation, over all sessions of a resumed run
+    log: TrainingLog  # to be written beside the checkpoint
+
+
+def fit(task: Task, options: TrainOptions) -> Fitted:
+    """Train the task's model and leave the weights of the best validated step in it.
+
+    The state of the run is kept beside `options.out` once a minute; remove it when the checkpoint
+    is written.
+
+    Raises: SaccadeError if the loss is not finite, or the state to resume from cannot be used.
+    """
+    run = Run(task, options)
+    recipe = task.recipe
+    if options.resume:
+        run.restore(read_state(options.state_path, run.identity))
+    with progress(f"train {task.family} on {task.data}", recipe.steps) as advance:
+        advance(run.done)
+        while run.done < recipe.steps:
+            run.step()
+            advance()
+            run.after_step(advance)
+    task.model.load_state_dict(run.best_weights)
+    task.model.eval()
+    return Fitted(run.best_step, run.seconds(), run.log)
+
+
+class Run:
+    """One run: everything that changes from step to step, and how to keep and restore it."""
+
+    def __init__(self, task: Task, options: TrainOptions) -> None:
+        recipe = task.recipe
+        if recipe.schedule not in SCHEDULES:
+            raise SaccadeError(
+                f"recipe: schedule is {recipe.schedule!r}, expected {' or '.join(SCHEDULES)}."
+            )
+        self.task, self.options, self.recipe = task, options, recipe
+        self.device = torch.device(options.device)
+        task.model.to(self.device).train()
+        self.auxiliary: nn.Module | None = getattr(task, "auxiliary", None)
+        named = list(task.model.named_parameters())
+        if self.auxiliary is not None:
+            named += list(self.auxiliary.to(self.device).train().named_parameters())
+        self.optimizer = adamw(recipe, named)
+        self.average = Average(task.model, recipe.ema) if recipe.ema else None
+        self.rng = np.random.default_rng(options.seed)
+        self.log = TrainingLog(options.log_path)
+        self.done, self.best_step, self.best_score = 0, 0, -math.inf
+        self.best_weights = _copied(task.model.state_dict())
+        self.losses: list[float] = []  # since the last row of the log
+        self.begin = self.kept = time.monotonic()
+        self.identity = _identity(task, options)
+
+    def seconds(self) -> float:
+        """Since the run began, without the time between its sessions."""
+        return time.monotonic() - self.begin
+
+    def step(self) -> None:
+        """One step of the optimiser.
+
+        Raises: SaccadeError if the loss is not finite.
+        """
+        batch = moved(self.task.batch(self.done, self.rng), self.device)
+        rate = rate_at(self.recipe, self.done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with self._autocast():
+            loss = self.task.loss(batch, self.done)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise SaccadeError(
+                f"the loss is {value} at step {self.done + 1}, expected a finite number. "
+                f"Lower --learning-rate (it was {rate:.3g}), or look at the data."
+            )
+        self.optimizer.zero_grad()
+        loss.backward()
+        if self.recipe.clip_norm:
+            nn.utils.clip_grad_norm_(self.task.model.parameters(), self.recipe.clip_norm)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+        self.losses.append(value)
+        self.done += 1
+
+    def after_step(self, advance: Advance) -> None:
+        """Validate, write down and keep, where it is time to."""
+        every = self.recipe.validate_every or max(1, self.recipe.steps // VALIDATIONS)
+        last = self.done == self.recipe.steps
+        scores: dict[str, float] = {}
+        if self.done % every == 0 or last:
+            scores = self._validate()
+            name, score = next(iter(scores.items()))
+            advance(0, note=f"step {self.done}: {name} {score:.4g}")
+        if scores or self.done % max(1, self.recipe.steps // ROWS) == 0:
+            row = {
+                "step": self.done,
+                "loss": sum(self.losses) / len(self.losses),
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+                "seconds": round(self.seconds(), 1),
+            }
+            self.log.add(row, scores)
+            self.losses = []
+        if not last and time.monotonic() - self.kept >= SAVE_EVERY_S:
+            write_state(self.options.state_path, self.state(), self.identity)
+            self.log.write()
+            self.kept = time.monotonic()
+
+    def _validate(self) -> dict[str, float]:
+        model = self.task.model.eval()
+        averaged = nullcontext() if self.average is None else self.average.in_place()
+        # What validation draws must not change how training goes on.
+        with averaged, torch.no_grad(), torch.random.fork_rng(devices=gpus(self.device)):
+            scores = self.task.validate()
+            score = next(iter(scores.values()))
+            if score >= self.best_score or not self.best_step:
+                self.best_score, self.best_step = score, self.done
+                self.best_weights = _copied(model.state_dict())
+        model.train()
+        return scores
+
+    def _autocast(self) -> Any:
+        if self.device.type == "cuda" and torch.cuda.is_bf16_supported():
+            return torch.autocast("cuda", torch.bfloat16)
+        return nullcontext()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `restore` needs, as tensors, numbers and texts."""
+        state: dict[str, Any] = {
+            "done": self.done,
+            "model": self.task.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "best": (self.best_step, self.best_score, self.best_weights),
+            "numpy": generator_state(self.rng),
+            "torch": torch.random.get_rng_state(),
+            "log": self.log.rows,
+            "losses": self.losses,
+            "seconds": self.seconds(),
+        }
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        if self.auxiliary is not None:
+            state["auxiliary"] = self.auxiliary.state_dict()
+        if self.average is not None:
+            state["average"] = (self.average.updates, self.average.weights)
+        remember = getattr(self.task, "state", None)
+        if remember is not None:
+            state["task"] = remember()
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become the run that `state` was taken from."""
+        self.done = state["done"]
+        self.task.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best_step, self.best_score, self.best_weights = state["best"]
+        restore_generator(self.rng, state["numpy"])
+        torch.random.set_rng_state(state["torch"])
+        self.log.rows, self.losses = state["log"], state["losses"]
+        self.begin = time.monotonic() - state["seconds"]
+        if "cuda" in state:
+            torch.cuda.set_rng_state(state["cuda"], self.device)
+        if self.auxiliary is not None:
+            self.auxiliary.load_state_dict(state["auxiliary"])
+        if self.average is not None:
+            self.average.updates, weights = state["average"]
+            self.average.weights = moved(weights, self.device)
+        remember = getattr(self.task, "restore", None)
+        if remember is not None:
+            remember(state["task"])
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Tensors, and those in tuples, lists and dicts, on that device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [moved(value, device) for value in batch]
+        named = hasattr(batch, "_fields")  # a NamedTuple is made of its fields one by one
+        return type(batch)(*parts) if named else type(batch)(parts)
+    return batch
+
+
+def gpus(device: torch.device) -> list[int]:
+    """The GPUs whose random state a run uses."""
+    return [torch.cuda.current_device()] if device.type == "cuda" else []
+
+
+def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value.detach().clone() for key, value in weights.items()}
+
+
+def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
+    return {
+        "family": task.family,
+        "recipe": asdict(task.recipe),
+        "configuration": task.model.config.to_dict(),
+        "data": dict(task.data_sha256),
+        "--seed": options.seed,
+        "--device": options.device,
+    }

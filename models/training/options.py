@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user may say about a training run, and how it changes a family's recipe."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from saccade.models.training.task import Recipe
+from saccade.plugins.errors import SaccadeError
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What to learn and with what; what is not given comes from the family's recipe."""
+
+    out: Path  # checkpoint to write, ends in .safetensors; a log .csv goes beside it
+    data: str | None = None  # a name, a folder or an .npz; none: the family's own generated data
+    recipe: Literal["quick", "shipped"] = "quick"  # at most 10 or 150 minutes on two cores
+    set: dict[str, Any] = field(default_factory=dict)  # fields of the model, as --set dim=64
+    steps: int | None = None  # of the optimiser
+    batch: int | None = None  # samples a step
+    learning_rate: float | None = None  # at its highest
+    side_px: int = 32  # to which a folder's images are resized
+    seed: int = 0  # of the weights, the batches and the dropout
+    threads: int = 1  # of the processor; small models gain nothing from more
+    device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU, bfloat16 where it has it
+    resume: bool = False  # continue an interrupted run from the state beside --out
+    force: bool = False  # replace what stands at --out
+
+    @property
+    def state_path(self) -> Path:
+        """Where the state of the run is kept until the checkpoint is written."""
+        return self.out.with_name(f"{self.out.stem}.resume.pt")
+
+    @property
+    def log_path(self) -> Path:
+        """Where the log goes."""
+        return self.out.with_suffix(".csv")
+
+
+def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> Recipe:
+    """The recipe that the options name, with their steps, batch and learning rate."""
+    given = {
+        name: getattr(options, name)
+        for name in ("steps", "batch", "learning_rate")
+        if getattr(options, name) is not None
+    }
+    return replace(shipped if options.recipe == "shipped" else quick, **given)
+
+
+def chosen_config(
+    config_class: Any, options: TrainOptions, *parts: Mapping[str, Any], known: Sequence[str] = ()
+) -> Any:
+    """The family's configuration: `parts`, later ones winning, then what `--set` says.
+
+    `known` are further keys that the family's task reads from `options.set` itself.
+
+    Raises: SaccadeError if `--set` names no field, or a value is out of range.
+    """
+    names = [each.name for each in fields(config_class)]
+    values: dict[str, Any] = {"seed": options.seed} if "seed" in names else {}
+    for part in parts:
+        values |= part
+    for key, value in options.set.items():
+        if key in names:
+            values[key] = value
+        elif key not in known:
+            raise SaccadeError(
+                f"--set {key}={value}: this model has no field {key!r}. "
+                f"Expected one of: {', '.join((*names, *known))}."
+            )
+    return config_class.from_dict(values)
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """`key=value` words as a dictionary; a value is JSON where it parses, else text.
+
+    Raises: SaccadeError on a word without `=`, or a key given twice.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not (key and equals):
+            raise SaccadeError(f"--set {word!r} is not of the form key=value, such as dim=64.")
+        if key in found:
+            raise SaccadeError(f"--set gives {key} twice. Give it once.")
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
+
+
+def overrides_words(overrides: Mapping[str, Any]) -> list[str]:
+    """What `parse_overrides` reads back."""
+    return [f"{key}={_text(value)}" for key, value in overrides.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str) and parse_overrides([f"x={value}"])["x"] == value:
+        return value
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TV solver that official TVMAX networks were trained with: alternating chains, early stop.
+
+Written in tensor operations of fixed shape, so that it exports to standard ONNX: a grid's columns
+are solved together, then its rows, in one loop over the rounds.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ROUNDS, STOP = 35, 1e-2
+
+
+def tv_dykstra(
+    z: Tensor, sizes: Tensor, masked: Tensor, lam: float, rounds: int = ROUNDS, stop: float = STOP
+) -> Tensor:
+    """About the minimiser of 1/2 ||x - z||^2 + lam TV2D(x), as far as the authors' rounds go.
+
+    Dykstra's splitting: exact chains along columns, then along rows. It ends after `rounds`, or
+    where the two results differ by less than `stop` in every cell; a sample that is there stays
+    as it is, whatever its batch mates do.
+
+    Shapes: z [b h w], sizes [b 2] int64 (cells outside are returned as they are), masked [b h w]
+            (cells far below all others: they pull a neighbour down by lam) -> [b h w].
+    Units:  z, lam and stop are logits.
+    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6; the splitting is
+            Dykstra's, its order and its end are the authors' code's.
+    """
+    inside = inside_grid(sizes, z.shape[-2], z.shape[-1])
+    values = torch.where(inside, _lowered(z, masked, inside, lam), 0)
+    down, across = _edges(inside.mT.contiguous()).to(z.dtype) * lam, _edges(inside).to(z.dtype) * lam
+
+    def unfinished(
+        rounds_left: Tensor, active: Tensor, x: Tensor, p: Tensor, q: Tensor, *edges: Tensor
+    ) -> Tensor:
+        return active.any() & (rounds_left > 0)
+
+    def one_round(
+        rounds_left: Tensor,
+        active: Tensor,
+        x: Tensor,
+        p: Tensor,
+        q: Tensor,
+        down: Tensor,
+        across: Tensor,
+    ) -> tuple[Tensor, ...]:
+        columns = _chains((x + p).mT.contiguous(), down).mT.contiguous()
+        rows = _chains(columns + q, across)
+        p = torch.where(active, x + p - columns, p)
+        q = torch.where(active, columns + q - rows, q)
+        x = torch.where(active, rows, x)
+        apart = (columns - rows).abs().amax((-2, -1), keepdim=True)
+        still = active & (apart >= stop)
+        return rounds_left - 1, still, x, p, q, down + 0, across + 0
+
+    start = (
+        torch.full((), rounds, dtype=torch.int64, device=z.device),
+        torch.ones_like(sizes[:, :1, None], dtype=torch.bool),
+        values,
+        torch.zeros_like(values),
+        torch.zeros_like(values),
+        down,
+        across,
+    )
+    solved = _repeat(unfinished, one_round, start)[2]
+    return torch.where(inside & ~masked, solved, z)
+
+
+def inside_grid(sizes: Tensor, height: int, width: int) -> Tensor:
+    """Which cells of the largest grid belong to each sample's.
+
+    Shapes: sizes [b 2] (height, width) -> [b height width] bool.
+    """
+    rows = torch.arange(height, device=sizes.device)[None, :, None] < sizes[:, 0, None, None]
+    columns = torch.arange(width, device=sizes.device)[None, None] < sizes[:, 1, None, None]
+    return rows & columns
+
+
+def _edges(inside: Tensor) -> Tensor:
+    """Shapes: [b h w] bool -> the same: whether a cell and the next of its row both are inside."""
+    return inside & F.pad(inside[..., 1:], (0, 1))
+
+
+def _repeat(condition, body, state):  # type: ignore[no-untyped-def]
+    """A loop that ends when the data says so: one node in a file, plain Python otherwise."""
+    if torch.compiler.is_exporting():
+        return torch.ops.higher_order.while_loop(condition, body, state, ())
+    while bool(condition(*state)):
+        state = body(*state)
+    return state
+
+
+def _lowered(z: Tensor, masked: Tensor, inside: Tensor, lam: float) -> Tensor:
+    """Masked cells just low enough to stay apart from every other cell.
+
+    The chains move no cell by more than 2 lam in all, and the corrections between rounds by no
+    more than 2 lam again, so this gives what -1e9 gives without its rounding.
+    """
+    taking_part = inside & ~masked
+    lowest = torch.where(taking_part, z, torch.inf).amin((-2, -1), keepdim=True)
+    lowest = torch.where(lowest < torch.inf, lowest, 0)
+    return torch.where(masked, lowest - (8 * lam + 1), z)
+
+
+def _chains(z: Tensor, weights: Tensor) -> Tensor:
+    """The exact minimiser of 1/2 ||x - z||^2 + sum_i weights_i |x_i - x_(i+1)| of every chain.
+
+    Dynamic programming from the first cell to the last. What the cells so far add to the
+    derivative of the objective at x is a rising piecewise linear function, kept as its heights at
+    sorted knots; an edge clips it to [-weight, weight], which makes two knots, and back from the
+    last cell each x is the next one clamped between them. An edge of weight 0 separates.
+
+    Shapes: z [b h w], a chain a row; weights the same, of the edge behind each cell -> [b h w].
+    Source: Johnson 2013 (A Dynamic Programming Algorithm for the Fused Lasso), section 2.
+    """
+    count = z.shape[-1]
+    knots = torch.zeros_like(z[..., None, :] + z.new_zeros(2, 1)).flatten(-2)
+    limits = torch.zeros_like(z)
+    first = torch.zeros((), dtype=torch.int64, device=z.device)
+    forth = (first, knots, knots + 0, limits, limits + 0, z + 0, weights + 0)
+    low, high = _repeat(_has_cells_ahead, _take_cell, forth)[3:5]
+    last = first + (count - 1)
+    return _repeat(_has_cells_behind, _settle_cell, (last, limits[..., :1].contiguous(), z + 0, low, high))[2]
+
+
+def _has_cells_ahead(i: Tensor, knots: Tensor, *state: Tensor) -> Tensor:
+    return i < knots.shape[-1] // 2
+
+
+def _take_cell(
+    i: Tensor,
+    knots: Tensor,
+    heights: Tensor,
+    low: Tensor,
+    high: Tensor,
+    z: Tensor,
+    weights: Tensor,
+) -> tuple[Tensor, ...]:
+    """One cell further: after cell i the middle 2 i + 2 knots count, the others repeat them."""
+    count = z.shape[-1]
+    cell, weight = z.index_select(-1, i[None]), weights.index_select(-1, i[None])
+    derivative = heights + knots - cell
+    below = _inverse(knots, derivative, -weight)
+    above = _inverse(knots, derivative, weight)
+    place = torch.arange(2 * count, device=z.device)
+    left, right = place < count - i, place >= count + i
+    knots = torch.minimum(torch.maximum(knots, below), above)
+    knots = torch.where(left, below, torch.where(right, above, knots))
+    heights = torch.minimum(torch.maximum(derivative, -weight), weight)
+    heights = torch.where(left, -weight, torch.where(right, weight, heights))
+    here = place[:count] == i
+    low, high = torch.where(here, below, low), torch.where(here, above, high)
+    return i + 1, knots, heights, low, high, z + 0, weights + 0
+
+
+def _has_cells_behind(i: Tensor, *state: Tensor) -> Tensor:
+    return i >= 0
+
+
+def _settle_cell(
+    i: Tensor, x: Tensor, solved: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, ...]:
+    below, above = low.index_select(-1, i[None]), high.index_select(-1, i[None])
+    x = torch.minimum(torch.maximum(x, below), above)
+    here = torch.arange(low.shape[-1], device=low.device) == i
+    return i - 1, x, torch.where(here, x, solved), low + 0, high + 0
+
+
+def _inverse(knots: Tensor, heights: Tensor, wanted: Tensor) -> Tensor:
+    """Where a rising piecewise linear function has the wanted height; its slope is 1 outside.
+
+    Shapes: knots and heights [... k] sorted, wanted [... 1] -> [... 1].
+    """
+    rise = heights.diff(dim=-1)
+    # Between knots the slope is at least 1: no rise means that the two knots are one.
+    run = knots.diff(dim=-1) / torch.where(rise > 0, rise, 1)
+    above = wanted - heights
+    inner = torch.minimum(above[..., :-1].clamp(min=0), rise) * run
+    outer = above[..., :1].clamp(max=0) + above[..., -1:].clamp(min=0)
+    return knots[..., :1] + outer + inner.sum(-1, keepdim=True)

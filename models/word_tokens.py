@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Words as token ids: the vocabulary of small models, stored in their checkpoints."""
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from saccade.plugins.errors import SaccadeError
+
+PAD, START, END, UNKNOWN = range(4)
+SPECIAL = 4  # ids before the first word
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def split_words(text: str) -> list[str]:
+    """Lower-case words and punctuation marks, each on its own."""
+    return _WORD.findall(text.lower())
+
+
+class WordVocabulary:
+    """Words by id: 0 pads, 1 starts, 2 ends, 3 stands for any other word, then the words.
+
+    Raises: SaccadeError if a word comes twice or is not one word of `split_words`.
+    """
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = tuple(words)
+        wrong = [word for word in self.words if split_words(word) != [word]]
+        if wrong or len(set(self.words)) != len(self.words):
+            twice = sorted({word for word in self.words if self.words.count(word) > 1})
+            raise SaccadeError(
+                f"vocabulary: found {wrong[:3]} that are no single lower-case words and "
+                f"{twice[:3]} more than once, expected different words. Correct the list."
+            )
+        self._ids = {word: SPECIAL + index for index, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return SPECIAL + len(self.words)
+
+    def encode(self, text: str, length: int, *, truncate: bool = False) -> np.ndarray:
+        """Start, words, end, padding; with `truncate` a long text keeps its first words.
+
+        Shapes: -> [length] int64.
+        Raises: SaccadeError if the text is too long and may not be truncated.
+        """
+        ids = [self._ids.get(word, UNKNOWN) for word in split_words(text)]
+        if length < 2 or (len(ids) > length - 2 and not truncate):
+            raise SaccadeError(
+                f"text {text!r:.60} has {len(ids)} words, at most {max(length - 2, 0)} fit into "
+                f"{length} tokens with start and end. Shorten it, or ask for truncation."
+            )
+        tokens = np.full(length, PAD, dtype=np.int64)
+        kept = [START, *ids[: length - 2], END]
+        tokens[: len(kept)] = kept
+        return tokens
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The words in front of the first end token, with blanks between; an unknown one is `?`.
+
+        Raises: SaccadeError if an id is outside the vocabulary.
+        """
+        found = []
+        for each in (int(value) for value in ids):
+            if not 0 <= each < len(self):
+                raise SaccadeError(
+                    f"token {each} is outside the vocabulary of {len(self)} tokens. "
+                    "Use the vocabulary of the model that gave it."
+                )
+            if each == END:
+                break
+            if each >= UNKNOWN:
+                found.append("?" if each == UNKNOWN else self.words[each - SPECIAL])
+        return " ".join(found)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels without training: prompts to class vectors, and image codes against them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.plugins.errors import SaccadeError, require
+from saccade.serving.text_tokens import text_tokens
+from saccade.serving.variant_parts import VariantParts
+
+DEFAULT_TEMPLATES = ("{}",)
+_TEXTS_A_RUN = 64
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """Labels and the sentences they are put into, `{}` being the label's place.
+
+    Raises: SaccadeError if there is no label, one is empty or double, or a template has no place.
+    """
+
+    labels: tuple[str, ...]
+    templates: tuple[str, ...] = DEFAULT_TEMPLATES
+
+    def __post_init__(self) -> None:
+        if not self.labels or not self.templates:
+            raise SaccadeError(
+                f"{len(self.labels)} labels and {len(self.templates)} templates: expected one or "
+                "more of each. Write one a line."
+            )
+        odd = [label for label in self.labels if not label.strip() or "\n" in label]
+        if odd or len(set(self.labels)) < len(self.labels):
+            twice = sorted({label for label in self.labels if self.labels.count(label) > 1})
+            raise SaccadeError(
+                f"labels: found {odd[:3]} that are no single line and {twice[:3]} more than "
+                "once, expected different texts. Correct the list."
+            )
+        if wrong := [template for template in self.templates if "{}" not in template]:
+            raise SaccadeError(
+                f"template {wrong[0]!r:.60} has no place for the label. Write {{}} where it goes."
+            )
+
+    def prompts(self) -> list[str]:
+        """All sentences, those of the first label first."""
+        return [
+            template.replace("{}", label) for label in self.labels for template in self.templates
+        ]
+
+    def vectors(self, codes: np.ndarray) -> np.ndarray:
+        """The normalised mean of each label's normalised codes.
+
+        Shapes: codes [labels x templates d], as `prompts` orders them -> float32 [labels d].
+        """
+        rows = _normalised(codes.astype(np.float64))
+        grouped = rows.reshape(len(self.labels), len(self.templates), -1)
+        return _normalised(grouped.mean(axis=1)).astype(np.float32)
+
+
+def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | None:
+    """Labels and templates of two text files, a line each; none where no labels are given.
+
+    Raises: SaccadeError if a file cannot be read or does not fit.
+    """
+    if labels is None:
+        if templates is not None:
+            raise SaccadeError("--templates was given without --labels. Give both, or neither.")
+        return None
+    return Labelling(
+        read_lines(labels), read_lines(templates) if templates else DEFAULT_TEMPLATES
+    )
+
+
+def read_lines(path: Path) -> tuple[str, ...]:
+    """The lines of a text file that are not empty.
+
+    Raises: SaccadeError if it cannot be read.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SaccadeError(f"{path}: cannot be read ({error}). Name a text file.") from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def class_vectors(
+    folder: Path, variants: Sequence[VariantParts], labelling: Labelling
+) -> dict[str, np.ndarray]:
+    """By variant, a vector a label, computed here with the variant's text part.
+
+    Raises: SaccadeError if the model has no text part.
+    """
+    found = {}
+    for variant in variants:
+        if not {"image", "text"} <= set(variant.parts):
+            raise SaccadeError(
+                f"--labels: {variant.name} has no text part, so no label can be turned into a "
+                "vector. Leave the option out."
+            )
+        tokens = text_tokens(labelling.prompts(), variant.facts)
+        run = _text_part(folder / variant.parts["text"].file.name)
+        codes = [run(tokens[at : at + _TEXTS_A_RUN]) for at in range(0, len(tokens), _TEXTS_A_RUN)]
+        found[variant.name] = labelling.vectors(np.concatenate(codes))
+    return found
+
+
+def scores(
+    codes: np.ndarray, vectors: np.ndarray, facts: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and probabilities of the labels.
+
+    Shapes: codes [n d], vectors [labels d] -> two of float64 [n labels].
+    """
+    logits = float(facts["logit_scale"]) * _normalised(codes.astype(np.float64)) @ vectors.T
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return logits, weights / weights.sum(axis=1, keepdims=True)
+
+
+def _normalised(rows: np.ndarray) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+
+
+def _text_part(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    onnxruntime: Any = require("onnxruntime", extra="cpu")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda tokens: np.asarray(session.run(["embedding"], {name: tokens})[0])
