@@ -25,7 +25,7 @@ def run_of(seed: int, threads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         begin, processor = time.monotonic(), time.process_time()
         options = TrainOptions(Path(folder) / "digits.safetensors", seed=seed, threads=threads)
-        checkpoint = train(options)
+        checkpoint = train("nac", options)
         return {
             "seed": seed,
             "training_s": time.monotonic() - begin,

@@ -30,12 +30,14 @@ BUDGETS = (1.0, 0.5, 0.25, 0.2, 0.125, 0.0625, 0.03125, 0.015625)
 def runs(folder: Path) -> dict[str, TrainOptions]:
     """Name to options; one thread, so that the bytes come out the same."""
     shipped = TrainOptions(folder / SHIPPED.name, data="digits-sum", threads=1, force=True)
-    pair = replace(shipped, modules=32, batch=64, epochs=40)
+    pair = replace(shipped, set={"modules": 32}, steps=4_000)
     return {
         "shipped": shipped,
         "pair with module dropout": replace(pair, out=folder / "pair-dropout.safetensors"),
         "pair without module dropout": replace(
-            pair, out=folder / "pair-plain.safetensors", module_dropout=False
+            pair,
+            out=folder / "pair-plain.safetensors",
+            set={"modules": 32, "module_dropout": 1.0},
         ),
     }
 
@@ -69,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.action == "train":
         for run in runs(options.folder).values():
-            train(run)
+            train("nac", run)
         if options.ship:
             shutil.copyfile(options.folder / SHIPPED.name, SHIPPED)
         return

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from saccade.export.cost import cost_of
 from saccade.export.runners import onnx_session
-from saccade.export.tracing import trace
+from saccade.export.tracing import trace_part
+from saccade.models.interface import part_named
 from saccade.models.nac import NAC
-from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.files import json_bytes, write_atomically
 from saccade.serving.machine import this_machine
 
@@ -161,10 +161,6 @@ def in_torch(modules: int, rounds: int) -> dict[str, Any]:
 
 def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Times and ratios between ONNX Runtime sessions, and what the files cost."""
-    config = bench_config(modules)
-    preprocessing = Preprocessing(
-        config.height_px, config.width_px, config.channels, config.mean, config.std
-    )
     images, tokens = inputs(modules)
     calls: dict[str, Call] = {}
     files: dict[str, Any] = {}
@@ -174,11 +170,12 @@ def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
             path.write_bytes(_export_read_in(model, tokens))
             feed = {"tokens": tokens.numpy()}
         else:
-            proto = trace(model, preprocessing)
-            path.write_bytes(proto.SerializeToString())
             feed = {"image": images.numpy()}
+            part = part_named(model, "")
+            proto = trace_part(model, part, feed, part.outputs)
+            path.write_bytes(proto.SerializeToString())
             parameters = sum(p.numel() for p in model.parameters())
-            files[name] = _file_figures(path, cost_of(proto, parameters))
+            files[name] = _file_figures(path, cost_of(proto, parameters, feed))
         session = onnx_session(path)
         calls[name] = lambda session=session, feed=feed: session.run(None, feed)
     samples = interleaved(calls, rounds)

@@ -27,7 +27,7 @@ from saccade.export.variants import (
     variant_name,
 )
 from saccade.export.verdict import GateReport, VariantReport
-from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint import Checkpoint, load, save
 from saccade.models.interface import Family, Part, Setting, part_named
 from saccade.plugins.errors import GateFailed, SaccadeError, require
 from saccade.plugins.files import new_folder, refuse_existing, sha256_of, write_atomically
@@ -42,8 +42,7 @@ class ExportOptions:
 
     out: Path  # folder to make
     name: str | None = None  # the model's name, by default the checkpoint's stem
-    budget: tuple[float | str, ...] = ()  # variants: fractions (1,0.5), rounds (t3), heads (exact);
-    # default: the family's own
+    budget: tuple[float | str, ...] = ()  # 1,0.5 or t3,t1 or exact,fast; default: the family's own
     outputs: tuple[str, ...] = ()  # further outputs, such as attention
     slots: Path | None = None  # a selection of slots, as `saccade select` writes it
     precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"  # type of the weights
@@ -89,13 +88,16 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
     require("onnxruntime", extra="cpu")
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(source)
-    if options.slots is not None:
-        checkpoint = _with_slots(checkpoint, options.slots)
-    reference = Reference(checkpoint)
-    settings = choose_settings(reference.model, options.budget)
-    _check_outputs(reference.model, options.outputs)
     with new_folder(options.out, force=options.force) as folder:
-        parent = _copy_parent(checkpoint, folder / f"{name}.safetensors")
+        own = folder / f"{name}.safetensors"
+        if options.slots is None:
+            parent = _copy_parent(checkpoint, own)
+        else:
+            checkpoint = _with_slots(checkpoint, options.slots, own)
+            parent = ParentEntry(own.name, checkpoint.sha256)
+        reference = Reference(checkpoint)
+        settings = choose_settings(reference.model, options.budget)
+        _check_outputs(reference.model, options.outputs)
         manifests = []
         with progress("export", len(settings) * len(reference.model.parts())) as advance:
             for setting in settings:
@@ -131,11 +133,28 @@ class _Variant:
         )
 
 
-def _with_slots(checkpoint: Checkpoint, path: Path) -> Checkpoint:
-    """The checkpoint with a selection of `saccade select` in its weights."""
-    from saccade.models.sparo_select import read_selection, selected_checkpoint
+def _with_slots(checkpoint: Checkpoint, path: Path, target: Path) -> Checkpoint:
+    """A checkpoint of its own, with a selection of `saccade select` in its weights."""
+    from saccade.models.sparo_select import read_selection, with_selection
 
-    return selected_checkpoint(checkpoint, read_selection(path))
+    if checkpoint.family != "sparo":
+        raise SaccadeError(
+            f"--slots {path}: only the family 'sparo' has slots to select, {checkpoint.path} is "
+            f"of family '{checkpoint.family}'. Leave --slots out."
+        )
+    chosen = read_selection(path)
+    model: Any = with_selection(checkpoint.build(), chosen, checkpoint.sha256)
+    origin = {"selected_from_sha256": checkpoint.sha256, "selected_by": chosen["kind"]}
+    return save(
+        target,
+        family=checkpoint.family,
+        config=model.config.to_dict(),
+        weights=model.state_dict(),
+        preprocessing=checkpoint.preprocessing,
+        labels=checkpoint.labels,
+        calibration=checkpoint.calibration,
+        card=checkpoint.card | origin,
+    )
 
 
 def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.sparo_config import SparoConfig
-from saccade.models.sparo_readout import ReadOut, unit_code
+from saccade.models.sparo_readout import ReadOut, attend, unit_code
 from saccade.plugins.ops import sparsemax
 
 
@@ -96,15 +96,15 @@ class AttentionPool(nn.Module):
     def forward(
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
     ) -> Pooled:
-        # Only the first query is read by what follows; no position of a text is masked.
+        # Only the first query's answer is read by what follows.
         tokens = self.norm_tokens(tokens)
         q = self.q(self.norm_query(self.query[:1])).unflatten(-1, (self.heads, -1)).transpose(0, 1)
         k, v = (
             layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.k, self.v)
         )
-        weights = (k @ (q.mT / math.sqrt(k.shape[-1]))).softmax(-2)
-        state = self.out((weights.mT @ v).squeeze(-2).flatten(1))
+        weights = attend((k @ (q.mT / math.sqrt(k.shape[-1]))).squeeze(-1), end)
+        state = self.out((weights.unsqueeze(-2) @ v).flatten(1))
         feature = self.widen(self.project(self.norm(state)))
         return Pooled(F.normalize(feature, dim=-1), feature)
 

@@ -45,7 +45,9 @@ class TextTower(nn.Module):
                 f"tokens: found shape {list(tokens.shape)}, expected [b, {length}]. "
                 "Encode each text to the model's whole context length."
             )
-        x = self.embedding(tokens) + self.position
+        # Not self.embedding(tokens): its node in a graph would take the output's name.
+        chosen = self.embedding.weight.index_select(0, tokens.flatten())
+        x = chosen.unflatten(0, (-1, length)) + self.position
         for block in self.blocks:
             x = block(x, self.causal)
         return x

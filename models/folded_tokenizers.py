@@ -24,7 +24,7 @@ class FoldedPatches(nn.Module):
         self.register_buffer("weight", (weight / 255).mT.contiguous())
         self.register_buffer("position", source.position + source.project.bias - weight @ mean)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
         check_image(image, self.size)
         pixels = patches(image.to(self.weight.dtype), self.patch_px)
         return self.norm((pixels @ self.weight).add_(self.position))

@@ -116,7 +116,8 @@ def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
     """
     if config.connectivity == "dense":
         return None
-    if fresh and config.signature_init == "prior":
+    counted = torch.get_default_device().type == "meta"  # parameters without values
+    if fresh and config.signature_init == "prior" and not counted:
         return prior_signatures(config)
     return torch.randn(config.modules, config.signature_dim)
 

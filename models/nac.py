@@ -160,7 +160,7 @@ class NAC(nn.Module):
         condition: Tensor | None,
         condition_length: Tensor | None,
     ) -> Given:
-        tokens = without_padding(self.tokenizer(x), length)
+        tokens = without_padding(self.tokenizer(x, length), length)
         return Given(tokens, length, condition, condition_length)
 
     def _state(

@@ -21,13 +21,14 @@ CHOICES = {
 COUNTS = (
     *("height_px", "width_px", "channels", "patch_px", "modules", "readout_modules", "dim"),
     *("code_dim", "signature_dim", "heads", "ffn_dim", "classes"),
-    *("graph_group", "graph_refresh_steps"),
+    *("local_width", "graph_group", "graph_refresh_steps"),
 )
 WHOLE = (
-    *("token_dim", "max_tokens", "point_bands", "propagator_layers"),
+    *("token_dim", "max_tokens", "point_bands", "local_layers", "propagator_layers"),
     *("condition_dim", "condition_tokens"),
 )
 MAX_MODULES = 4096
+SOURCE = "Weiss et al. 2022, Neural Attentive Circuits"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class NACConfig:
     max_tokens: int = 0  # most tokens that come in, and positions for them; 0: any, a set
     positions: str = "learned"  # of max_tokens tokens, characters or bytes
     vocabulary: tuple[str, ...] = ()  # what the indices of characters stand for
+    local_layers: int = 0  # of characters and bytes: convolutions over neighbours, residual
+    local_width: int = 5  # places that such a convolution sees, odd
     point_bands: int = 4  # octaves of the Fourier features of a point's coordinates
     modules: int = 64  # processor modules, 1 to 4,096
     readout_modules: int = 4
@@ -120,6 +123,9 @@ class NACConfig:
         self._expect("input_sets", self.input_sets in (1, 2), "1, or 2 for a pair of inputs")
         given = self.condition_dim > 0 or self.condition_tokens == 0
         self._expect("condition_tokens", given, "0 where condition_dim is 0")
+        self._expect("local_width", self.local_width % 2 == 1, "odd, so that a place has a middle")
+        local = self.local_layers == 0 or self.input in ("characters", "bytes")
+        self._expect("local_layers", local, "0 where input is neither characters nor bytes")
         if self.input == "image":
             self._check_image()
         else:
@@ -199,8 +205,61 @@ class NACConfig:
             ) from error
 
 
-def _preset(**fields_of: Any) -> dict[str, Any]:
-    return NACConfig(**fields_of).to_dict()
-
-
 _COLOUR: dict[str, Any] = {"channels": 3, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+_WIDE: dict[str, Any] = {"dim": 128, "code_dim": 64, "ffn_dim": 256}
+LISTOPS_WORDS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+
+# Named sizes. Of the last five the paper states the input, the classes, and for ImageNet 1,024
+# modules and 8 propagator layers; the widths are this package's.
+PRESETS: dict[str, NACConfig] = {
+    "tiny": NACConfig(
+        modules=16,
+        readout_modules=2,
+        dim=32,
+        code_dim=16,
+        signature_dim=8,
+        propagator_layers=1,
+        heads=2,
+        ffn_dim=48,
+    ),
+    "small": NACConfig(),
+    "bench": NACConfig(
+        height_px=32,
+        width_px=32,
+        patch_px=4,
+        modules=256,
+        readout_modules=4,
+        **{"propagator_layers": 4, "heads": 4, "signature_init": "random", **_COLOUR, **_WIDE},
+    ),
+    "tiny-imagenet": NACConfig(
+        height_px=64,
+        width_px=64,
+        patch_px=8,
+        tokenizer="conv",
+        modules=256,
+        **{"propagator_layers": 8, "classes": 200, **_COLOUR, **_WIDE},
+    ),
+    "imagenet": NACConfig(
+        height_px=224,
+        width_px=224,
+        patch_px=28,
+        tokenizer="conv",
+        **{"modules": 1024, "propagator_layers": 8, "classes": 1000, **_COLOUR, **_WIDE},
+    ),
+    "points": NACConfig(
+        **{"input": "points", "max_tokens": 2048, "modules": 256, "classes": 40, **_WIDE},
+    ),
+    "listops": NACConfig(
+        input="characters",
+        vocabulary=LISTOPS_WORDS,
+        max_tokens=2000,
+        **{"modules": 256, "propagator_layers": 4, **_WIDE},
+    ),
+    "text-bytes": NACConfig(
+        input="bytes",
+        max_tokens=4000,
+        modules=256,
+        classes=2,
+        **{"propagator_layers": 4, **_WIDE},
+    ),
+}

@@ -141,7 +141,7 @@ class FoldedNAC(nn.Module):
         condition_length: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The state in front of the head, the read-in's weights, the links' logarithms."""
-        tokens = without_padding(self.tokenizer(x), length)
+        tokens = without_padding(self.tokenizer(x, length), length)
         theta: Tensor | None = None
         code: Tensor | None = None
         if self.config.conditional:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
+from saccade.models.nac_layers import without_padding
 from saccade.plugins.errors import ShapeError
 
 POSITION_STD = 0.3
@@ -28,7 +29,7 @@ class TokenProjection(nn.Module):
         self.norm = nn.LayerNorm(config.dim)
         self.register_parameter("position", learned_positions(config))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, length: Tensor | None = None) -> Tensor:
         expected = self.config.token_dim
         if tokens.dim() != 3 or tokens.shape[-1] != expected:
             raise ShapeError(
@@ -58,7 +59,7 @@ class PointTokenizer(nn.Module):
         self.project = linear(3 + 6 * config.point_bands, config.dim)
         self.norm = nn.LayerNorm(config.dim)
 
-    def forward(self, points: Tensor) -> Tensor:
+    def forward(self, points: Tensor, length: Tensor | None = None) -> Tensor:
         if points.dim() != 3 or points.shape[-1] != 3:
             raise ShapeError(
                 f"points: found shape {list(points.shape)}, expected [b, n, 3]. "
@@ -70,13 +71,31 @@ class PointTokenizer(nn.Module):
         return self.norm(self.project(torch.cat((x, turns.sin(), turns.cos()), -1)))
 
 
+class LocalLayer(nn.Module):
+    """x + linear(gelu(convolution(LayerNorm(x)))) over neighbouring places; padding counts as 0.
+
+    Shapes: x [b n d], length [b] -> [b n d].
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.dim)
+        width = config.local_width
+        self.convolution = nn.Conv1d(config.dim, config.dim, width, padding=width // 2)
+        self.output = linear(config.dim, config.dim)
+
+    def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
+        seen = without_padding(self.norm(x), length)
+        return x + self.output(F.gelu(self.convolution(seen.mT).mT))
+
+
 class SymbolTokenizer(nn.Module):
-    """One learned vector a symbol, and its position, LayerNorm.
+    """One learned vector a symbol, and its position, local layers, LayerNorm.
 
     What is no index into the vocabulary gets a vector of its own, the table's last one; bytes
     have 256 symbols, and all of them are known.
 
-    Shapes: symbols [b n] of whole numbers, n at most max_tokens -> tokens [b n dim].
+    Shapes: symbols [b n] of whole numbers, n at most max_tokens, length [b] -> tokens [b n dim].
     """
 
     def __init__(self, config: NACConfig) -> None:
@@ -84,11 +103,12 @@ class SymbolTokenizer(nn.Module):
         self.config = config
         self.known = BYTES if config.input == "bytes" else len(config.vocabulary)
         rows = self.known + (config.input == "characters")
-        self.embedding = nn.Parameter(torch.randn(rows, config.dim))
+        self.symbol_embedding = nn.Parameter(torch.randn(rows, config.dim))
+        self.local = nn.ModuleList(LocalLayer(config) for _ in range(config.local_layers))
         self.norm = nn.LayerNorm(config.dim)
         self.register_parameter("position", learned_positions(config))
 
-    def forward(self, symbols: Tensor) -> Tensor:
+    def forward(self, symbols: Tensor, length: Tensor | None = None) -> Tensor:
         name = self.config.input
         if symbols.dim() != 2 or symbols.is_floating_point():
             raise ShapeError(
@@ -99,8 +119,12 @@ class SymbolTokenizer(nn.Module):
         index = symbols.long()
         if name == "characters":
             index = torch.where((index >= 0) & (index < self.known), index, self.known)
-        x = F.embedding(index, self.embedding)
-        return self.norm(with_position(x, self.position, self.config))
+        # F.embedding's result would have the name of the output `embedding` in an exported graph.
+        x = self.symbol_embedding.index_select(0, index.flatten()).unflatten(0, index.shape)
+        x = with_position(x, self.position, self.config)
+        for layer in self.local:
+            x = layer(x, length)
+        return self.norm(x)
 
 
 def sequence_tokenizer(config: NACConfig) -> nn.Module:

@@ -37,7 +37,8 @@ class PlainReader(nn.Module):
     """Keys and values of the baseline: linear in the tokens, with heads.
 
     A reader answers three questions. `prepare`: what of the tokens is the same in every round?
-    `see`: what do keys and values look like from these slots? Then `logits` and `update`.
+    `see`: what do keys, and where they are wanted values, look like from these slots? Then
+    `logits` and `update` say what follows from them.
     """
 
     def __init__(self, config: SlotConfig, token_dim: int) -> None:
@@ -52,7 +53,7 @@ class PlainReader(nn.Module):
     def prepare(self, tokens: Tensor) -> Prepared:
         return self._split(self.keys(tokens)), self._split(self.values(tokens))
 
-    def see(self, prepared: Prepared, relative: Tensor | None) -> Prepared:
+    def see(self, prepared: Prepared, relative: Tensor | None, *, values: bool) -> Prepared:
         return prepared
 
     def logits(self, keys: Tensor, queries: Tensor) -> Tensor:
@@ -88,11 +89,13 @@ class GridReader(nn.Module):
     def prepare(self, tokens: Tensor) -> Prepared:
         return self.keys(tokens), self.values(tokens)
 
-    def see(self, prepared: Prepared, relative: Tensor | None) -> Prepared:
-        keys, values = (each[:, None] for each in prepared)
+    def see(self, prepared: Prepared, relative: Tensor | None, *, values: bool) -> Prepared:
+        of_keys, of_values = (each[:, None] for each in prepared)
         offset = self.grid(relative)
-        seen = self._encode(keys + offset)
-        return seen, self._encode(values + offset) if self.values_see_grid else values
+        seen = self._encode(of_keys + offset)
+        if not (values and self.values_see_grid):
+            return seen, of_values
+        return seen, self._encode(of_values + offset)
 
     def logits(self, keys: Tensor, queries: Tensor) -> Tensor:
         return (keys @ queries[..., None]).squeeze(-1)[:, None]
@@ -164,7 +167,7 @@ class SlotAttention(nn.Module):
         for turn in range(config.rounds + config.equivariant):
             slots = self.norm_slots(now.slots)
             relative = None if grid is None else self._relative(grid, now)
-            keys, values = self.reader.see(prepared, relative)
+            keys, values = self.reader.see(prepared, relative, values=turn < config.rounds)
             attention.append(self._attend(keys, slots))
             weights = attention[-1] / (attention[-1].sum(-1, keepdim=True) + config.epsilon)
             moved = now if grid is None else self._moved(now, weights.squeeze(1), grid)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.clip_pooling import Pooled, SlotPool, pool
+from saccade.models.clip_pooling import Pooled, pool
 from saccade.models.clip_text import TextTower
 from saccade.models.clip_vision import ImageTower
 from saccade.models.interface import Part, Setting, fraction_setting
 from saccade.models.sparo_config import SparoConfig as SparoConfig
 from saccade.models.sparo_parts import parts_of
-from saccade.models.sparo_readout import ReadOut, selected
+from saccade.models.sparo_readout import selected
 from saccade.plugins.errors import SaccadeError
 
 
@@ -58,30 +58,25 @@ class Sparo(nn.Module):
 
         Shapes: image [b h w c], values 0 to 255 of any type.
         """
-        query = self.codebook if self.config.pooling == "codebook" else None
-        pooled = self.image_pool(self.image(image), None, query)
-        if not self.config.masked or pooled.slots is None:
-            return pooled
-        # Cosines are what masks were trained on, so the code has length 1 again.
-        code = F.normalize((pooled.slots * self.slot_mask).flatten(1), dim=-1)
-        return pooled._replace(code=code, slots=code.unflatten(1, self.slot_mask.shape))
+        return encode_image(self, image)
 
     def encode_text(self, tokens: Tensor) -> Pooled:
         """The code of a text and what it was made of.
 
         Shapes: tokens [b context_length] int64.
         """
-        query = self.codebook if self.config.pooling == "codebook" else None
-        if self.config.share_queries:
-            query = self.image_pool.read_out.query  # type: ignore[union-attr]
-        return self.text_pool(self.text(tokens), self.text.end(tokens), query)
+        return encode_text(self, tokens)
 
     def forward(self, image: Tensor, tokens: Tensor) -> Tensor:
         """How well each image and each text fit.
 
         Shapes: image [i h w c], tokens [t context_length] -> [i t], to be read as logits.
         """
-        return self.logit_scale.exp() * self.encode_image(image).code @ self.encode_text(tokens).code.mT
+        return (
+            self.logit_scale.exp()
+            * self.encode_image(image).code
+            @ self.encode_text(tokens).code.mT
+        )
 
     def parts(self) -> tuple[Part, ...]:
         """The image tower and, where there is one, the text tower."""
@@ -171,9 +166,37 @@ class Sparo(nn.Module):
                 "logit_scale": float(self.logit_scale.detach().double().exp()),
                 "context_length": config.context_length,
                 "tokenizer": config.tokenizer,
+                "vocabulary": config.vocabulary,
                 "words": list(config.words),
+                "merges": list(config.merges),
             }
         return facts
+
+
+def encode_image(model: Any, image: Tensor) -> Pooled:
+    """What `Sparo.encode_image` and its folded form compute.
+
+    Shapes: image [b h w c], values 0 to 255 of any type.
+    """
+    codebook = model.codebook if model.config.pooling == "codebook" else None
+    pooled: Pooled = model.image_pool(model.image(image), None, codebook)
+    if not model.config.masked or pooled.slots is None:
+        return pooled
+    # Cosines are what masks were trained on, so the code has length 1 again.
+    code = F.normalize((pooled.slots * model.slot_mask).flatten(1), dim=-1)
+    return pooled._replace(code=code, slots=code.unflatten(1, model.slot_mask.shape))
+
+
+def encode_text(model: Any, tokens: Tensor) -> Pooled:
+    """What `Sparo.encode_text` and its folded form compute.
+
+    Shapes: tokens [b context_length] int64.
+    """
+    query = model.codebook if model.config.pooling == "codebook" else None
+    if model.config.share_queries:
+        query = getattr(model.image_pool.read_out, "query", None)  # None: it is folded
+    pooled: Pooled = model.text_pool(model.text(tokens), model.text.end(tokens), query)
+    return pooled
 
 
 def slots_sha256(slots: Sequence[int]) -> str:
@@ -182,13 +205,3 @@ def slots_sha256(slots: Sequence[int]) -> str:
     It is the SHA-256 of the ascending slot numbers as a JSON list.
     """
     return hashlib.sha256(json.dumps(sorted(slots), separators=(",", ":")).encode()).hexdigest()
-
-
-def read_outs(model: Sparo) -> dict[str, ReadOut]:
-    """The read-outs of a model with slots, by tower."""
-    pools = {"image": model.image_pool, **({"text": model.text_pool} if model.config.text else {})}
-    return {
-        name: each.read_out
-        for name, each in pools.items()
-        if isinstance(each, SlotPool) and isinstance(each.read_out, ReadOut)
-    }

@@ -4,6 +4,7 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from saccade.models.sparo_presets import PRESET_FIELDS
 from saccade.plugins.errors import SaccadeError
 
 REPRESENTATIONS = ("cont", "sqrtsem", "sem")
@@ -78,8 +79,9 @@ class SparoConfig:
     text_layers: int = 12
     text_heads: int = 8
     text_hidden: int = 2048
-    tokenizer: str = "clip"  # words: those of `words`; custom: a merges file that the user keeps
+    tokenizer: str = "clip"  # words: those of `words`; custom: the `merges` of its file
     words: tuple[str, ...] = ()
+    merges: tuple[str, ...] = ()  # pairs of letters with a blank between; empty: not known
     end_token: int = 0  # the id that ends a text; 0: the largest id of the text
     activation: str = "gelu"
     reduce_depth: int = 0  # blocks fewer in both towers; SPARO's models replace the last one
@@ -106,8 +108,8 @@ class SparoConfig:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
-        object.__setattr__(self, "words", tuple(self.words))
-        object.__setattr__(self, "kept", tuple(self.kept))
+        for name in ("words", "merges", "kept"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, allowed in CHOICES.items():
             self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name, least in [*((each, 1) for each in COUNTS), *((each, 0) for each in FROM_ZERO)]:
@@ -146,6 +148,8 @@ class SparoConfig:
             count = len(self.words) + 4
             fits = bool(self.words) and self.vocabulary == count and self.end_token == 2
             self._expect("words", fits, "vocabulary - 4 words, with end_token 2")
+        fits = not self.merges or len(self.merges) == self.vocabulary - 514
+        self._expect("merges", fits, "vocabulary - 514 pairs, or none")
 
     def _check_pooling(self) -> None:
         whole = self.pooling in ("sparo", "codebook")
@@ -203,7 +207,7 @@ class SparoConfig:
     @property
     def pools_text_by_attention(self) -> bool:
         """Whether the text tower has an attentional pooler."""
-        return "attention" == (self.pooling if self.text_pooling == "same" else self.text_pooling)
+        return (self.pooling if self.text_pooling == "same" else self.text_pooling) == "attention"
 
     @property
     def code_dim(self) -> int:
@@ -256,3 +260,7 @@ class SparoConfig:
                 f"SPARO configuration: a value has the wrong type ({error}). "
                 f"Write it with SparoConfig.to_dict."
             ) from error
+
+
+PRESETS = {name: SparoConfig(**values) for name, values in PRESET_FIELDS.items()}
+SOURCE = "Vani et al. 2024, SPARO: Selective Attention for Robust and Compositional Transformers"

@@ -26,7 +26,7 @@ class PatchTokenizer(nn.Module):
         self.position = nn.Parameter(POSITION_STD * torch.randn(config.tokens or 1, config.dim))
         self.norm = nn.LayerNorm(config.dim)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
         pixels = self.scale(image)
         return self.norm(self.project(patches(pixels, self.config.patch_px)) + self.position)
 
@@ -50,7 +50,7 @@ class ConvTokenizer(nn.Module):
         self.position = nn.Parameter(POSITION_STD * torch.randn(config.tokens or 1, config.dim))
         self.norm = nn.LayerNorm(config.dim)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
         pixels = self.scale(image).permute(0, 3, 1, 2)
         features = F.gelu(self.second(F.gelu(self.first(pixels))))
         return self.norm(self.project(features).flatten(2).mT + self.position)
@@ -102,7 +102,8 @@ def patches(pixels: Tensor, side_px: int) -> Tensor:
 class PairTokenizer(nn.Module):
     """One tokenizer for both inputs of a pair; a learned vector says which input a token is of.
 
-    Shapes: x [b 2 ...], each half as `each` takes it -> tokens [b 2n dim], the first input's first.
+    Shapes: x [b 2 ...], each half as `each` takes it, length [b 2]
+            -> tokens [b 2n dim], the first input's first.
     """
 
     def __init__(self, each: nn.Module, config: NACConfig) -> None:
@@ -110,14 +111,14 @@ class PairTokenizer(nn.Module):
         self.each = each
         self.mark = nn.Parameter(POSITION_STD * torch.randn(config.input_sets, 1, config.dim))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
         sets = self.mark.shape[0]
         if x.dim() < 3 or x.shape[1] != sets:
             raise ShapeError(
                 f"input: found shape {list(x.shape)}, expected [b, {sets}, ...]. "
                 "Stack the inputs of a pair along the second axis."
             )
-        tokens = self.each(x.flatten(0, 1))
+        tokens = self.each(x.flatten(0, 1), None if length is None else length.flatten())
         return (tokens.unflatten(0, (-1, sets)) + self.mark).flatten(1, 2)
 
 

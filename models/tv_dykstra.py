@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROUNDS, STOP = 35, 1e-2
+ROUNDS, STOP, MASKED = 35, 1e-2, -1e9
 
 
 def tv_dykstra(
@@ -19,21 +19,23 @@ def tv_dykstra(
 
     Dykstra's splitting: exact chains along columns, then along rows. It ends after `rounds`, or
     where the two results differ by less than `stop` in every cell; a sample that is there stays
-    as it is, whatever its batch mates do.
+    as it is, whatever its batch mates do. Masked cells are the authors' -1e9: they pull a
+    neighbour down by lam.
 
     Shapes: z [b h w], sizes [b 2] int64 (cells outside are returned as they are), masked [b h w]
-            (cells far below all others: they pull a neighbour down by lam) -> [b h w].
+            bool -> [b h w].
     Units:  z, lam and stop are logits.
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), eq. 6; the splitting is
             Dykstra's, its order and its end are the authors' code's.
     """
     inside = inside_grid(sizes, z.shape[-2], z.shape[-1])
-    values = torch.where(inside, _lowered(z, masked, inside, lam), 0)
-    down, across = _edges(inside.mT.contiguous()).to(z.dtype) * lam, _edges(inside).to(z.dtype) * lam
+    masked = masked & inside
+    values = torch.where(inside, z, 0)
+    # -1e9 in float32 has no digits left for the rest of a chain.
+    values = torch.where(masked, MASKED, values) if _is_double(z) else _lowered(values, masked, lam)
+    down, across = _edges(inside.mT.contiguous()).to(z.dtype), _edges(inside).to(z.dtype)
 
-    def unfinished(
-        rounds_left: Tensor, active: Tensor, x: Tensor, p: Tensor, q: Tensor, *edges: Tensor
-    ) -> Tensor:
+    def unfinished(rounds_left: Tensor, active: Tensor, *state: Tensor) -> Tensor:
         return active.any() & (rounds_left > 0)
 
     def one_round(
@@ -45,13 +47,12 @@ def tv_dykstra(
         down: Tensor,
         across: Tensor,
     ) -> tuple[Tensor, ...]:
-        columns = _chains((x + p).mT.contiguous(), down).mT.contiguous()
-        rows = _chains(columns + q, across)
-        p = torch.where(active, x + p - columns, p)
-        q = torch.where(active, columns + q - rows, q)
+        columns = _chains((x + p).mT.contiguous(), down * lam, lam).mT.contiguous()
+        rows = _chains(columns + q, across * lam, lam)
+        still = active & ((columns - rows).abs().amax((-2, -1), keepdim=True) >= stop)
+        p = torch.where(active, p + (x - columns), p)
+        q = torch.where(active, q + (columns - rows), q)
         x = torch.where(active, rows, x)
-        apart = (columns - rows).abs().amax((-2, -1), keepdim=True)
-        still = active & (apart >= stop)
         return rounds_left - 1, still, x, p, q, down + 0, across + 0
 
     start = (
@@ -91,37 +92,71 @@ def _repeat(condition, body, state):  # type: ignore[no-untyped-def]
     return state
 
 
-def _lowered(z: Tensor, masked: Tensor, inside: Tensor, lam: float) -> Tensor:
+def _is_double(z: Tensor) -> bool:
+    return z.dtype == torch.float64
+
+
+def _lowered(z: Tensor, masked: Tensor, lam: float) -> Tensor:
     """Masked cells just low enough to stay apart from every other cell.
 
     The chains move no cell by more than 2 lam in all, and the corrections between rounds by no
     more than 2 lam again, so this gives what -1e9 gives without its rounding.
     """
-    taking_part = inside & ~masked
-    lowest = torch.where(taking_part, z, torch.inf).amin((-2, -1), keepdim=True)
+    lowest = torch.where(masked, torch.inf, z).amin((-2, -1), keepdim=True)
     lowest = torch.where(lowest < torch.inf, lowest, 0)
     return torch.where(masked, lowest - (8 * lam + 1), z)
 
 
-def _chains(z: Tensor, weights: Tensor) -> Tensor:
-    """The exact minimiser of 1/2 ||x - z||^2 + sum_i weights_i |x_i - x_(i+1)| of every chain.
+def _chains(z: Tensor, weights: Tensor, lam: float) -> Tensor:
+    """The minimiser of 1/2 ||x - z||^2 + sum_i weights_i |x_i - x_(i+1)| of every chain.
 
-    Dynamic programming from the first cell to the last. What the cells so far add to the
-    derivative of the objective at x is a rising piecewise linear function, kept as its heights at
-    sorted knots; an edge clips it to [-weight, weight], which makes two knots, and back from the
-    last cell each x is the next one clamped between them. An edge of weight 0 separates.
+    Shapes: z [b h w], a chain a row; weights the same, of the edge behind each cell, lam or 0
+            -> [b h w].
+    """
+    if not _is_double(z):
+        return _solved(z, weights)
+    masked = z <= MASKED / 2
+    z, weights = _as_rounded(z, weights, lam)
+    lowered = _lowered(z, masked, lam)
+    solved = _solved(lowered, weights)
+    return torch.where(masked, z + (solved - lowered), solved)
 
-    Shapes: z [b h w], a chain a row; weights the same, of the edge behind each cell -> [b h w].
+
+def _as_rounded(z: Tensor, weights: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+    """The chain that the authors' solver in fact sees.
+
+    It pulls a string tight between two running sums, lam below and lam above. Behind a cell of
+    -1e9 both are rounded to 1e-7, each in its own way; what they say of cells and edges is this.
+    """
+    ends = lam - weights
+    below, above = (
+        torch.cat((z[..., :1] + start, z[..., 1:]), -1).cumsum(-1) for start in (-lam, lam)
+    )
+    below = below + ends
+    above = torch.where(weights > 0, above, below)  # their string ends at the lower sum
+    rise, rise_above = (F.pad(each, (1, 0)).diff(dim=-1) for each in (below, above))
+    return rise + (rise_above - rise) / 2, (above - below) / 2
+
+
+def _solved(z: Tensor, weights: Tensor) -> Tensor:
+    """The exact minimiser by dynamic programming from the first cell to the last.
+
+    What the cells so far add to the derivative of the objective at x is a rising piecewise linear
+    function, kept as its heights at sorted knots; an edge clips it to [-weight, weight], which
+    makes two knots, and back from the last cell each x is the next one clamped between them. An
+    edge of weight 0 separates.
+
+    Shapes: z and weights [b h w] -> [b h w].
     Source: Johnson 2013 (A Dynamic Programming Algorithm for the Fused Lasso), section 2.
     """
-    count = z.shape[-1]
-    knots = torch.zeros_like(z[..., None, :] + z.new_zeros(2, 1)).flatten(-2)
+    knots = torch.cat((z, z), -1) * 0
     limits = torch.zeros_like(z)
     first = torch.zeros((), dtype=torch.int64, device=z.device)
     forth = (first, knots, knots + 0, limits, limits + 0, z + 0, weights + 0)
     low, high = _repeat(_has_cells_ahead, _take_cell, forth)[3:5]
-    last = first + (count - 1)
-    return _repeat(_has_cells_behind, _settle_cell, (last, limits[..., :1].contiguous(), z + 0, low, high))[2]
+    last = first + (z.shape[-1] - 1)
+    back = (last, limits[..., :1].contiguous(), z + 0, low, high)
+    return _repeat(_has_cells_behind, _settle_cell, back)[2]
 
 
 def _has_cells_ahead(i: Tensor, knots: Tensor, *state: Tensor) -> Tensor:

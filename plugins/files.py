@@ -69,6 +69,23 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def read_lines(path: Path, what: str = "entry") -> tuple[str, ...]:
+    """The lines of a text file without the empty ones, each stripped.
+
+    Raises: SaccadeError if it cannot be read, is no UTF-8 text, or has no line.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SaccadeError(
+            f"{path}: cannot be read as text ({error}). Name a UTF-8 file with one {what} a line."
+        ) from error
+    found = tuple(line.strip() for line in lines if line.strip())
+    if not found:
+        raise SaccadeError(f"{path}: is empty, expected one {what} a line.")
+    return found
+
+
 def refuse_existing(path: Path, *, force: bool) -> None:
     """Stop before any work is done for an output that would be in the way.
 

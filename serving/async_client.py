@@ -2,27 +2,28 @@
 """The client for asyncio: the same calls, awaited."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from saccade.plugins.errors import SaccadeError
+from saccade.serving import operations
+from saccade.serving.answers import Caption, Classification, Segmentation
 from saccade.serving.connection import connect_asyncio
+from saccade.serving.editing import Change, edit
 from saccade.serving.embeddings import Embeddings
 from saccade.serving.images import Image
+from saccade.serving.operations import Steps
 from saccade.serving.readiness import Readiness
+from saccade.serving.router_view import RouterView, view_of
 from saccade.serving.rpc_errors import explain
-from saccade.serving.wire import (
-    DEFAULT_URL,
-    Classification,
-    check_timeout,
-    choice,
-    classifications,
-    classify_calls,
-    embed_calls,
-    joined_embeddings,
-)
+from saccade.serving.wire import DEFAULT_URL, Call, check_timeout, choice, with_deadline
+from saccade.serving.zero_shot import TEMPLATES, Labelling
+
+_T = TypeVar("_T")
 
 
 class AsyncClient:
@@ -36,6 +37,7 @@ class AsyncClient:
         self.model = model
         self.timeout_s = check_timeout(timeout_s)
         self._connection: Any = None
+        self._view: RouterView | None = None
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -61,13 +63,24 @@ class AsyncClient:
         min_score: float | None = None,
         max_latency_ms: float | None = None,
         top: int = 3,
+        labels: Sequence[str] = (),
+        templates: Sequence[str] = (),
+        merges: Path | None = None,
     ) -> list[Classification]:
-        """The `top` labels of each image, by the variant that the one parameter chooses."""
+        """The `top` labels of each image, by the variant that the one parameter chooses.
+
+        Without `labels` they are the model's, or those it was deployed with. With them a model
+        of image and text compares the image with each label in each template, such as
+        "a photo of a {}"; `merges` is the tokenizer's file where the model has one of its own.
+        """
         parameters = choice(budget, min_score, max_latency_ms)
-        found = []
-        for call in classify_calls(images, parameters, top, self.timeout_s):
-            found += classifications(await self._infer(call))
-        return found
+        if not labels:
+            if templates:
+                raise SaccadeError("templates were given without labels. Give both, or neither.")
+            return await self._run(operations.classify(images, parameters, top))
+        labelling = Labelling(tuple(labels), tuple(templates) or TEMPLATES)
+        steps = operations.classify_as(images, labelling, parameters, top, merges)
+        return await self._run(steps)
 
     async def embed(
         self, images: Sequence[Image] | np.ndarray, budget: float | None = None
@@ -76,8 +89,83 @@ class AsyncClient:
 
         Shapes: vectors float32 [n d].
         """
-        calls = embed_calls(images, choice(budget), self.timeout_s)
-        return joined_embeddings([await self._infer(call) for call in calls])
+        return await self._run(operations.embed(images, choice(budget)))
+
+    async def embed_text(
+        self,
+        texts: Sequence[str],
+        budget: float | None = None,
+        merges: Path | None = None,
+        truncate: bool = False,
+    ) -> Embeddings:
+        """One vector a text, all of the same variant; long texts are cut only if asked to.
+
+        Shapes: vectors float32 [n d].
+        """
+        return await self._run(operations.embed_text(texts, choice(budget), merges, truncate))
+
+    async def segment(
+        self,
+        images: Sequence[Image] | np.ndarray,
+        budget: float | None = None,
+        seed: int = 0,
+        slots: int | None = None,
+    ) -> list[Segmentation]:
+        """The slots of each image; `seed` and the image's place in its request draw their start.
+
+        A request takes up to 64 images: with the 65th the places begin anew.
+        """
+        return await self._run(operations.segment(images, choice(budget), seed, slots))
+
+    async def edit(self, image: Image, change: Change, budget: float | None = None) -> np.ndarray:
+        """The image with one slot moved and scaled, as the model draws it.
+
+        Shapes: -> uint8 [h w c].
+        """
+        return await self._run(edit(image, change, choice(budget)))
+
+    async def answer(
+        self,
+        images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray],
+        questions: Sequence[str],
+        budget: float | None = None,
+        top: int = 3,
+    ) -> list[Classification]:
+        """The `top` answers to each question on the image of the same place.
+
+        In place of images the features that the model takes, by name, where it takes features.
+        """
+        return await self._run(operations.answer(images, questions, choice(budget), top))
+
+    async def caption(
+        self,
+        images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray],
+        budget: float | None = None,
+        beam: int | None = None,
+        max_length: int | None = None,
+        end: str | None = None,
+    ) -> list[Caption]:
+        """A sentence for each image, by a search of `beam` sentences at a time.
+
+        Units: max_length is tokens; `end` is the word that ends a sentence.
+        """
+        given = {"beam": beam, "max_length": max_length, "end": end}
+        own = {name: str(value) for name, value in given.items() if value is not None}
+        return await self._run(operations.caption(images, choice(budget) | own))
+
+    async def infer(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        budget: float | None = None,
+        parameters: Mapping[str, str] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Whatever the model takes and answers, by name: arrays, and images where it takes some.
+
+        Shapes: every array has the samples as its first axis, of which there are the same number.
+        """
+        asked = choice(budget) | dict(parameters or {})
+        return await self._run(operations.infer(inputs, outputs, asked))
 
     async def ready(self) -> Readiness:
         """Make one inference of each variant and of the router, and say which answered."""
@@ -89,13 +177,40 @@ class AsyncClient:
 
         return await asyncio.to_thread(ask)
 
-    async def _infer(self, call: dict[str, Any]) -> Any:
+    async def view(self) -> RouterView:
+        """What the router tells of itself; asked for once."""
         from tritonclient.utils import InferenceServerException
 
+        if self._view is None:
+            try:
+                config = await self._connected().get_model_config(
+                    self.model, client_timeout=self.timeout_s
+                )
+            except InferenceServerException as error:
+                raise explain(error, self.url, self.model, self.timeout_s) from error
+            self._view = view_of(config, self.model)
+        return self._view
+
+    async def _run(self, steps: Steps[_T]) -> _T:
+        try:
+            wanted = next(steps)
+            while True:
+                answer = await (self.view() if wanted is None else self._infer(wanted))
+                wanted = steps.send(answer)
+        except StopIteration as end:
+            found: _T = end.value
+            return found
+
+    async def _infer(self, call: Call) -> Any:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            return await self._connected().infer(self.model, **with_deadline(call, self.timeout_s))
+        except InferenceServerException as error:
+            raise explain(error, self.url, self.model, self.timeout_s) from error
+
+    def _connected(self) -> Any:
         if self._connection is None:
             # Made in the running loop, to which it belongs.
             self._connection = connect_asyncio(self.url)
-        try:
-            return await self._connection.infer(self.model, **call)
-        except InferenceServerException as error:
-            raise explain(error, self.url, self.model, self.timeout_s) from error
+        return self._connection

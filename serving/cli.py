@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 
 import tyro
 
+from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.plugins.errors import SaccadeError
 from saccade.serving import commands
 
@@ -58,13 +59,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _dispatch(arguments: Sequence[str]) -> commands.Answer:
+    _refuse_twice(arguments, "--set")
     answer: commands.Answer = tyro.extras.subcommand_cli_from_dict(
         dict(COMMANDS),
         prog="saccade",
         description="Checkpoints of attention-structured vision models to a served model.",
         args=list(arguments),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        registry=_comma_separated(),
+        registry=_ways_to_write(),
     )
     if answer.as_json:
         print(json.dumps(answer.data, indent=1, allow_nan=False))
@@ -81,26 +83,52 @@ def _print_text(text: Any) -> None:
     console.print(text, highlight=False, soft_wrap=isinstance(text, str), markup=False)
 
 
-def _comma_separated() -> tyro.constructors.ConstructorRegistry:
-    """Numbers of one option are written `1,0.5,0.25`, as the field's tools do."""
+def _ways_to_write() -> tyro.constructors.ConstructorRegistry:
+    """Values of one option are written `1,0.5,0.25`, fields of a model `dim=64 heads=4`."""
     registry = tyro.constructors.ConstructorRegistry()
+    reads: dict[Any, Callable[[str], Any]] = {float: float, int: int, str: str, float | str: str}
 
     @registry.primitive_rule
-    def numbers(
+    def values(
         info: tyro.constructors.PrimitiveTypeInfo,
     ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-        kind = get_args(info.type)
-        if get_origin(info.type) is not tuple or kind not in ((float, ...), (int, ...)):
+        kind, *rest = get_args(info.type) or (None,)
+        if get_origin(info.type) is not tuple or rest != [...] or kind not in reads:
             return None
+        metavar = "N[,N...]" if kind in (float, int) else "VALUE[,VALUE...]"
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
-            metavar="N[,N...]",
-            instance_from_str=lambda found: tuple(kind[0](part) for part in found[0].split(",")),
+            metavar=metavar,
+            instance_from_str=lambda found: tuple(reads[kind](one) for one in found[0].split(",")),
             is_instance=lambda value: isinstance(value, tuple),
-            str_from_instance=lambda value: [",".join(f"{number:g}" for number in value)],
+            str_from_instance=lambda value: [",".join(_shown(each) for each in value)],
+        )
+
+    @registry.primitive_rule
+    def overrides(
+        info: tyro.constructors.PrimitiveTypeInfo,
+    ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+        if info.type != dict[str, Any]:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="KEY=VALUE",
+            instance_from_str=parse_overrides,
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=overrides_words,
         )
 
     return registry
+
+
+def _refuse_twice(arguments: Sequence[str], flag: str) -> None:
+    # The parser would take the last one and forget the others.
+    if sum(word == flag or word.startswith(f"{flag}=") for word in arguments) > 1:
+        raise SaccadeError(f"{flag} is given twice. Give it once: {flag} key=value key=value.")
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _interrupt(*_: object) -> None:

@@ -9,7 +9,7 @@ import tyro
 from tyro.conf import Positional
 
 from saccade.export.exported import ExportOptions
-from saccade.models.train import TrainOptions
+from saccade.models.training.options import TrainOptions
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.bench import BenchOptions
 from saccade.serving.demo import DemoOptions
@@ -59,7 +59,7 @@ class EmbedOptions(CallOptions):
 
 
 def train(
-    family: Positional[Literal["nac"]],
+    family: Positional[Literal["nac", "sparo", "sot", "slot-attention", "vqa", "captioner"]],
     options: Annotated[TrainOptions, _flat],
     json: bool = False,
 ) -> Answer:
@@ -71,11 +71,12 @@ def train(
     """
     from saccade.models.train import train as verb
 
-    checkpoint = verb(options)
+    checkpoint = verb(family, options)
     data = {"checkpoint": str(options.out), "sha256": checkpoint.sha256, "card": checkpoint.card}
     scores = checkpoint.card["validation"]
-    lines = [f"{options.out}: trained on {options.data}, validation top-1 by budget:"]
-    lines += [f"  {budget:>6}  {100 * float(score):6.2f} %" for budget, score in scores.items()]
+    by = "top-1 by budget" if family == "nac" else "scores"
+    lines = [f"{options.out}: trained on {checkpoint.card['data']}, validation {by}:"]
+    lines += [f"  {name:>12}  {float(score):.4f}" for name, score in scores.items()]
     return Answer(data, "\n".join(lines), json)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.export.exported import ExportOptions
-from saccade.models.train import TrainOptions
+from saccade.models.training.options import TrainOptions
 from saccade.plugins.files import new_folder
 from saccade.serving.bench import BenchOptions
 from saccade.serving.repository import RepositoryOptions
@@ -48,7 +48,7 @@ def _serve_digits(folder: Path) -> list[str]:
     from saccade.serving.server import Server
 
     _say("1/4 train a Neural Attentive Circuit on scikit-learn's digits")
-    train(TrainOptions(data="digits", out=folder / "digits.safetensors"))
+    train("nac", TrainOptions(data="digits", out=folder / "digits.safetensors"))
     _say("2/4 export it at four budgets, each proved against the checkpoint")
     export(folder / "digits.safetensors", ExportOptions(out=folder / "digits"))
     deploy(folder / "digits", RepositoryOptions(out=folder / "repository"))

@@ -12,13 +12,13 @@ import numpy as np
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import refuse_existing, write_atomically
 
-_SCHEMA = "saccade.embeddings 1"
-_FIELDS = ("schema", "vectors", "names", "variant", "sha256")
+_SCHEMA = "saccade.embeddings 2"
+_FIELDS = ("schema", "vectors", "names", "variant", "sha256", "slots_sha256")
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector an image, and which bytes of which variant computed them.
+    """One vector an image or text, and which bytes of which variant computed them.
 
     Shapes: vectors float32 [n d].
     """
@@ -26,6 +26,36 @@ class Embeddings:
     vectors: np.ndarray
     variant: str
     sha256: str
+    slots_sha256: str = ""  # of the slots that a code is made of, where it is made of slots
+
+    def similarity(self, other: "Embeddings") -> np.ndarray:
+        """The cosine of each of these vectors with each of the others.
+
+        Shapes: -> float32 [n m].
+        Raises: SaccadeError if they do not come of the same slots of the same variant.
+        """
+        self.check_comparable(other)
+        mine, theirs = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12)
+                        for each in (self.vectors, other.vectors))  # fmt: skip
+        return np.asarray(mine @ theirs.T, np.float32)
+
+    def check_comparable(self, other: "Embeddings") -> None:
+        """Refuse to compare vectors that mean different things.
+
+        Raises: SaccadeError if variant, hash or slots differ.
+        """
+        if self.slots_sha256 != other.slots_sha256:
+            raise SaccadeError(
+                f"Codes of {self.variant} and {other.variant} are made of different slots "
+                f"({self.slots_sha256[:12] or 'none'}..., {other.slots_sha256[:12] or 'none'}...) "
+                "and cannot be compared. Embed both with the same --budget."
+            )
+        if (self.variant, self.sha256) != (other.variant, other.sha256):
+            raise SaccadeError(
+                f"Codes of {self.variant} ({self.sha256[:12]}...) and {other.variant} "
+                f"({other.sha256[:12]}...) cannot be compared: they come of different variants. "
+                "Embed both with the same --budget."
+            )
 
 
 def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
@@ -39,7 +69,8 @@ def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
             if missing or str(data["schema"]) != _SCHEMA:
                 raise ValueError(f"it has no {', '.join(missing) or _SCHEMA}")
             names = tuple(str(name) for name in data["names"])
-            found = Embeddings(data["vectors"], str(data["variant"]), str(data["sha256"]))
+            made_by = (str(data[field]) for field in ("variant", "sha256", "slots_sha256"))
+            found = Embeddings(data["vectors"], *made_by)
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise SaccadeError(
             f"{path}: is not a file of embeddings that `saccade embed` wrote ({error}). "
@@ -101,12 +132,14 @@ def save_embeddings(
         names=np.array(all_names, dtype=np.str_),
         variant=np.array(embeddings.variant),
         sha256=np.array(embeddings.sha256),
+        slots_sha256=np.array(embeddings.slots_sha256),
     )
     write_atomically(path, file.getvalue())
 
 
 def _check_same(path: Path, before: Embeddings, new: Embeddings) -> None:
-    if (before.variant, before.sha256) != (new.variant, new.sha256):
+    made_by = [(each.variant, each.sha256, each.slots_sha256) for each in (before, new)]
+    if made_by[0] != made_by[1]:
         raise SaccadeError(
             f"{path}: holds embeddings of {before.variant} ({before.sha256[:12]}...), the new ones "
             f"are of {new.variant} ({new.sha256[:12]}...), and those of different variants cannot "

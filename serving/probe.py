@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from saccade.serving.connection import connect_alone
+from saccade.serving.router_view import probe_of
 from saccade.serving.rpc_errors import is_queue_full, short
 
 _STATISTICS_S = 0.5
@@ -105,7 +106,8 @@ class Prober:
 
     def _request(self, model: str) -> dict[str, Any]:
         metadata = self._client.get_model_metadata(model, client_timeout=self.timeout_s)
-        return probe_request(metadata)
+        config = self._client.get_model_config(model, client_timeout=self.timeout_s)
+        return probe_request(metadata, probe_of(config))
 
     def _judge(self, model: str, error: Any) -> Probe:
         if error is None or is_queue_full(error):
@@ -115,13 +117,18 @@ class Prober:
         return Probe(model, text, late)
 
 
-def probe_request(metadata: Any) -> dict[str, Any]:
-    """Zeros of the shapes that a model declares, or a small picture where it takes files."""
+def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Zeros of the shapes that a model declares, or a small picture where it takes files.
+
+    Of a router `wanted` says which of its inputs make a request, and with which parameters.
+    """
     from tritonclient.grpc import InferInput
     from tritonclient.utils import triton_to_np_dtype
 
     inputs = []
     for declared in metadata.inputs:
+        if wanted is not None and declared.name not in wanted["inputs"]:
+            continue
         shape = [max(1, size) for size in declared.shape]
         found = InferInput(declared.name, shape, declared.datatype)
         if declared.datatype == "BYTES":
@@ -129,7 +136,8 @@ def probe_request(metadata: Any) -> dict[str, Any]:
         else:
             found.set_data_from_numpy(np.zeros(shape, triton_to_np_dtype(declared.datatype)))
         inputs.append(found)
-    return {"inputs": inputs}
+    parameters = wanted["parameters"] if wanted else {}
+    return {"inputs": inputs, **({"parameters": parameters} if parameters else {})}
 
 
 def small_picture() -> bytes:

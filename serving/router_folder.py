@@ -17,9 +17,9 @@ from saccade.plugins.files import json_bytes
 from saccade.serving.frontier import Entry
 from saccade.serving.model_config import LABELS_FILE, MAX_BATCH, RouterTensors, router_config
 from saccade.serving.repository_checks import join
+from saccade.serving.router_view import DESCRIBED
 from saccade.serving.variant_parts import INNER, VariantParts, encoded, filled
 
-DESCRIBED = "saccade"  # the router's parameter that tells clients what stands behind it
 # Files of the layer below that run in the server too: they import numpy only.
 SHARED = {"captioner": ("caption_search.py",)}
 
@@ -131,7 +131,10 @@ def _tensors(plan: RouterPlan) -> RouterTensors:
         outputs = _joined([spec for part in outer for spec in part.outputs], plan.model)
     if plan.classes:
         axes = f"b {len(plan.labels)}"
-        scores = (TensorSpec("logits", axes, "float32"), TensorSpec("probabilities", axes, "float32"))
+        scores = (
+            TensorSpec("logits", axes, "float32"),
+            TensorSpec("probabilities", axes, "float32"),
+        )
         outputs = (*outputs, *scores)
     return RouterTensors(
         inputs=inputs,

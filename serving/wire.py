@@ -1,31 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes to the router and comes back: the same for the blocking and the asyncio client."""
+"""What goes to the router and comes back, as the protocol's tensors."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from saccade.plugins.errors import SaccadeError, ServerFailed
-from saccade.serving.embeddings import Embeddings
-from saccade.serving.images import Image, encoded, requests
+from saccade.serving.images import MAX_IMAGES, Image, encoded, requests
 
 DEFAULT_URL = "127.0.0.1:8001"
-
-
-@dataclass(frozen=True)
-class Classification:
-    """The most probable labels of one image, best first, and the variant that answered."""
-
-    labels: tuple[tuple[str, float], ...]
-    variant: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        labels = [{"label": label, "probability": value} for label, value in self.labels]
-        return {"labels": labels, "variant": self.variant}
+Call = dict[str, Any]  # arguments of `infer`, the deadline excepted
 
 
 def choice(
@@ -49,77 +35,73 @@ def choice(
     return {name: repr(value) for name, value in chosen.items()}
 
 
-def classify_calls(
-    images: Sequence[Image] | np.ndarray, parameters: dict[str, str], top: int, timeout_s: float
-) -> Iterator[dict[str, Any]]:
-    """Arguments of `infer` for each request that classifies some of the images."""
-    from tritonclient.grpc import InferRequestedOutput
+def image_calls(
+    images: Sequence[Image] | np.ndarray,
+    outputs: Sequence[str],
+    parameters: Mapping[str, str],
+    *,
+    top: int | None = None,
+) -> Iterator[Call]:
+    """A call for each request that takes some of the images.
 
-    if not 1 <= top <= 100_000:
-        raise SaccadeError(f"top is {top}, expected 1 or more labels an image.")
-    outputs = [
-        InferRequestedOutput("probabilities", class_count=top),
-        InferRequestedOutput("variant"),
-    ]
-    for files in list(requests(encoded(images))):
-        yield _call(files, outputs, parameters, timeout_s)
-
-
-def embed_calls(
-    images: Sequence[Image] | np.ndarray, parameters: dict[str, str], timeout_s: float
-) -> Iterator[dict[str, Any]]:
-    """Arguments of `infer` for each request that embeds some of the images."""
-    from tritonclient.grpc import InferRequestedOutput
-
-    names = ("embedding", "variant", "variant_sha256")
-    outputs = [InferRequestedOutput(name) for name in names]
-    for files in list(requests(encoded(images))):
-        yield _call(files, outputs, parameters, timeout_s)
-
-
-def classifications(result: Any) -> list[Classification]:
-    """What a request to classify was answered."""
-    rows = _output(result, "probabilities")
-    variants = _output(result, "variant").reshape(-1)
-    return [
-        Classification(tuple(_label(entry) for entry in row), _text(variant))
-        for row, variant in zip(rows, variants, strict=True)
-    ]
-
-
-def joined_embeddings(results: Sequence[Any]) -> Embeddings:
-    """What the requests to embed were answered, which must all come of one variant."""
-    made_by = {
-        (_text(name), _text(digest))
-        for result in results
-        for name, digest in zip(
-            _output(result, "variant").reshape(-1),
-            _output(result, "variant_sha256").reshape(-1),
-            strict=True,
-        )
-    }
-    if len(made_by) != 1:
-        raise ServerFailed(
-            f"The answers come from {len(made_by)} variants ({sorted(made_by)}): the server was "
-            "exchanged between two requests. Embed again."
-        )
-    ((variant, sha256),) = made_by
-    vectors = np.concatenate([_output(result, "embedding") for result in results])
-    return Embeddings(vectors, variant, sha256)
-
-
-def variants_of(config: Any, model: str) -> tuple[str, ...]:
-    """The variants behind a router, from its configuration.
-
-    Raises: SaccadeError if the model is no router.
+    With `top` the server answers with that many labels of `probabilities` instead of numbers.
     """
-    names = config.config.parameters["variants"].string_value
-    if not names:
-        raise SaccadeError(
-            f"{model} is not a router: it names no variants. Give the name that "
-            "`saccade serve` shows, or write the repository anew with `saccade repository`."
-        )
-    return tuple(names.split(","))
+    for files in list(requests(encoded(images))):
+        array = np.array(files, dtype=object).reshape(-1, 1)
+        yield call({"image": array}, outputs, parameters, top=top)
+
+
+def array_calls(
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None,
+    parameters: Mapping[str, str],
+    *,
+    top: int | None = None,
+) -> Iterator[Call]:
+    """A call for each request that takes some rows of the arrays.
+
+    Raises: SaccadeError if the arrays differ in their number of rows, or have none.
+    """
+    rows = {name: len(array) for name, array in inputs.items()}
+    if len(set(rows.values())) != 1 or 0 in rows.values():
+        found = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
+        raise SaccadeError(f"Rows of the inputs: {found}; expected the same number, 1 or more.")
+    for at in range(0, next(iter(rows.values())), MAX_IMAGES):
+        part = {name: array[at : at + MAX_IMAGES] for name, array in inputs.items()}
+        yield call(part, outputs, parameters, top=top)
+
+
+def call(
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None,
+    parameters: Mapping[str, str],
+    *,
+    top: int | None = None,
+) -> Call:
+    """Arguments of `infer` for one request; without `outputs` everything is answered."""
+    from tritonclient.grpc import InferInput, InferRequestedOutput
+    from tritonclient.utils import np_to_triton_dtype
+
+    tensors = []
+    for name, array in inputs.items():
+        tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(np.ascontiguousarray(array))
+        tensors.append(tensor)
+    wanted = [
+        InferRequestedOutput(name, class_count=top)
+        if top and name == "probabilities"
+        else InferRequestedOutput(name)
+        for name in outputs or ()
+    ]
+    return {"inputs": tensors, "outputs": wanted or None, "parameters": dict(parameters) or None}
+
+
+def with_deadline(arguments: Call, timeout_s: float) -> Call:
+    """The same call, given up after a time.
+
+    The server learns of it and drops what still waits when nobody listens any more.
+    """
+    return {**arguments, "client_timeout": timeout_s, "timeout": max(1, int(timeout_s * 1e6))}
 
 
 def check_timeout(timeout_s: float) -> float:
@@ -132,24 +114,11 @@ def check_timeout(timeout_s: float) -> float:
     return timeout_s
 
 
-def _call(
-    files: list[bytes], outputs: list[Any], parameters: dict[str, str], timeout_s: float
-) -> dict[str, Any]:
-    from tritonclient.grpc import InferInput
+def output(result: Any, name: str) -> np.ndarray:
+    """An output of an answer.
 
-    image = InferInput("image", [len(files), 1], "BYTES")
-    image.set_data_from_numpy(np.array(files, dtype=object).reshape(-1, 1))
-    return {
-        "inputs": [image],
-        "outputs": outputs,
-        "parameters": parameters or None,
-        "client_timeout": timeout_s,
-        # The same to the server, which drops what still waits when nobody listens any more.
-        "timeout": max(1, int(timeout_s * 1e6)),
-    }
-
-
-def _output(result: Any, name: str) -> np.ndarray:
+    Raises: ServerFailed if it is not there.
+    """
     found = result.as_numpy(name)
     if found is None or found.size == 0:
         raise ServerFailed(
@@ -158,11 +127,27 @@ def _output(result: Any, name: str) -> np.ndarray:
     return np.asarray(found)
 
 
-def _label(entry: bytes) -> tuple[str, float]:
-    # `probability:index:label`, and no label where the model has none.
-    probability, index, *label = entry.decode().split(":", 2)
-    return (label[0] if label else index), float(probability)
+def texts(result: Any, name: str) -> list[str]:
+    """An output of texts, one a row."""
+    return [
+        each.decode() if isinstance(each, bytes) else str(each)
+        for each in output(result, name).reshape(-1)
+    ]
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def made_by(results: Sequence[Any]) -> tuple[str, str]:
+    """The one variant and its hash that all answers come from.
+
+    Raises: ServerFailed if they come of several.
+    """
+    found = {
+        pair
+        for result in results
+        for pair in zip(texts(result, "variant"), texts(result, "variant_sha256"), strict=True)
+    }
+    if len(found) != 1:
+        raise ServerFailed(
+            f"The answers come from {len(found)} variants ({sorted(found)}): the server was "
+            "exchanged between two requests. Ask again."
+        )
+    return next(iter(found))

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from saccade.models import zero_shot
+from saccade.models.zero_shot import TEMPLATES, prompts
 from saccade.plugins.errors import SaccadeError, require
 from saccade.serving.text_tokens import text_tokens
 from saccade.serving.variant_parts import VariantParts
 
-DEFAULT_TEMPLATES = ("{}",)
 _TEXTS_A_RUN = 64
 
 
@@ -24,14 +25,10 @@ class Labelling:
     """
 
     labels: tuple[str, ...]
-    templates: tuple[str, ...] = DEFAULT_TEMPLATES
+    templates: tuple[str, ...] = TEMPLATES
 
     def __post_init__(self) -> None:
-        if not self.labels or not self.templates:
-            raise SaccadeError(
-                f"{len(self.labels)} labels and {len(self.templates)} templates: expected one or "
-                "more of each. Write one a line."
-            )
+        prompts(self.labels, self.templates)
         odd = [label for label in self.labels if not label.strip() or "\n" in label]
         if odd or len(set(self.labels)) < len(self.labels):
             twice = sorted({label for label in self.labels if self.labels.count(label) > 1})
@@ -39,25 +36,18 @@ class Labelling:
                 f"labels: found {odd[:3]} that are no single line and {twice[:3]} more than "
                 "once, expected different texts. Correct the list."
             )
-        if wrong := [template for template in self.templates if "{}" not in template]:
-            raise SaccadeError(
-                f"template {wrong[0]!r:.60} has no place for the label. Write {{}} where it goes."
-            )
 
     def prompts(self) -> list[str]:
         """All sentences, those of the first label first."""
-        return [
-            template.replace("{}", label) for label in self.labels for template in self.templates
-        ]
+        return [text for each in prompts(self.labels, self.templates) for text in each]
 
     def vectors(self, codes: np.ndarray) -> np.ndarray:
-        """The normalised mean of each label's normalised codes.
+        """The class vectors of the labels.
 
         Shapes: codes [labels x templates d], as `prompts` orders them -> float32 [labels d].
         """
-        rows = _normalised(codes.astype(np.float64))
-        grouped = rows.reshape(len(self.labels), len(self.templates), -1)
-        return _normalised(grouped.mean(axis=1)).astype(np.float32)
+        grouped = codes.astype(np.float64).reshape(len(self.labels), len(self.templates), -1)
+        return zero_shot.class_vectors(grouped).astype(np.float32)
 
 
 def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | None:
@@ -69,9 +59,7 @@ def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | N
         if templates is not None:
             raise SaccadeError("--templates was given without --labels. Give both, or neither.")
         return None
-    return Labelling(
-        read_lines(labels), read_lines(templates) if templates else DEFAULT_TEMPLATES
-    )
+    return Labelling(read_lines(labels), read_lines(templates) if templates else TEMPLATES)
 
 
 def read_lines(path: Path) -> tuple[str, ...]:
@@ -107,20 +95,15 @@ def class_vectors(
     return found
 
 
-def scores(
-    codes: np.ndarray, vectors: np.ndarray, facts: Mapping[str, Any]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and probabilities of the labels.
+def probabilities(codes: np.ndarray, vectors: np.ndarray, facts: Mapping[str, Any]) -> np.ndarray:
+    """How probable each label is for each image.
 
-    Shapes: codes [n d], vectors [labels d] -> two of float64 [n labels].
+    Shapes: codes [n d], vectors [labels d] -> float64 [n labels].
     """
-    logits = float(facts["logit_scale"]) * _normalised(codes.astype(np.float64)) @ vectors.T
+    unit = zero_shot.unit(codes.astype(np.float64))
+    logits = zero_shot.zero_shot_logits(unit, vectors, float(facts["logit_scale"]))
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return logits, weights / weights.sum(axis=1, keepdims=True)
-
-
-def _normalised(rows: np.ndarray) -> np.ndarray:
-    return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _text_part(path: Path) -> Callable[[np.ndarray], np.ndarray]:

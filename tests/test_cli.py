@@ -45,7 +45,8 @@ def test_no_command_lists_them(saccade):
     "arguments, words",
     [
         (("exprt",), ("exprt",)),
-        (("train", "sparo", "--out", "x"), ("sparo", "nac")),
+        (("train", "resnet", "--out", "x"), ("resnet", "nac")),
+        (("train", "nac", "--out", "x.safetensors", "--set", "width=3"), ("width", "dim")),
         (("train", "nac", "--data", "nothing", "--out", "x.safetensors"), ("nothing", "digits")),
         (("export", "missing.safetensors", "--out", "x"), ("missing.safetensors",)),
         (("verify", "missing"), ("missing",)),
@@ -121,7 +122,7 @@ def test_interrupt_leaves_nothing(tmp_path):
         "import sys, os, signal, threading;"
         "threading.Timer(2.5, os.kill, (os.getpid(), signal.SIGINT)).start();"
         "from saccade.serving.cli import run;"
-        f"sys.exit(run(['train', 'nac', '--data', 'digits', '--epochs', '500', '--out', "
+        f"sys.exit(run(['train', 'nac', '--data', 'digits', '--steps', '99999', '--out', "
         f"{str(tmp_path / 'x.safetensors')!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

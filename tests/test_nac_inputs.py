@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from saccade.export.tracing import trace_module
+from saccade.export.tracing import trace_part
 from saccade.models.interface import part_named
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.nac_config import PRESETS
@@ -24,15 +24,21 @@ CASES: dict[str, dict[str, Any]] = {
     "points": {"input": "points", "max_tokens": 12},
     "characters": {"input": "characters", "max_tokens": 9, "vocabulary": ("a", "b", "c")},
     "bytes": {"input": "bytes", "max_tokens": 11, "positions": "sinusoidal"},
+    "local": {"input": "bytes", "max_tokens": 11, "local_layers": 2, "local_width": 3},
     "conditioned": CONDITION,
     "conditional characters": {
-        **{"input": "characters", "max_tokens": 9, "vocabulary": ("a", "b", "c")},
+        "input": "characters",
+        "max_tokens": 9,
+        "vocabulary": ("a", "b", "c"),
         "conditional": True,
     },
     "image pair": {"input_sets": 2},
     "image pair, conditioned": {"input_sets": 2, **CONDITION},
     "token pair, conditional": {
-        **{"input": "tokens", "token_dim": 5, "max_tokens": 9, "input_sets": 2},
+        "input": "tokens",
+        "token_dim": 5,
+        "max_tokens": 9,
+        "input_sets": 2,
         "conditional": True,
     },
     "dense": {"connectivity": "dense"},
@@ -129,7 +135,7 @@ def test_an_answer_does_not_depend_on_padding_or_batch_mates(case: str) -> None:
             assert (alone[name] - value[3:4]).abs().max() < 1e-12, name
 
 
-@pytest.mark.parametrize("case", ("tokens", "points", "characters", "bytes"))
+@pytest.mark.parametrize("case", ("tokens", "points", "characters", "bytes", "local"))
 def test_a_short_input_needs_no_padding(case: str) -> None:
     model = nac(case)
     inputs = inputs_of(model, 8)
@@ -169,28 +175,13 @@ def test_points_are_a_set_and_characters_are_not() -> None:
         assert (moved < 1e-12) == same, case
 
 
-class Served(nn.Module):
-    """A part for the exporter: tensors in order of the inputs, a tuple in order of `outputs`."""
-
-    def __init__(self, model: nn.Module, outputs: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.outputs, self.part = model, outputs, part_named(model, "")
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        names = (spec.name for spec in self.part.inputs)
-        found = self.part.run(**dict(zip(names, tensors, strict=True)))
-        return tuple(found[name] for name in self.outputs)
-
-
-@pytest.mark.parametrize(
-    "case", ("points", "characters", "bytes", "image pair, conditioned", "token pair, conditional")
-)
+@pytest.mark.parametrize("case", ("characters", "local", "image pair, conditioned"))
 def test_a_file_gives_the_same_answers_for_mixed_lengths(case: str) -> None:
     model = nac(case)
     folded = model.float().fold()
     part = part_named(folded, "")
     outputs = (*part.outputs, *part.optional)
-    proto = trace_module(Served(folded, outputs), inputs_of(folded, 3), outputs)
+    proto = trace_part(folded, part, part.random(np.random.default_rng(0), 3), outputs)
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     model.double()
     for count in (1, 7):
@@ -214,10 +205,13 @@ def test_settings_differ_and_facts_tell_what_a_client_needs() -> None:
     assert facts["inputs"] == ["characters"] and facts["lengths"] == ["length"]
 
 
-def test_presets_build() -> None:
-    for values in PRESETS.values():
-        config = NACConfig.from_dict(dict(values))
-        assert NACConfig.from_dict(config.to_dict()) == config
+def test_presets_build_where_parameters_are_only_counted() -> None:
+    with torch.device("meta"):
+        sizes = {
+            name: sum(p.numel() for p in NAC(each).parameters()) for name, each in PRESETS.items()
+        }
+    assert sizes["tiny"] < 100_000 < sizes["bench"] < sizes["imagenet"]
+    assert all(NACConfig.from_dict(each.to_dict()) == each for each in PRESETS.values())
 
 
 BAD: tuple[tuple[str, dict[str, object]], ...] = (
@@ -226,6 +220,8 @@ BAD: tuple[tuple[str, dict[str, object]], ...] = (
     ("vocabulary", {"input": "characters", "max_tokens": 4, "vocabulary": ("a", "a")}),
     ("input_sets", {"input_sets": 3}),
     ("positions", {"positions": "rotary"}),
+    ("local_layers", {"local_layers": 1}),
+    ("local_width", {"local_width": 4}),
     ("condition_tokens", {"conditional": True, "condition_tokens": 3}),
 )
 
@@ -237,8 +233,10 @@ def test_inputs_that_cannot_be_are_refused(name: str, changes: dict[str, object]
 
 
 def test_open_axes_and_inputs_too_long_are_refused() -> None:
-    for case, field in ((CASES["tokens"] | {"max_tokens": 0}, "max_tokens"),
-                        (CONDITION | {"condition_tokens": 0}, "condition_tokens")):
+    for case, field in (
+        (CASES["tokens"] | {"max_tokens": 0}, "max_tokens"),
+        (CONDITION | {"condition_tokens": 0}, "condition_tokens"),
+    ):
         model = NAC(NACConfig(**{**SMALL, **case}), fresh=False)
         with pytest.raises(SaccadeError, match=f"{field} is 0"):
             model.parts()

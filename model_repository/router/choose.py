@@ -31,9 +31,7 @@ def choose(routes: Routes, parameters: dict[str, Any]) -> Route:
     known = CHOICES + OWN.get(routes.family, ())
     given = [key for key in parameters if not is_reserved(key)]
     if unknown := sorted(set(given) - set(known)):
-        raise RequestRefused(
-            f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}"
-        )
+        raise RequestRefused(f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}")
     chosen = sorted(set(given) & set(CHOICES))
     if len(chosen) > 1:
         raise RequestRefused(f"parameters {' and '.join(chosen)} given, expected one of them")
@@ -94,14 +92,11 @@ def by_latency(routes: Routes, milliseconds: float) -> Route:
     latencies = [(each, each.p95_ms) for each in routes.variants if each.p95_ms is not None]
     if not latencies:
         raise RequestRefused(_unmeasured("max_latency_ms", "latencies"))
-    fitting = {
-        route: (route.score or 0, -p95_ms, route.quickness)
-        for route, p95_ms in latencies
-        if p95_ms <= milliseconds
-    }
+    fitting = [pair for pair in latencies if pair[1] <= milliseconds]
     if not fitting:
         raise RequestRefused(f"no variant has a p95 of at most {milliseconds:g} ms.{table(routes)}")
-    return max(fitting, key=fitting.__getitem__)
+    best = max(fitting, key=lambda pair: (pair[0].score or 0, -pair[1], pair[0].quickness))
+    return best[0]
 
 
 def table(routes: Routes) -> str:

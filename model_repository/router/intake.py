@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 from choose import OWN, RequestRefused
-from routes import Routes
+from initial_state import check_slots
+from routes import Route, Routes
 
 # Per family, what the router itself takes as large at most.
-MOST = {"slots": 64, "beam": 16, "max_length": 256, "seed": 2**31 - 1}
+MOST = {"slots": 64, "beam": 64, "max_length": 256, "seed": 2**31 - 1}
 LEAST = {"slots": 1, "beam": 1, "max_length": 1, "seed": 0}
 
 
@@ -30,7 +31,9 @@ def part_for(routes: Routes, given: set[str]) -> str:
     raise RequestRefused(f"inputs are {found}; expected {', or '.join(wanted)}")
 
 
-def own_parameters(routes: Routes, role: str, given: set[str], parameters: dict[str, Any]) -> Any:
+def own_parameters(
+    routes: Routes, route: Route, role: str, given: set[str], parameters: dict[str, Any]
+) -> dict[str, Any]:
     """A family's own parameters, checked; those that nothing here would obey are refused.
 
     Raises: RequestRefused otherwise.
@@ -46,6 +49,7 @@ def own_parameters(routes: Routes, role: str, given: set[str], parameters: dict[
                 f"parameter {sorted(found)[0]} draws the initial state, but the request brings "
                 f"{', '.join(sorted(given))}; leave one of them out"
             )
+        check_slots(route.facts, found.get("slots", 1))
     return found
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model's lane through the router: a bounded queue and the thread that serves it.
 
-Every part of every variant has its own, so that a request for a cheap one never waits for a dear one.
+Every part of every variant has its own, so that a request for a cheap one never waits for a
+dear one.
 """
 
 import threading

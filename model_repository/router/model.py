@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import captions
 import numpy as np
 import triton_python_backend_utils as pb
 from calls import Refused, call, fail, queue_full, refuse, remaining_us
@@ -58,6 +59,8 @@ class TritonPythonModel:
         self.routes = read_routes(folder / "routes.json")
         declared = self.routes.preprocessing
         self.wanted = Wanted.from_dict(declared) if declared else None
+        # The search lies beside this file where the model needs it.
+        self.captions = import_module("captions") if self.routes.family == "captioner" else None
         self.labels = Labels(folder, self.routes.variants)
         self.lanes = {
             (route.name, role): Lane(
@@ -94,7 +97,7 @@ class TritonPythonModel:
             role=role,
             inputs=inputs,
             rows=count_rows(inputs),
-            parameters=own_parameters(self.routes, role, set(inputs), parameters),
+            parameters=own_parameters(self.routes, route, role, set(inputs), parameters),
             wanted=tuple(request.requested_output_names()),
             sender=sender,
             deadline_s=now + timeout_us / 1e6 if timeout_us else None,
@@ -115,7 +118,12 @@ class TritonPythonModel:
                 except Exception as error:
                     fail(ticket.sender, "the inputs could not be prepared", error)
             for mates in kinds.values():
-                self._answer_group(route, role, mates)
+                if self.captions:
+                    # A search ends for each request at a time of its own.
+                    for each in mates:
+                        self._answer_group(route, role, [each])
+                else:
+                    self._answer_group(route, role, mates)
 
         return answer
 
@@ -135,11 +143,7 @@ class TritonPythonModel:
     def _answer_group(self, route: Route, role: str, group: list[Ready]) -> None:
         """An answer to each of them, from one call for all where the family allows it."""
         try:
-            if self.routes.family == "captioner":
-                answers = [captions.answer(self.routes, route, each.ticket, each.inputs)
-                           for each in group]  # fmt: skip
-            else:
-                answers = self._call(route, role, group)
+            answers = self._call(route, role, group)
         except Refused as error:
             for each in group:
                 refuse(each.ticket.sender, str(error), error.code)
@@ -158,6 +162,10 @@ class TritonPythonModel:
 
     def _call(self, route: Route, role: str, group: list[Ready]) -> list[dict[str, np.ndarray]]:
         """One call of one model, and each request's own rows of what it answered."""
+        if self.captions:
+            return [
+                self.captions.answer(self.routes, route, each.ticket, each.inputs) for each in group
+            ]
         outputs, tickets = self.routes.parts[role].outputs, [each.ticket for each in group]
         asked = {name for ticket in tickets for name in ticket.wanted}
         scored = self.labels.known(route, role) and bool(asked & set(OUTPUTS))
@@ -173,7 +181,7 @@ class TritonPythonModel:
         edges = np.cumsum([0] + [ticket.rows for ticket in tickets])
         return [
             {name: value[start:stop] for name, value in arrays.items()}
-            for start, stop in zip(edges[:-1], edges[1:], strict=True)
+            for start, stop in pairwise(edges)
         ]
 
 

@@ -35,7 +35,9 @@ def load_data(
     preprocessing: Preprocessing | None = None,
     side_px: int = 32,
 ) -> Dataset:
-    """One split of `digits`, `digits-sum`, a folder of class folders, or an .npz.
+    """One split of `digits`, `digits-sum`, `shapes`, a folder of class folders, or an .npz.
+
+    `shapes` are scenes of one object, of the size that `preprocessing` says, else of 64 px.
 
     A folder's images are resized to `preprocessing`, the trained model's, or for a new model to
     `side_px` by `side_px`, grey where every file is grey. Splits of user data are drawn per class
@@ -70,6 +72,8 @@ def _source(name: str) -> _Source:
         return lambda split, preprocessing, side_px: digits(split)
     if name == "digits-sum":
         return lambda split, preprocessing, side_px: digits_sum(split)
+    if name == "shapes":
+        return lambda split, preprocessing, side_px: _shapes(split, preprocessing)
     path = Path(name)
     if path.is_dir():
         return lambda split, preprocessing, side_px: folder(path, split, preprocessing, side_px)
@@ -78,8 +82,20 @@ def _source(name: str) -> _Source:
     found = "a file that is not an .npz" if path.is_file() else "neither a name nor a path"
     raise SaccadeError(
         f"data '{name}': found {found}. "
-        "Pass digits, digits-sum, a folder of class folders, or an .npz with images and labels."
+        "Pass digits, digits-sum, shapes, a folder of class folders, or an .npz with images and "
+        "labels."
     )
+
+
+def _shapes(split: str, preprocessing: Preprocessing | None) -> _Parts:
+    """Scenes with one object; the class is its colour and shape."""
+    from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
+    from saccade.models.data.shapes import scenes
+
+    side_px = 64 if preprocessing is None else preprocessing.height_px
+    drawn = scenes(split, side_px=side_px, objects=(1, 1))
+    labels = np.array([scene_label(objects) for objects in drawn.objects], dtype=np.int64)
+    return drawn.images, labels, SCENE_LABELS
 
 
 def _digest(images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> str:

@@ -39,11 +39,11 @@ class Grammar:
     arguments: int = 5
 
     def __post_init__(self) -> None:
-        least = {"max_tokens": 4, "depth": 1, "arguments": 2}
-        for name, value in least.items():
-            if getattr(self, name) < value:
+        limits = {"max_tokens": (4, 10_000), "depth": (1, 100), "arguments": (2, 10)}
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
                 raise SaccadeError(
-                    f"listops: {name} is {getattr(self, name)}, expected at least {value}. "
+                    f"listops: {name} is {getattr(self, name)}, expected {least} to {most}. "
                     "A list has an operator, two arguments and a bracket."
                 )
 
@@ -53,13 +53,15 @@ class Expressions:
     """Some expressions, padded at the end with index 0.
 
     Shapes: characters [n m] int64, indices into VOCABULARY; length [n] int64; labels [n] int64;
-            operators [n] int64, the outermost one's index into OPERATORS.
+            operators [n] int64, the outermost one's index into OPERATORS; values [n m] int64, at
+            each closing bracket what its list comes to, elsewhere -1.
     """
 
     characters: np.ndarray
     length: np.ndarray
     labels: np.ndarray
     operators: np.ndarray = field(repr=False)
+    values: np.ndarray = field(repr=False)
 
     @property
     def sha256(self) -> str:
@@ -89,15 +91,18 @@ def draw(
 ) -> Expressions:
     """New expressions of a split, for ever others: no split meets another's."""
     characters = np.zeros((count, grammar.max_tokens), dtype=np.int64)
-    length, labels = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    values = np.full_like(characters, -1)
+    length = np.zeros(count, dtype=np.int64)
     for row in range(count):
         while True:
             tokens = _expression(rng, grammar)
             if split_of(tokens) == split:
                 break
         characters[row, : len(tokens)] = tokens
-        length[row], labels[row] = len(tokens), value_of(tokens)
-    return Expressions(characters, length, labels, characters[:, 0] - 10)
+        length[row] = len(tokens)
+        values[row, : len(tokens)] = values_of(tokens)
+    labels = values[np.arange(count), length - 1]
+    return Expressions(characters, length, labels, characters[:, 0] - len(CLASS_NAMES), values)
 
 
 def split_of(tokens: list[int]) -> str:
@@ -106,29 +111,31 @@ def split_of(tokens: list[int]) -> str:
     return ("validation", "test")[rest] if rest < 2 else "train"
 
 
-def value_of(tokens: list[int]) -> int:
-    """What an expression of indices comes to.
+def values_of(tokens: list[int]) -> list[int]:
+    """What the list comes to that closes at each place, -1 where none does; the last is the answer.
 
     Raises: SaccadeError if brackets and arguments do not fit.
     """
-    open_lists: list[list[int]] = []
+    found = [-1] * len(tokens)
+    open_lists: list[tuple[int, int]] = []  # operator, and how many values stood before it
     values: list[int] = []
     for place, token in enumerate(tokens):
-        if token < 10:
+        if token < len(CLASS_NAMES):
             values.append(token)
         elif token != _CLOSE:
-            open_lists.append([token - 10, len(values)])
+            open_lists.append((token - len(CLASS_NAMES), len(values)))
         elif open_lists and len(values) > open_lists[-1][1]:
             operator, start = open_lists.pop()
-            values[start:] = [_apply(operator, values[start:])]
+            found[place] = _apply(operator, values[start:])
+            values[start:] = [found[place]]
         else:
             raise SaccadeError(f"listops: place {place} closes nothing, or a list of nothing.")
-    if open_lists or len(values) != 1:
+    if open_lists or len(values) != 1 or not found or found[-1] < 0:
         raise SaccadeError(
             f"listops: found {len(values)} values and {len(open_lists)} open lists at the end, "
-            "expected one value. Give one whole expression."
+            "expected one list. Give one whole expression, such as [MAX 2 9 [MIN 4 7 ] 0 ]."
         )
-    return values[0]
+    return found
 
 
 def encode(text: str) -> list[int]:

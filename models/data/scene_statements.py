@@ -73,6 +73,24 @@ class Statement:
         return replace(self, phrases=(*self.phrases[:place], phrase, *self.phrases[place + 1 :]))
 
 
+def read_statement(text: str) -> Statement | None:
+    """The statement that a sentence makes, None where it is not of that form."""
+    clauses = text.split(" and ")
+    relation = next((each for each in RELATIONS if f" {each} " in clauses[0]), "")
+    if relation:
+        clauses[:1] = clauses[0].split(f" {relation} ", 1)
+    phrases = [_read_phrase(clause) for clause in clauses]
+    whole = tuple(each for each in phrases if each is not None)
+    return Statement(whole, relation) if len(whole) == len(phrases) else None
+
+
+def _read_phrase(clause: str) -> Phrase | None:
+    article, *words = clause.split()[:6] or [""]
+    said = {name: word for name in ATTRIBUTES for word in words if word in ATTRIBUTES[name]}
+    phrase = Phrase(**said)
+    return phrase if article == "a" and clause == f"a {phrase}" else None
+
+
 def related(relation: str, one: Object, other: Object, margin: float = CLEARLY) -> bool:
     """Whether `one` stands in the relation to `other` by at least `margin` between centres."""
     ahead = {

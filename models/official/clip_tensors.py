@@ -95,6 +95,13 @@ def towers(config: SparoConfig, text: str) -> Iterator[Row]:
         yield from layer("text_pool.widen", "text_bottleproj")
 
 
+def is_copy(first: "Tensor", second: "Tensor") -> bool:
+    """Whether two tensors of a file are one and the same."""
+    import torch
+
+    return first is second or (first.shape == second.shape and torch.equal(first, second))
+
+
 def _query_map(ours: str, theirs: str) -> Iterator[Row]:
     for name, place in (("norm", 0), ("first", 1), ("norm_hidden", 3), ("second", 4)):
         yield from layer(f"{ours}.{name}", f"{theirs}.{place}")

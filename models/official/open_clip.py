@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenCLIP checkpoints without slots: class token, average, attention, bottleneck, codebook."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from saccade.models.clip_tokens import checked_merges
 from saccade.models.official.clip_shapes import Shapes, clip_config, model_json, pooling_fields
 from saccade.models.official.clip_tensors import collected, towers
 from saccade.models.official.conversion import Converted, Official
@@ -47,9 +49,16 @@ def convert(official: Official) -> Converted:
 def converted(
     official: Official, config: SparoConfig, text: str, notes: tuple[str, ...]
 ) -> Converted:
-    """The tensors of a CLIP of this configuration under our names."""
+    """The tensors of a CLIP of this configuration under our names.
+
+    Raises: SaccadeError if the vocabulary that was given is too small.
+    """
+    if official.vocabulary:
+        merges = checked_merges(official.vocabulary, config.vocabulary)
+        config = replace(config, tokenizer="custom", merges=merges)
     weights, names = collected(towers(config, text), official.tensors)
     weights |= buffers(config)
+    names |= dict.fromkeys(buffers(config), "")
     notes += text_notes(config)
     return Converted(
         family="sparo",
@@ -66,9 +75,12 @@ def converted(
 
 def text_notes(config: SparoConfig) -> tuple[str, ...]:
     """What a user must know about this model's texts."""
-    if config.tokenizer != "custom":
+    if config.tokenizer != "custom" or config.merges:
         return ()
-    return ("text is encoded with a merges file that the user keeps, not with CLIP's vocabulary",)
+    return (
+        f"{config.vocabulary} tokens are not CLIP's vocabulary, and no --vocabulary gave the "
+        "merges: texts have to come as token ids",
+    )
 
 
 def _reason(key: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from saccade.models.official.clip_shapes import Shapes, clip_config, model_json
-from saccade.models.official.clip_tensors import TIED
+from saccade.models.official.clip_tensors import TIED, is_copy
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.open_clip import converted
 from saccade.models.sparo_config import GATES
@@ -94,22 +94,16 @@ def _shares(
     pairs: list[tuple[str, str]],
 ) -> bool:
     """Whether the first of each pair is a copy of the second, or left out."""
-    import torch
-
+    if json.get(name) is False:
+        return False
     equal = all(
-        first not in tensors
-        or (
-            tensors[first].shape == tensors[second].shape
-            and torch.equal(tensors[first], tensors[second])
-        )
+        first not in tensors or is_copy(tensors[first], tensors[second])
         for first, second in pairs
         if second in tensors
     )
-    said = json.get(name)
-    if said is True and not equal:
+    if json.get(name) is True and not equal:
         raise SaccadeError(
             f"{path}: --config says {name} true, but {pairs[0][0]} differs from {pairs[0][1]}. "
             "Pass the JSON of this model."
         )
-    # Equal by value and said to be separate: they are trained apart but the function is the same.
     return equal

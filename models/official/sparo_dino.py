@@ -7,18 +7,25 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from saccade.models.official.clip_shapes import model_json
-from saccade.models.official.clip_tensors import TIED, Row, collected, layer, read_out, same
+from saccade.models.official.clip_tensors import (
+    TIED,
+    Row,
+    collected,
+    is_copy,
+    layer,
+    read_out,
+    same,
+)
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.open_clip import buffers, preprocessing
 from saccade.models.official.sparo_clip import slot_fields
 from saccade.models.sparo_config import SparoConfig
+from saccade.models.sparo_presets import IMAGENET_MEAN, IMAGENET_STD
 from saccade.plugins.errors import SaccadeError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 NOTES = (
     "keys inferred, no official file seen: DINO's backbone with `sparo.*`",
     "the embedding is the concatenation of the slots, brought to length 1 as k-NN compares it",
@@ -60,7 +67,8 @@ def convert(official: Official) -> Converted:
         family="sparo",
         config=config,
         weights=weights | buffers(config),
-        names={ours: prefix + theirs for ours, theirs in names.items()},
+        names={ours: prefix + theirs for ours, theirs in names.items()}
+        | dict.fromkeys(buffers(config), ""),
         preprocessing=preprocessing(config),
         labels=official.labels or (),
         ignored=ignored,
@@ -77,8 +85,6 @@ def _is_head(key: str) -> bool:
 
 
 def _config(path: str, tensors: "dict[str, Tensor]", json: dict[str, Any]) -> SparoConfig:
-    import torch
-
     width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
     side = math.isqrt(tensors["pos_embed"].shape[1] - 1)
     if tensors["norm.weight"].shape[0] != width:
@@ -89,7 +95,7 @@ def _config(path: str, tensors: "dict[str, Tensor]", json: dict[str, Any]) -> Sp
     depth = {m.group(1) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))}
     hidden = tensors.get("blocks.0.mlp.fc1.weight")
     values, keys = tensors.get("sparo.v.weight"), tensors["sparo.k.weight"]
-    shared = values is None or (values.shape == keys.shape and torch.equal(values, keys))
+    shared = values is None or is_copy(values, keys)
     fields = slot_fields(path, tensors, "sparo", json)
     # DINO has no temperature of its own for slots: the whole code is what k-NN normalises.
     fields["sparo_type"] = json.get("sparo_type", "cont:norm")

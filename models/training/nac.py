@@ -63,7 +63,7 @@ class NACTask:
         self.data_sha256 = {"train": training.sha256, "validation": validation.sha256}
         self.card = {"validation_images": len(validation.labels)}
         _, height, width, channels = training.images.shape
-        recipe = recipe_for(self.data, height, width)
+        recipe = recipe_for(options.data or "digits", height, width)
         recipe = chosen_recipe(options, quick=recipe, shipped=recipe)
         self.recipe = with_epochs(recipe, len(training.labels), steps=options.steps)
         self.extra: Mapping[str, Any] = self.recipe.extra

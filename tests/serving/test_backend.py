@@ -50,7 +50,16 @@ def pb(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
     monkeypatch.syspath_prepend(str(ROOT / "router"))
     yield module
-    for name in ("choose", "decode", "lane"):
+    for name in (
+        "calls",
+        "choose",
+        "decode",
+        "initial_state",
+        "intake",
+        "labels",
+        "lane",
+        "routes",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -169,14 +178,14 @@ FAILURES = {
 @pytest.mark.parametrize("words", FAILURES)
 def test_a_variants_failure_names_it_and_keeps_the_servers_words(pb, words):
     code, expected = FAILURES[words]
-    refused = load(ROOT / "router" / "model.py").failure("nac-b0250-fp32", ServerError(words))
+    refused = load(ROOT / "router" / "calls.py").failure("nac-b0250-fp32", ServerError(words))
     assert refused.code == code
     assert expected in str(refused) and "'nac-b0250-fp32'" in str(refused)
     assert "secret" not in str(refused) and any(words in line for line in pb.log)
 
 
 def ticket(lane, images=1, deadline_s=None):
-    return lane.Ticket([b""] * images, (), None, deadline_s, time.monotonic())
+    return lane.Ticket("", {}, images, {}, (), None, deadline_s, time.monotonic())
 
 
 def test_a_lane_groups_what_waits_and_refuses_beyond_its_bound(pb):
@@ -184,15 +193,15 @@ def test_a_lane_groups_what_waits_and_refuses_beyond_its_bound(pb):
     go, groups = threading.Event(), []
 
     def answer(group):
-        groups.append([len(each.images) for each in group])
+        groups.append([each.rows for each in group])
         go.wait(10)
 
-    busy = lane.Lane(answer, group_images=8, max_waiting=4)
+    busy = lane.Lane(answer, group_rows=8, max_waiting=4)
     assert busy.offer(ticket(lane))
     while not groups:
         time.sleep(0.001)
     assert [busy.offer(ticket(lane, images)) for images in (3, 5, 1, 64, 1)] == [True] * 4 + [False]
-    idle = lane.Lane(lambda group: groups.append("beside"), group_images=8, max_waiting=1)
+    idle = lane.Lane(lambda group: groups.append("beside"), group_rows=8, max_waiting=1)
     idle.offer(ticket(lane))
     idle.close()
     assert groups == [[1], "beside"], "a lane waited for another"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which variant the router picks for which parameter, and what it says where it picks none."""
 
-import importlib.util
+import importlib
 import json
 import math
 import sys
@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "model_repository" / "router" / "choose.py"
-spec = importlib.util.spec_from_file_location("router_choose", SOURCE)
-choosing = sys.modules["router_choose"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(choosing)
+ROUTER = Path(__file__).resolve().parents[2] / "model_repository" / "router"
+sys.path.insert(0, str(ROUTER))
+try:
+    routing = importlib.import_module("routes")
+    choosing = importlib.import_module("choose")
+finally:
+    sys.path.remove(str(ROUTER))
 
 
 def route(budget, precision="fp32", **figures):
@@ -22,10 +25,11 @@ def route(budget, precision="fp32", **figures):
     )
     name = f"nac-b{round(1000 * budget):04d}-{precision}"
     cost = round(1e6 * budget)
-    return choosing.Route(
+    return routing.Route(
         **{
             **none, "name": name, "sha256": name[::-1], "budget": budget, "precision": precision,
-            "multiply_adds": cost, "run_batch": 8, **figures,
+            "multiply_adds": cost, "run_batch": 8, "parts": {"": name}, "facts": {},
+            "classes": None, **figures,
         }
     )  # fmt: skip
 
@@ -37,8 +41,8 @@ def figures(score, speed, p95_ms):
     }  # fmt: skip
 
 
-def routes(*variants):
-    return choosing.Routes("nac", {}, ("logits",), variants)
+def routes(*variants, family="nac"):
+    return routing.Routes("nac", family, None, {}, variants)
 
 
 PLAIN = routes(route(1.0), route(0.5), route(0.25), route(0.125))
@@ -144,12 +148,27 @@ def test_without_figures_the_cheaper_precision_counts_as_the_faster():
 
 def test_routes_of_another_version_are_refused(tmp_path):
     path = tmp_path / "routes.json"
-    path.write_text(json.dumps({"schema": "saccade.routes", "version": 2}))
+    path.write_text(json.dumps({"schema": "saccade.routes", "version": 1}))
     with pytest.raises(ValueError, match="expected"):
-        choosing.read_routes(path)
+        routing.read_routes(path)
 
 
 def test_equal_figures_are_no_error():
     same = [route(budget, **figures(0.9, 100, 3.0)) for budget in (1.0, 0.5)]
     for parameters in ({"min_score": 0.5}, {"max_latency_ms": 5}):
         assert choosing.choose(routes(*same), parameters).name == "nac-b1000-fp32"
+
+
+OWN = {
+    "a seed for slots": ("slot-attention", {"seed": 3, "budget": 0.5}, "nac-b0500-fp32"),
+    "a beam for captions": ("captioner", {"beam": 3}, "nac-b1000-fp32"),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_familys_own_parameters_do_not_choose(case):
+    family, parameters, expected = OWN[case]
+    known = routes(*PLAIN.variants, family=family)
+    assert choosing.choose(known, parameters).name == expected
+    with pytest.raises(choosing.RequestRefused, match="unknown parameter"):
+        choosing.choose(PLAIN, parameters)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of one recipe that differ in one thing: three seeds each, paired intervals.
+
+    python benchmarks/compare.py vqa            # trains what is missing, then scores
+    python benchmarks/compare.py vqa --score    # scores what is there
+
+Checkpoints go to build/compare, the figures to results/compare_<name>.json. The difference of two
+arms is that of their samples' values, the same test samples in the same order, all seeds together.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from result_file import write_result
+
+from saccade.export.evaluate import evaluate
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.models.scores.intervals import paired_bootstrap
+from saccade.models.train import train
+from saccade.models.training.options import TrainOptions
+
+SEEDS = (0, 1, 2)
+CHECKPOINTS = Path("build/compare")
+RESULTS = Path(__file__).with_name("results")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Arms of one recipe, and which pairs are to be told apart."""
+
+    family: str
+    arms: dict[str, dict[str, Any]]  # --set of each
+    pairs: tuple[tuple[str, str], ...]  # the difference first minus second
+    evaluations: tuple[EvaluateOptions, ...]
+    training: dict[str, Any] = field(default_factory=dict)  # other fields of TrainOptions
+
+
+COMPARISONS = {
+    "sparo": Comparison(
+        "sparo",
+        {kind: {"pooling": kind} for kind in ("sparo", "cls", "gap")},
+        (("sparo", "cls"), ("sparo", "gap")),
+        tuple(
+            EvaluateOptions(data="shapes", task=task)
+            for task in ("zero-shot", "retrieval", "hard-negatives")
+        ),
+    ),
+    "sot": Comparison(
+        "sot",
+        {"sum": {"fusion": "sum"}, "class": {"fusion": "class-only"}},
+        (("sum", "class"),),
+        (EvaluateOptions(data="shapes", task="top1"),),
+        {"data": "shapes"},
+    ),
+    "vqa": Comparison(
+        "vqa",
+        {kind: {"attention": kind} for kind in ("softmax", "sparsemax", "tvmax")},
+        (("sparsemax", "softmax"), ("tvmax", "softmax")),
+        (EvaluateOptions(data="shapes", task="vqa"),),
+    ),
+    "slots-left": Comparison(
+        "slot-attention",
+        {kind: {"attention": kind, "positions": "left"} for kind in ("t-sa", "sa")},
+        (("t-sa", "sa"),),
+        (EvaluateOptions(data="tetrominoes", task="ari"),),
+        {"data": "tetrominoes"},
+    ),
+    "slots": Comparison(
+        "slot-attention",
+        {"ts-sa": {"attention": "ts-sa"}},
+        (),
+        (EvaluateOptions(data="tetrominoes", task="ari"),),
+        {"data": "tetrominoes", "recipe": "shipped"},
+    ),
+}
+
+
+def trained(name: str, arm: str, seed: int) -> Path:
+    """The checkpoint of one run, trained now if it is not there."""
+    comparison = COMPARISONS[name]
+    out = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
+    if not out.exists():
+        options: dict[str, Any] = {"set": comparison.arms[arm], "seed": seed}
+        train(comparison.family, TrainOptions(out, **options | comparison.training))
+    return out
+
+
+def scored(name: str) -> dict[str, Any]:
+    """Every score of every run, and the differences of the pairs."""
+    comparison = COMPARISONS[name]
+    runs: list[dict[str, Any]] = []
+    differences: list[dict[str, Any]] = []
+    for options in comparison.evaluations:
+        samples: dict[str, list[np.ndarray]] = {}
+        for arm in comparison.arms:
+            for seed in SEEDS:
+                path = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
+                (found,) = evaluate(path, options).found
+                samples.setdefault(arm, []).append(found.samples)
+                runs.append({"arm": arm, "seed": seed, **found.to_dict()})
+        for better, worse in comparison.pairs:
+            a, b = (np.concatenate(samples[arm]) for arm in (better, worse))
+            low, high = paired_bootstrap(a, b)
+            differences.append(
+                {
+                    "task": found.task,
+                    "score": found.scores[0].name,
+                    "pair": [better, worse],
+                    "difference": float(a.mean() - b.mean()),
+                    "interval": [low, high],
+                    "samples": len(a),
+                }
+            )
+    return {"comparison": name, "seeds": list(SEEDS), "runs": runs, "differences": differences}
+
+
+def main() -> None:
+    """Train and score one comparison."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=sorted(COMPARISONS))
+    parser.add_argument("--score", action="store_true", help="train nothing")
+    parser.add_argument("--arm", help="train this arm only, and do not score")
+    parser.add_argument("--seed", type=int, choices=SEEDS, help="train this seed only")
+    options = parser.parse_args()
+    if not options.score:
+        for arm in [options.arm] if options.arm else COMPARISONS[options.name].arms:
+            for seed in SEEDS if options.seed is None else (options.seed,):
+                trained(options.name, arm, seed)
+    if options.arm or options.seed is not None:
+        return
+    result = scored(options.name)
+    print(json.dumps(result["differences"], indent=1))
+    write_result(RESULTS / f"compare_{options.name}.json", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an embedding is worth: nearest neighbours and a linear probe."""
+
+import numpy as np
+
+from saccade.export.evaluation.classification import labelled_images
+from saccade.export.evaluation.found import Found, proportion
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.subject import Subject
+from saccade.models.data.datasets import Dataset
+from saccade.models.scores.classification import knn_predictions, probe_predictions
+
+
+def knn(subject: Subject, options: EvaluateOptions) -> Found:
+    """Top-1 of the weighted vote of the 20 nearest training images.
+
+    Source: Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers.
+    """
+    train, test, codes = _embedded(subject, options)
+    labels = knn_predictions(codes[0], train.labels, codes[1])
+    return _found(subject, "knn", "20-NN top-1", test, labels)
+
+
+def probe(subject: Subject, options: EvaluateOptions) -> Found:
+    """Top-1 of logistic regression on the frozen embedding."""
+    train, test, codes = _embedded(subject, options)
+    labels = probe_predictions(codes[0], train.labels, codes[1])
+    return _found(subject, "probe", "linear probe top-1", test, labels)
+
+
+def _found(subject: Subject, task: str, name: str, test: Dataset, labels: np.ndarray) -> Found:
+    right = labels == test.labels
+    scores = (proportion(name, right),)
+    return Found(subject.name, task, test.name, test.sha256, scores, right.astype(np.float64))
+
+
+def _embedded(
+    subject: Subject, options: EvaluateOptions
+) -> tuple[Dataset, Dataset, tuple[np.ndarray, np.ndarray]]:
+    part = subject.part("", "image")
+    train = labelled_images(subject, options, "train")
+    test = labelled_images(subject, options, "test")
+    train_codes, test_codes = (part({"image": each.images})["embedding"] for each in (train, test))
+    return train, test, (train_codes, test_codes)

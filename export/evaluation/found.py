@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an evaluation finds: scores with their intervals, and each sample's value."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from saccade.models.scores.intervals import bootstrap, wilson
+
+
+@dataclass(frozen=True)
+class Score:
+    """One figure.
+
+    Units: a share in [0, 1] where the unit is `share`.
+    """
+
+    name: str
+    value: float
+    interval: tuple[float, float] | None  # 95 %; none where it has no samples of its own
+    n: int
+    unit: str = "share"
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Found:
+    """The scores of one variant on one task, the one that counts first.
+
+    Shapes: samples [n], the value of each sample behind the first score.
+    """
+
+    variant: str
+    task: str
+    data: str
+    data_sha256: str
+    scores: tuple[Score, ...]
+    samples: np.ndarray = field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without the samples."""
+        values = asdict(self)
+        del values["samples"]
+        return values
+
+
+def proportion(name: str, right: np.ndarray) -> Score:
+    """A share of right answers with Wilson's interval.
+
+    Shapes: right [n] of 0 and 1.
+    """
+    n = len(right)
+    return Score(name, float(np.mean(right)), wilson(int(np.sum(right)), n), n)
+
+
+def mean(
+    name: str, values: np.ndarray | Sequence[float], *, unit: str = "share", higher: bool = True
+) -> Score:
+    """A mean with its bootstrap interval.
+
+    Shapes: values [n].
+    """
+    array = np.asarray(values, dtype=np.float64)
+    return Score(name, float(array.mean()), bootstrap(array), len(array), unit, higher)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images against texts: zero-shot classes, retrieval both ways, hard negatives."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from saccade.export.evaluation.classification import labelled_images
+from saccade.export.evaluation.found import Found, proportion
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.scenes import Described, described_scenes
+from saccade.export.evaluation.subject import Subject
+from saccade.models.clip_tokens import encode_texts
+from saccade.models.scores.classification import top_k_correct
+from saccade.models.scores.retrieval import retrieval_ranks
+from saccade.models.zero_shot import encode_classes, zero_shot_logits
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.files import read_lines
+
+DEFAULT_TEMPLATES = ("a {}",)
+
+
+def zero_shot(subject: Subject, options: EvaluateOptions) -> Found:
+    """Top-1 of labels that are only given as words."""
+    data = labelled_images(subject, options, "test")
+    classes = encode_classes(
+        lambda texts: _text_codes(subject, texts), data.class_names, _templates(options)
+    )
+    images = subject.part("image")({"image": data.images})["embedding"]
+    logits = zero_shot_logits(images, classes, float(subject.facts["logit_scale"]))
+    right = top_k_correct(logits, data.labels)
+    scores = (
+        proportion("zero-shot top-1", right),
+        proportion("zero-shot top-5", top_k_correct(logits, data.labels, 5)),
+    )
+    samples = right.astype(np.float64)
+    return Found(subject.name, "zero-shot", data.name, data.sha256, scores, samples)
+
+
+def retrieval(subject: Subject, options: EvaluateOptions) -> Found:
+    """R@1 and R@5, texts of an image and images of a text; no sentence comes twice."""
+    found = _scenes(subject, options)
+    first = {text: index for index, text in reversed(list(enumerate(found.captions)))}
+    kept = sorted(first.values())
+    images = subject.part("image")({"image": found.images[kept]})["embedding"]
+    texts = _text_codes(subject, [found.captions[index] for index in kept])
+    ranks = dict(zip(("text", "image"), retrieval_ranks(images, texts), strict=True))
+    scores = [
+        proportion(f"{wanted} R@{top}", each <= top)
+        for wanted, each in ranks.items()
+        for top in (1, 5)
+    ]
+    samples = (ranks["text"] <= 1).astype(np.float64)
+    return Found(subject.name, "retrieval", found.data, found.sha256, tuple(scores), samples)
+
+
+def hard_negatives(subject: Subject, options: EvaluateOptions) -> Found:
+    """Share of false sentences that are less similar to the image than the true one, by kind."""
+    found = _scenes(subject, options)
+    images = subject.part("image")({"image": found.images})["embedding"]
+    truth = (images * _text_codes(subject, found.captions)).sum(-1)
+    rows = [
+        (index, kind, text)
+        for index, each in enumerate(found.negatives)
+        for kind, text in each.items()
+    ]
+    owner = np.array([index for index, _, _ in rows])
+    codes = _text_codes(subject, [text for _, _, text in rows])
+    right = truth[owner] > (images[owner] * codes).sum(-1)
+    kinds = np.array([kind for _, kind, _ in rows])
+    scores = [proportion("hard-negative accuracy", right)]
+    scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(kinds))]
+    return Found(
+        subject.name,
+        "hard-negatives",
+        found.data,
+        found.sha256,
+        tuple(scores),
+        right.astype(np.float64),
+    )
+
+
+def _scenes(subject: Subject, options: EvaluateOptions) -> Described:
+    if subject.preprocessing is None:
+        raise SaccadeError(f"{subject.name}: takes no image. Choose another --task.")
+    return described_scenes(subject.preprocessing, options)
+
+
+def _text_codes(subject: Subject, texts: Sequence[str]) -> np.ndarray:
+    tokens = encode_texts(subject.facts, texts)
+    return subject.part("text")({"tokens": tokens})["embedding"]
+
+
+def _templates(options: EvaluateOptions) -> tuple[str, ...]:
+    if options.templates is None:
+        return DEFAULT_TEMPLATES
+    return read_lines(options.templates, "template")

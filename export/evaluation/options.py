@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks of an evaluation."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from saccade.plugins.errors import SaccadeError
+
+TaskName = Literal[
+    "top1",
+    "zero-shot",
+    "retrieval",
+    "knn",
+    "probe",
+    "hard-negatives",
+    "ari",
+    "vqa",
+    "caption",
+]
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """On what a checkpoint or the variants of a folder are scored."""
+
+    data: str | None = None  # a name, a folder or an .npz; none: the family's generated data
+    task: TaskName | None = None  # none: the family's own
+    budget: tuple[float | str, ...] = ()  # of a checkpoint; a folder is scored whole
+    limit: int | None = None  # samples at most
+    templates: Path | None = None  # prompts of zero-shot, one a line, with {} for the label
+    seed: int = 0  # of questions, captions and initial states
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 2:
+            raise SaccadeError(f"--limit is {self.limit}, expected at least 2.")

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated test scenes in a model's size, with sentences and questions about them."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.models.data.captions import caption, caption_with_negatives
+from saccade.models.data.questions import Question, questions
+from saccade.models.data.shapes import Object, Scenes, scenes
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.errors import SaccadeError
+
+CAPTIONED_SCENES, REFERENCES = 500, 5
+QUESTIONS_A_SCENE = 2
+
+
+@dataclass(frozen=True)
+class Described:
+    """Scenes with a true sentence each and the false ones made from it.
+
+    Shapes: images [n h w c] uint8.
+    """
+
+    images: np.ndarray
+    captions: list[str]
+    negatives: list[dict[str, str]]
+    data: str
+    sha256: str
+
+
+def described_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> Described:
+    """The test scenes with a sentence each.
+
+    Raises: SaccadeError if the data is not `shapes`, or the model's images are not square.
+    """
+    drawn = drawn_scenes(preprocessing, options, CAPTIONED_SCENES)
+    rng = np.random.default_rng(options.seed)
+    pairs = [caption_with_negatives(objects, rng) for objects in drawn.objects]
+    captions, negatives = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return Described(drawn.images, captions, negatives, "shapes", scenes_sha256(drawn, captions))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Scenes and questions: question i is about image `owner[i]`."""
+
+    images: np.ndarray
+    owner: np.ndarray
+    questions: list[Question]
+    data: str
+    sha256: str
+
+
+def asked_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> Asked:
+    """The test scenes with two questions each."""
+    drawn = drawn_scenes(preprocessing, options, None)
+    rng = np.random.default_rng(options.seed)
+    asked, owner = [], []
+    for index, objects in enumerate(drawn.objects):
+        for each in questions(objects, rng, QUESTIONS_A_SCENE):
+            asked.append(each)
+            owner.append(index)
+    sha256 = scenes_sha256(drawn, [f"{each.text} {each.answer}" for each in asked])
+    return Asked(drawn.images, np.array(owner), asked, "shapes", sha256)
+
+
+def references(objects: Sequence[Object], rng: np.random.Generator) -> list[str]:
+    """True sentences about a scene, against which a caption is held."""
+    return [caption(objects, rng) for _ in range(REFERENCES)]
+
+
+def drawn_scenes(
+    preprocessing: Preprocessing, options: EvaluateOptions, usual: int | None
+) -> Scenes:
+    """The first test scenes in the model's size.
+
+    Raises: SaccadeError if the data is not `shapes`, or the model's images are not square RGB.
+    """
+    if options.data not in (None, "shapes"):
+        raise SaccadeError(
+            f"--data {options.data}: this task needs sentences or questions, which only the "
+            "generated data has. Pass --data shapes."
+        )
+    side_px = preprocessing.height_px
+    if preprocessing.width_px != side_px or preprocessing.channels != 3:
+        raise SaccadeError(
+            f"--data shapes: the model's images are {side_px}x{preprocessing.width_px} px with "
+            f"{preprocessing.channels} channels, the scenes square with 3."
+        )
+    count = usual if options.limit is None else options.limit
+    return scenes("test", count, side_px=side_px)
+
+
+def scenes_sha256(drawn: Scenes, texts: Sequence[str] = ()) -> str:
+    """The hash of the pictures, what is on them, and what is said of them."""
+    digest = hashlib.sha256(drawn.images.tobytes())
+    digest.update(drawn.masks.tobytes())
+    digest.update("\n".join(texts).encode())
+    return digest.hexdigest()

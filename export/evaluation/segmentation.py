@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well slots find the objects: ARI on the foreground and on everything, and the error."""
+
+import numpy as np
+
+from saccade.export.evaluation.found import Found, mean
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.scenes import drawn_scenes, scenes_sha256
+from saccade.export.evaluation.subject import Subject
+from saccade.models.data.tetrominoes import tetrominoes
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.ari import adjusted_rand_index
+from saccade.models.slot_initial import initial_states
+from saccade.plugins.errors import SaccadeError
+
+TEST_SCENES = 320  # as many as the paper scores
+
+
+def ari(subject: Subject, options: EvaluateOptions) -> Found:
+    """FG-ARI, ARI and the squared error of a pixel, where the model paints its scenes.
+
+    Raises: SaccadeError if there are no true masks for the data, or the model takes no image.
+    """
+    if subject.preprocessing is None:
+        raise SaccadeError(f"{subject.name}: takes no image. Choose another --task.")
+    name = options.data or "tetrominoes"
+    images, true, sha256 = _masked(name, subject.preprocessing, options)
+    facts = subject.facts
+    states = initial_states(
+        facts["initial_state"], len(images), int(facts["slots"]), seed=options.seed
+    )
+    answers = subject.part("")({"image": images, "initial_state": states})
+    found = answers["masks"].argmax(1)
+    if found.shape[1:] != true.shape[1:]:
+        raise SaccadeError(
+            f"{subject.name}: masks are {found.shape[1:]}, the true ones {true.shape[1:]}. "
+            "Score a model that paints at the size of its images."
+        )
+    foreground = adjusted_rand_index(true, found, foreground=True)
+    scores = [
+        mean("FG-ARI", foreground, unit="index"),
+        mean("ARI", adjusted_rand_index(true, found), unit="index"),
+    ]
+    if "reconstruction" in answers:
+        error = np.square(answers["reconstruction"] - _painted(images, facts)).mean(axis=(1, 2, 3))
+        scores.append(mean("MSE", error, unit="squared", higher=False))
+    return Found(subject.name, "ari", name, sha256, tuple(scores), foreground)
+
+
+def _painted(images: np.ndarray, facts: dict[str, object]) -> np.ndarray:
+    """The images as the decoder was taught to paint them: shares of full white, from 0 to 1."""
+    return images.astype(np.float64) / 255
+
+
+def _masked(
+    name: str, preprocessing: Preprocessing, options: EvaluateOptions
+) -> tuple[np.ndarray, np.ndarray, str]:
+    if name == "shapes":
+        drawn = drawn_scenes(preprocessing, options, TEST_SCENES)
+        return drawn.images, drawn.masks, scenes_sha256(drawn)
+    if name == "tetrominoes":
+        count = options.limit or TEST_SCENES
+        puzzles = tetrominoes("test", count, side_px=preprocessing.height_px)
+        return puzzles.images, puzzles.masks, scenes_sha256(puzzles)
+    raise SaccadeError(
+        f"--data {name}: true masks are only known of generated scenes. Pass --data tetrominoes "
+        "or --data shapes."
+    )

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is evaluated: a checkpoint or an exported variant, as functions of named arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from saccade.export.manifest import Manifest, read_folder
+from saccade.export.runners import Runner, onnx_runner, onnx_session, run_in_batches, torch_runner
+from saccade.export.variants import choose_settings
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.interface import Arrays, Family, TensorSpec
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.native.library import built_library
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Function:
+    """One part of a model, whatever runs it."""
+
+    inputs: tuple[TensorSpec, ...]
+    run: Runner
+
+    def __call__(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """The answers for any number of samples."""
+        return run_in_batches(self.run, inputs, _BATCH)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One variant: its parts by role, and what is known of it."""
+
+    name: str
+    family: str
+    sha256: str
+    facts: dict[str, Any]
+    labels: tuple[str, ...]
+    preprocessing: Preprocessing | None
+    parts: dict[str, Function]
+
+    def part(self, *roles: str) -> Function:
+        """The first of these roles that it has.
+
+        Raises: SaccadeError if it has none of them.
+        """
+        for role in roles:
+            if role in self.parts:
+                return self.parts[role]
+        raise SaccadeError(
+            f"{self.name}: has the parts {sorted(self.parts)}, this task needs one of "
+            f"{sorted(roles)}. Choose another --task."
+        )
+
+
+def subjects_of(path: Path, budget: Sequence[float | str] = ()) -> list[Subject]:
+    """The variants of an artefact folder, or of a checkpoint at these budgets (all of it).
+
+    Raises: SaccadeError if there is neither.
+    """
+    if path.is_dir():
+        groups = groupby(
+            read_folder(path), key=lambda each: (each.variant.setting, each.variant.precision)
+        )
+        return [_exported(path, list(manifests)) for _, manifests in groups]
+    checkpoint = load(path)
+    model = cast(Family, checkpoint.build())
+    settings = choose_settings(model, budget) if budget else model.settings()[:1]
+    return [
+        _built(checkpoint, cast(Family, model.at(setting)), f"{path.stem}-{setting.label}")
+        for setting in settings
+    ]
+
+
+def _exported(folder: Path, manifests: Sequence[Manifest]) -> Subject:
+    first = manifests[0]
+    parts = {}
+    for each in manifests:
+        kernels = built_library() if each.custom_ops else None
+        session = onnx_session(folder / each.file.name, kernels=kernels)
+        parts[each.variant.role] = Function(each.inputs, onnx_runner(session))
+    entry = first.variant
+    return Subject(
+        f"{entry.model}-{entry.setting}-{entry.precision}",
+        entry.family,
+        first.file.sha256,
+        first.facts,
+        first.labels,
+        first.preprocessing,
+        parts,
+    )
+
+
+def _built(checkpoint: Checkpoint, model: Family, name: str) -> Subject:
+    folded = model.fold()
+    parts = {
+        part.role: Function(
+            part.inputs, torch_runner(folded, part.role, (*part.outputs, *part.optional))
+        )
+        for part in cast(Family, folded).parts()
+    }
+    return Subject(
+        name,
+        checkpoint.family,
+        checkpoint.sha256,
+        model.facts(),
+        checkpoint.labels,
+        checkpoint.preprocessing,
+        parts,
+    )

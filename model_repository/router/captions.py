@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captioner's request: its encoder once, then its step by step under a search."""
+
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb
+from calls import Refused, call, remaining_us
+from caption_search import Caption, WrongSearch, beam_search, check_search, greedy_search, step_of
+from lane import Ticket
+from routes import Route, Routes
+
+SPECIAL = 4  # tokens in front of the first word: padding, start, end, a word not known
+
+
+def answer(
+    routes: Routes, route: Route, ticket: Ticket, inputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The sentences of one request's images and the attention map of each word.
+
+    Shapes: -> caption object [b 1], attention float32 [b steps h w], zeros behind a sentence.
+    Raises: Refused if the search cannot be made, or the caller's time runs out.
+    """
+    facts = route.facts
+    try:
+        settings = search_settings(facts, ticket.parameters)
+        found = search(routes, route, ticket, inputs, settings)
+    except WrongSearch as error:
+        raise Refused(str(error), pb.TritonError.INVALID_ARG) from error
+    sentences = [sentence(each, facts["words"]) for each in found]
+    steps = max(1, *(len(each.attention) for each in found))
+    maps = np.zeros((len(found), steps, *found[0].attention.shape[1:]), np.float32)
+    for row, each in zip(maps, found, strict=True):
+        row[: len(each.attention)] = each.attention
+    texts = np.array([[text.encode()] for text in sentences], dtype=object)
+    return {"caption": texts, "attention": maps}
+
+
+def search_settings(facts: dict[str, Any], given: dict[str, Any]) -> dict[str, int]:
+    """Beam, length limit and end token, of the request or of the model.
+
+    Raises: WrongSearch if one is out of range, or no word of the model.
+    """
+    words = facts["words"]
+    settings = {
+        "beam": given.get("beam", facts.get("beam", 1)),
+        "max_length": given.get("max_length", facts["max_length"]),
+        "end": token(given["end"], words) if "end" in given else facts["end"],
+    }
+    check_search(**settings, longest=facts["max_length"], vocabulary=SPECIAL + len(words))
+    return settings
+
+
+def search(
+    routes: Routes,
+    route: Route,
+    ticket: Ticket,
+    inputs: dict[str, np.ndarray],
+    settings: dict[str, int],
+) -> list[Caption]:
+    """The best sentence of each image."""
+    encode, parts = routes.parts["encode"], route.parts
+    state = call(parts["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
+    taken = {spec.name for spec in routes.parts["step"].inputs}
+    state = {name: value for name, value in state.items() if name in taken}
+    outputs = list(routes.parts["step"].outputs)
+
+    def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if ticket.is_late:
+            text = f"the request's timeout ran out in the search of variant '{route.name}'"
+            raise Refused(text, pb.TritonError.UNAVAILABLE)
+        arrays = {name: column(array) for name, array in arrays.items()}
+        return call(parts["step"], arrays, outputs, remaining_us([ticket]))
+
+    step = step_of(run)
+    start, end, length = int(route.facts["start"]), settings["end"], settings["max_length"]
+    if settings["beam"] == 1:
+        return greedy_search(step, state, start=start, end=end, max_length=length)
+    return [
+        beam_search(
+            step,
+            {name: value[row : row + 1] for name, value in state.items()},
+            start=start,
+            end=end,
+            beam=settings["beam"],
+            max_length=length,
+        )[0]
+        for row in range(ticket.rows)
+    ]
+
+
+def column(array: np.ndarray) -> np.ndarray:
+    """A number a hypothesis is a column of one number for the server."""
+    return array[:, None] if array.ndim == 1 else array
+
+
+def token(text: str, words: list[str]) -> int:
+    """The token of a word, or the token itself.
+
+    Raises: WrongSearch for a word that the model does not have.
+    """
+    if text.isdecimal():
+        return int(text)
+    if text not in words:
+        raise WrongSearch(f"end is {text!r:.60}, expected a word of the model, or a token's number")
+    return SPECIAL + words.index(text)
+
+
+def sentence(caption: Caption, words: list[str]) -> str:
+    """The words of a caption with blanks between; what stands for no word is `?`."""
+    tokens = [token - SPECIAL for token in caption.tokens]
+    return " ".join(words[token] if token >= 0 else "?" for token in tokens)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy and beam search over a captioner's step; numpy only, the router runs this same file."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+State = dict[str, np.ndarray]
+# Tokens [n] int64 and the state of n hypotheses -> log-probabilities [n v], attention [n h w],
+# the next state. Every array of a state has the hypotheses as its first axis.
+Step = Callable[[np.ndarray, State], tuple[np.ndarray, np.ndarray, State]]
+
+MOST_BEAMS = 64
+
+
+class WrongSearch(ValueError):
+    """A search that was asked for with values that it cannot use; the text says which."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """The words of a caption as tokens, without start and end.
+
+    Shapes: attention [t h w], the map at each word.
+    Units:  score is the sum of the natural log-probabilities, that of the end included.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    ended: bool  # False: cut at the length limit
+    attention: np.ndarray
+
+
+def check_search(*, beam: int, max_length: int, end: int, longest: int, vocabulary: int) -> None:
+    """Stop a request that the model was not made for.
+
+    Units:  max_length and longest in words; `longest` is the length up to which it was trained.
+    Raises: WrongSearch.
+    """
+    limits = {
+        "beam": (beam, 1, MOST_BEAMS, "The beam is how many hypotheses are kept."),
+        "max_length": (max_length, 1, longest, "Longer captions were never trained."),
+        "end": (end, 0, vocabulary - 1, "It is a token of the vocabulary."),
+    }
+    for name, (value, low, high, reason) in limits.items():
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or not low <= value <= high:
+            raise WrongSearch(
+                f"{name} is {value!r}, expected a whole number from {low} to {high}. {reason}"
+            )
+
+
+def step_of(run: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Step:
+    """A step from whatever runs a captioner's `step` part: named arrays in, named arrays out."""
+
+    def step(token: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
+        found = run({**state, "token": token})
+        following = {**state, "h": found["next_h"], "c": found["next_c"]}
+        return found["log_probabilities"], found["attention"], following
+
+    return step
+
+
+def greedy_search(
+    step: Step, state: State, *, start: int, end: int, max_length: int
+) -> list[Caption]:
+    """The likeliest token at each place, for many images at once; ties go to the lowest token.
+
+    Shapes: state arrays [n ...], one row an image -> n captions.
+    Raises: WrongSearch if a log-probability is not a number.
+    """
+    count = len(next(iter(state.values())))
+    token = np.full(count, start, dtype=np.int64)
+    words, maps = [], []
+    scores, lengths = np.zeros(count), np.full(count, max_length)
+    going = np.ones(count, dtype=bool)
+    for place in range(max_length):
+        logs, attention, state = step(token, state)
+        token = _checked(logs).argmax(1).astype(np.int64)
+        scores += np.where(going, logs[np.arange(count), token], 0.0)
+        lengths[going & (token == end)] = place
+        going &= token != end
+        words.append(token)
+        maps.append(attention)
+        if not going.any():
+            break
+    tokens, attentions = np.stack(words, 1), np.stack(maps, 1)
+    return [
+        Caption(
+            tuple(int(each) for each in tokens[i, : lengths[i]]),
+            float(scores[i]),
+            not going[i],
+            attentions[i, : lengths[i]],
+        )
+        for i in range(count)
+    ]
+
+
+def beam_search(
+    step: Step, state: State, *, start: int, end: int, beam: int, max_length: int
+) -> list[Caption]:
+    """The likeliest captions of one image that a beam finds, best first, at most `beam`.
+
+    Each round keeps the `beam` best hypotheses that have not ended; one that ends has to be among
+    the `beam` best continuations, so a beam of 1 is the greedy search. It stops when no hypothesis
+    can still beat the best ended one, and at the length limit; only where nothing has ended the
+    answers are the hypotheses that were cut. Ties go to the better earlier hypothesis, then to
+    the lower token.
+    Shapes: state arrays [1 ...].
+    Raises: WrongSearch if a log-probability is not a number.
+    """
+    live: list[dict[str, Any]] = [{"tokens": (), "score": 0.0, "maps": ()}]
+    done: list[dict[str, Any]] = []
+    token = np.full(1, start, dtype=np.int64)
+    for _ in range(max_length):
+        logs, attention, state = step(token, state)
+        totals = np.array([each["score"] for each in live])[:, None] + _checked(logs)
+        following, parents = [], []
+        for rank, flat in enumerate(_best(totals.ravel(), 2 * beam)):
+            parent, word = divmod(int(flat), totals.shape[1])
+            score = float(totals[parent, word])
+            if word == end:
+                done += [{**live[parent], "score": score}] if rank < beam else []
+            elif len(following) < beam:
+                maps = (*live[parent]["maps"], attention[parent])
+                tokens = (*live[parent]["tokens"], word)
+                following.append({"tokens": tokens, "score": score, "maps": maps})
+                parents.append(parent)
+        live = following
+        best = max((each["score"] for each in done), default=-np.inf)
+        if not live or best >= live[0]["score"]:
+            break
+        state = {name: value[parents] for name, value in state.items()}
+        token = np.array([each["tokens"][-1] for each in live], dtype=np.int64)
+    grid = attention.shape[1:]
+    ranked = sorted(done, key=lambda each: -each["score"])
+    return [_caption(each, bool(done), grid) for each in (ranked or live)[:beam]]
+
+
+def _best(values: np.ndarray, count: int) -> np.ndarray:
+    """Places of the largest values, largest first, equal ones in their order."""
+    count = min(count, len(values))
+    least = np.partition(values, -count)[-count]
+    places = np.flatnonzero(values >= least)
+    return places[np.argsort(-values[places], kind="stable")][:count]
+
+
+def _caption(hypothesis: dict[str, Any], ended: bool, grid: tuple[int, ...]) -> Caption:
+    maps = hypothesis["maps"]
+    attention = np.stack(maps) if maps else np.zeros((0, *grid), np.float32)
+    return Caption(hypothesis["tokens"], hypothesis["score"], ended, attention)
+
+
+def _checked(logs: np.ndarray) -> np.ndarray:
+    if np.isnan(logs).any():
+        raise WrongSearch(
+            "log_probabilities: found NaN, expected numbers. The model's weights or its input "
+            "are not finite: look at the checkpoint."
+        )
+    return logs.astype(np.float64)

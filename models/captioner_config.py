@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is decided about a captioner before its weights exist."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from saccade.models.word_tokens import END, SPECIAL, START, WordVocabulary
+from saccade.plugins.errors import SaccadeError
+
+SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention (section 3.1)"
+ATTENTIONS = ("softmax", "sparsemax", "tvmax")
+ENCODERS = ("cnn", "features")
+COUNTS = (
+    *("height_px", "width_px", "grid_height", "grid_width", "feature_dim", "dim"),
+    *("attention_dim", "hidden_dim", "embedding_dim", "max_length", "beam", "max_iterations"),
+)
+MOST_LENGTH, MOST_BEAM = 256, 16
+
+
+@dataclass(frozen=True)
+class CaptionerConfig:
+    """Configuration of a captioner; the comment of a field says what the paper leaves open.
+
+    Raises: SaccadeError naming the first field that is out of range.
+    Source: Martins et al. 2020, section 3.1; its sizes are the preset captioner-paper.
+    """
+
+    attention: str = "tvmax"  # of the output attention; the input attention is always softmax
+    lam: float = 0.01  # of TVMax
+    tolerance: float = 1e-6  # of each grid of TVMax
+    max_iterations: int = 2000  # of TVMax
+    words: tuple[str, ...] = ("a",)  # the vocabulary behind pad, start, end and unknown
+    max_length: int = 18  # words of the longest caption it is trained on
+    beam: int = 3  # where a request names none
+    encoder: str = "cnn"  # features: the grid comes in, as from a frozen residual network
+    height_px: int = 48  # of the image (cnn)
+    width_px: int = 48
+    channels: int = 3
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # per channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = (0.25, 0.25, 0.25)
+    widths: tuple[int, ...] = (32, 64, 96)  # channels of the convolutions, each with batch norm
+    strides: tuple[int, ...] = (3, 2, 1)  # their product is the side of a cell in pixels
+    grid_height: int = 8  # cells
+    grid_width: int = 8
+    feature_dim: int = 96  # of a cell in front of the feed-forward layer (cnn: the last width)
+    dim: int = 96  # of a cell behind it, g of the paper
+    position: bool = True  # a learned vector per cell is added: small networks see no borders
+    attention_dim: int = 64  # of the hidden layer that scores a cell
+    hidden_dim: int = 128  # of the LSTM
+    embedding_dim: int = 48  # of a word
+    seed: int = 0  # of the initial weights
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            values = tuple(float(value) for value in getattr(self, name))
+            object.__setattr__(self, name, values)
+        for name in ("words", "widths", "strides"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, allowed in (("attention", ATTENTIONS), ("encoder", ENCODERS)):
+            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+        for name in COUNTS:
+            self._expect(name, _is_count(getattr(self, name)), "a whole number of at least 1")
+        self._expect("lam", 0 <= self.lam < float("inf"), "at least 0")
+        self._expect("tolerance", 0 < self.tolerance < float("inf"), "above 0")
+        self._expect("max_length", self.max_length <= MOST_LENGTH, f"at most {MOST_LENGTH}")
+        self._expect("beam", self.beam <= MOST_BEAM, f"at most {MOST_BEAM}")
+        self._expect("words", bool(self.words), "at least one word")
+        WordVocabulary(self.words)
+        if self.encoder == "cnn":
+            self._check_network()
+
+    def _check_network(self) -> None:
+        self._expect("channels", self.channels in (1, 3), "1 or 3")
+        self._expect("mean", len(self.mean) == self.channels, f"{self.channels} values")
+        fits = len(self.std) == self.channels and min(self.std, default=0) > 0
+        self._expect("std", fits, f"{self.channels} values above 0")
+        whole = all(map(_is_count, (*self.widths, *self.strides)))
+        fits = bool(self.widths) and len(self.widths) == len(self.strides) and whole
+        self._expect("strides", fits, "one whole number for each of the widths")
+        last = f"the last of the widths ({self.widths[-1]})"
+        self._expect("feature_dim", self.feature_dim == self.widths[-1], last)
+        cell = 1
+        for stride in self.strides:
+            cell *= stride
+        for side in ("height", "width"):
+            wanted = f"{cell} px a cell times grid_{side} ({getattr(self, f'grid_{side}')})"
+            pixels = cell * getattr(self, f"grid_{side}")
+            self._expect(f"{side}_px", getattr(self, f"{side}_px") == pixels, wanted)
+
+    def _expect(self, name: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise SaccadeError(
+                f"Captioner configuration: {name} is {getattr(self, name)!r}, "
+                f"expected {wanted}. Change that field."
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are, the four special ones included."""
+        return SPECIAL + len(self.words)
+
+    @property
+    def start(self) -> int:
+        """The token in front of every caption."""
+        return START
+
+    @property
+    def end(self) -> int:
+        """The token behind every caption."""
+        return END
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "CaptionerConfig":
+        """The configuration that `to_dict` wrote.
+
+        Raises: SaccadeError on a key that no field has, or a value out of range.
+        """
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise SaccadeError(
+                f"Captioner configuration: unknown field {unknown[0]!r} ({len(unknown)} in all). "
+                "Expected the fields of CaptionerConfig. The file may come from a newer saccade."
+            )
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise SaccadeError(
+                f"Captioner configuration: a value has the wrong type ({error}). "
+                "Write it with CaptionerConfig.to_dict."
+            ) from error
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+_TINY = {
+    "words": ("a", "red", "circle", "blue", "square", "left", "of"),
+    "max_length": 8,
+    "height_px": 16,
+    "width_px": 16,
+    "widths": (8, 12),
+    "strides": (2, 2),
+    "grid_height": 4,
+    "grid_width": 4,
+    "feature_dim": 12,
+    "dim": 16,
+    "attention_dim": 12,
+    "hidden_dim": 20,
+    "embedding_dim": 8,
+}
+PRESETS = {
+    "captioner-tiny": CaptionerConfig(**_TINY),
+    "captioner-paper": CaptionerConfig(
+        encoder="features",
+        words=tuple(f"w{number}" for number in range(9_996)),
+        max_length=20,
+        feature_dim=2048,
+        dim=512,
+        position=False,
+        attention_dim=512,
+        hidden_dim=512,
+        embedding_dim=256,
+    ),
+}

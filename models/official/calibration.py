@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs to prove a converted model with: generated scenes, the user's images, random tokens."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from PIL import Image
+
+from saccade.models.interface import Part, TensorSpec
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.errors import SaccadeError
+
+SAMPLES = 256
+_SCENE_PX = 64
+
+
+def calibration_for(
+    parts: Iterable[Part],
+    preprocessing: Preprocessing | None,
+    given: Mapping[str, np.ndarray],
+    *,
+    data: str | None,
+    labels: tuple[str, ...],
+) -> tuple[dict[str, np.ndarray], str]:
+    """Arrays for the inputs of every part that does not make its own, and what they are.
+
+    Raises: SaccadeError if the data cannot be used or has fewer than 256 samples.
+    """
+    arrays = dict(given)
+    said = [f"{name} by the converter" for name in arrays]
+    if data is not None and preprocessing is None:
+        raise SaccadeError("--calibration names images, but no image comes into this model.")
+    for part in parts:
+        missing = [spec for spec in part.inputs if spec.name not in arrays]
+        if any(spec.name == "image" for spec in missing) and preprocessing is not None:
+            found, text = _images(preprocessing, data, labels)
+            arrays |= found
+            said.append(text)
+        if part.real is not None:
+            continue  # it computes the others itself
+        drawn = _random(part, [spec for spec in missing if spec.name not in arrays])
+        said += [f"random {name} (seed 0)" for name in drawn]
+        arrays |= drawn
+    return arrays, "; ".join(said)
+
+
+def _images(
+    preprocessing: Preprocessing, data: str | None, labels: tuple[str, ...]
+) -> tuple[dict[str, np.ndarray], str]:
+    if data is None:
+        text = (
+            f"{SAMPLES} generated scenes of coloured shapes, not data of the authors, resized to "
+            f"{preprocessing.height_px}x{preprocessing.width_px} px"
+        )
+        return {"image": _scenes(preprocessing)}, text
+    from saccade.models.data.datasets import load_data
+
+    found = load_data(data, "train", preprocessing=preprocessing)
+    if len(found.labels) < SAMPLES:
+        raise SaccadeError(
+            f"--calibration {found.name}: has {len(found.labels)} training images, expected at "
+            f"least {SAMPLES}. Add images, or leave the option out for generated scenes."
+        )
+    chosen = np.random.default_rng(0).permutation(len(found.labels))[:SAMPLES]
+    arrays = {"image": found.images[chosen]}
+    if set(found.class_names) <= set(labels):
+        index = np.array([labels.index(name) for name in found.class_names], dtype=np.int64)
+        arrays["labels"] = index[found.labels[chosen]]
+    return arrays, f"{SAMPLES} training images of {found.name}"
+
+
+def _scenes(preprocessing: Preprocessing) -> np.ndarray:
+    from saccade.models.data.shapes import scenes
+
+    size = (preprocessing.width_px, preprocessing.height_px)
+    way = Image.Resampling[preprocessing.resize.upper()]
+    mode = "L" if preprocessing.channels == 1 else "RGB"
+    drawn = scenes("train", SAMPLES, side_px=_SCENE_PX).images
+    images = [np.asarray(Image.fromarray(x).convert(mode).resize(size, way)) for x in drawn]
+    return np.stack(images).reshape(SAMPLES, size[1], size[0], preprocessing.channels)
+
+
+def _random(part: Part, missing: list[TensorSpec]) -> dict[str, np.ndarray]:
+    if not missing:
+        return {}
+    rng = np.random.default_rng(0)
+    if part.random is not None:
+        drawn = part.random(rng, SAMPLES)
+        return {spec.name: drawn[spec.name] for spec in missing}
+    arrays: dict[str, np.ndarray] = {}
+    for spec in missing:
+        fixed = all(isinstance(axis, int) for axis in spec.shape[1:])
+        if not fixed or spec.dtype not in ("uint8", "float32"):
+            raise TypeError(f"input {spec.name} [{spec.axes}] needs a Part.random of its own")
+        shape = (SAMPLES, *(int(axis) for axis in spec.shape[1:]))
+        if spec.dtype == "uint8":
+            arrays[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
+        else:
+            arrays[spec.name] = rng.standard_normal(shape, dtype=np.float32)
+    return arrays

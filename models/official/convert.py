@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from saccade.models.checkpoint import save
+from saccade.models.families import build
+from saccade.models.interface import Part
+from saccade.models.official.calibration import calibration_for
+from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.given_files import names_from, object_from
+from saccade.models.official.reading import read_tensors
+from saccade.models.official.report import ConversionFailed, ConversionReport, compared
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.errors import SaccadeError, require
+from saccade.plugins.files import refuse_existing, sha256_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Source:
+    """A code whose checkpoints are read: where its `convert` is, and what to say of it."""
+
+    module: str
+    reads: str  # whose checkpoints of what
+    checkpoint_key: str | None = None  # read where the file has it and the user names none
+
+
+SOURCES = {
+    "sparo-clip": Source("sparo_clip", "SPARO's fork of OpenCLIP: slots in both towers"),
+    "open-clip": Source("open_clip", "OpenCLIP and SPARO's baselines"),
+    "sparo-dino": Source(
+        "sparo_dino", "DINO with SPARO (keys inferred, no official file seen)", "teacher"
+    ),
+    "sot": Source("sot", "SoT: second-order heads and trunks"),
+    "tvmax-vqa": Source("tvmax_vqa", "TVMAX: the MCAN network for VQA"),
+    "invariant-slot-attention": Source(
+        "invariant_slot_attention", "Invariant Slot Attention (Flax)"
+    ),
+    "vit": Source("vit", "ViT of timm or torchvision"),
+    "deit": Source("deit", "DeiT"),
+    "swin": Source("swin", "Swin Transformer"),
+}
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What the file cannot tell, and where the result goes."""
+
+    out: Path  # checkpoint to write, ends in .safetensors
+    config: Path | None = None  # JSON of the authors' model configuration
+    preprocessing: Path | None = None  # JSON with fields of the input that differ
+    labels: Path | None = None  # names of the classes or answers: one a line, or JSON
+    vocabulary: Path | None = None  # words of the text input: one a line, or JSON
+    attention: Literal["softmax", "sparsemax", "tvmax"] | None = None  # of tvmax-vqa's read-out
+    lam: float | None = None  # strength of tvmax's total variation
+    checkpoint_key: str | None = None  # which part of the file to read, such as student
+    backbone: Path | None = None  # a second file with the trunk's weights
+    numerics: Literal["authors", "exact"] = "authors"  # exact: the papers' own formulas
+    calibration: str | None = None  # data name or folder of images; none: generated scenes
+    force: bool = False  # replace what stands at --out
+
+
+def convert(source: str, path: Path, options: ConvertOptions) -> ConversionReport:
+    """Read an authors' checkpoint, compare every key, and write ours if all fit.
+
+    Raises: SaccadeError if the source, the file or an option cannot be used, ConversionFailed
+        with the whole report if keys do not fit; nothing is written then.
+    """
+    _check(source, options)
+    require("torch", extra="export")
+    official = official_from(source, path, options)
+    read: Callable[[Official], Converted] = import_module(_module(source)).convert
+    converted = _with_preprocessing(read(official), options)
+    model = build(converted.family, converted.config.to_dict())
+    expected = model.state_dict()
+    report = ConversionReport(
+        source=source,
+        file=path.name,
+        sha256=sha256_of(path),
+        family=converted.family,
+        tensors=len(expected),
+        parameters=sum(each.numel() for each in model.parameters()),
+        rows=compared(converted, expected, official.tensors),
+        ignored=dict(converted.ignored),
+        notes=converted.notes,
+    )
+    if report.rows:
+        raise ConversionFailed(report)
+    _check_labels(converted)
+    model.load_state_dict(converted.weights)
+    return _write(source, options, converted, model.eval(), report)
+
+
+def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
+    """The file and everything the user said beside it.
+
+    Raises: SaccadeError if one of the files cannot be read.
+    """
+    return Official(
+        path=str(path),
+        tensors=read_tensors(path, options.checkpoint_key, likely=SOURCES[source].checkpoint_key),
+        config=object_from(options.config, "--config"),
+        labels=names_from(options.labels, "--labels"),
+        vocabulary=names_from(options.vocabulary, "--vocabulary"),
+        attention=options.attention,
+        lam=options.lam,
+        backbone=None if options.backbone is None else read_tensors(options.backbone),
+        numerics=options.numerics,
+    )
+
+
+def _module(source: str) -> str:
+    module = SOURCES[source].module
+    return module if "." in module else f"saccade.models.official.{module}"
+
+
+def _check(source: str, options: ConvertOptions) -> None:
+    if source not in SOURCES:
+        raise SaccadeError(f"source '{source}' is unknown. Expected one of: {', '.join(SOURCES)}.")
+    if options.out.suffix != ".safetensors":
+        raise SaccadeError(f"--out is {options.out}, expected a name that ends in .safetensors.")
+    refuse_existing(options.out, force=options.force)
+    if options.lam is not None and not options.lam >= 0:
+        raise SaccadeError(f"--lam is {options.lam}, expected at least 0.")
+
+
+def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Converted:
+    """What the user says of the input wins; the model applies mean and std itself."""
+    given = object_from(options.preprocessing, "--preprocessing")
+    if given is None:
+        return converted
+    if converted.preprocessing is None:
+        raise SaccadeError("--preprocessing is given, but no image comes into this model.")
+    preprocessing = Preprocessing.from_dict(converted.preprocessing.to_dict() | given)
+    for name in ("height_px", "width_px", "channels"):
+        found, wanted = getattr(preprocessing, name), getattr(converted.preprocessing, name)
+        if found != wanted:
+            raise SaccadeError(
+                f"--preprocessing: {name} is {found}, but the weights are for {wanted}. "
+                "Leave it out of the JSON."
+            )
+    own = {field.name for field in fields(converted.config)} & {"mean", "std"}
+    changes = {name: getattr(preprocessing, name) for name in own}
+    return replace(
+        converted,
+        preprocessing=preprocessing,
+        config=replace(converted.config, **changes),
+        exact=replace(converted.exact, **changes) if is_dataclass(converted.exact) else None,
+    )
+
+
+def _check_labels(converted: Converted) -> None:
+    classes = getattr(converted.config, "classes", None)
+    if classes is not None and classes != len(converted.labels):
+        raise SaccadeError(
+            f"the file has {classes} classes, found {len(converted.labels)} labels. Name them "
+            "with --labels FILE, one a line in the order of the outputs."
+        )
+
+
+def _write(
+    source: str,
+    options: ConvertOptions,
+    converted: Converted,
+    model: "nn.Module",
+    report: ConversionReport,
+) -> ConversionReport:
+    parts: tuple[Part, ...] = model.parts()  # type: ignore[operator]
+    arrays, said = calibration_for(
+        parts,
+        converted.preprocessing,
+        converted.calibration,
+        data=options.calibration,
+        labels=converted.labels,
+    )
+    config = converted.config
+    if options.numerics == "exact":
+        report, config = _exact(converted, model, arrays, report)
+    card = {
+        "data": "the authors'",
+        "source": source,
+        "file": report.file,
+        "file_sha256": report.sha256,
+        "numerics": options.numerics,
+        "exact": report.exact,
+        "notes": list(report.notes),
+        "calibration": said,
+        "versions": {name: version(name) for name in ("saccade", "torch", "safetensors")},
+    }
+    weights = model.state_dict()
+    checkpoint = save(
+        options.out,
+        family=converted.family,
+        config=config.to_dict(),
+        weights=weights,
+        preprocessing=converted.preprocessing,
+        labels=converted.labels,
+        calibration=arrays,
+        card=card,
+    )
+    notes = (*report.notes, f"calibration: {said}")
+    return replace(report, out=str(options.out), out_sha256=checkpoint.sha256, notes=notes)
+
+
+def _exact(
+    converted: Converted,
+    model: "nn.Module",
+    arrays: dict[str, np.ndarray],
+    report: ConversionReport,
+) -> tuple[ConversionReport, Any]:
+    """The report with what the papers' formulas change, and the configuration that has them."""
+    if converted.exact is None:
+        note = "exact numerics: this model computes its paper's formulas already"
+        return replace(report, notes=(*report.notes, note)), converted.config
+    exact = build(converted.family, converted.exact.to_dict())
+    exact.load_state_dict(model.state_dict())
+    from saccade.models.official.numerics import largest_change
+
+    return replace(report, exact=largest_change(model, exact.eval(), arrays)), converted.exact

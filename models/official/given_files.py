@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that a user writes for a conversion: a JSON object, a list of names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from saccade.plugins.errors import SaccadeError
+
+
+def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
+    """The JSON object in a file; none without one.
+
+    Raises: SaccadeError if it cannot be read or is no object.
+    """
+    if path is None:
+        return None
+    found = _json(_text(path, flag), path, flag)
+    if not isinstance(found, dict):
+        raise SaccadeError(
+            f"{flag} {path}: found a {type(found).__name__}, expected a JSON object."
+        )
+    return found
+
+
+def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
+    """Names in order: one a line, a JSON list, or a JSON object between names and indices.
+
+    Raises: SaccadeError if it cannot be read, or indices do not count from 0 without a gap.
+    """
+    if path is None:
+        return None
+    text = _text(path, flag)
+    if path.suffix != ".json":
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
+    found = _json(text, path, flag)
+    if isinstance(found, list) and all(isinstance(name, str) for name in found):
+        return tuple(found)
+    named = _numbered(found) if isinstance(found, dict) else None
+    if named is None:
+        raise SaccadeError(
+            f"{flag} {path}: expected a list of texts, or an object that numbers them from 0."
+        )
+    return named
+
+
+def _numbered(found: dict[str, Any]) -> tuple[str, ...] | None:
+    if all(isinstance(value, str) for value in found.values()):
+        pairs: list[tuple[Any, str]] = list(found.items())
+    else:
+        pairs = [(value, name) for name, value in found.items()]
+    try:
+        names = {int(index): name for index, name in pairs}
+    except (TypeError, ValueError):
+        return None
+    if sorted(names) != list(range(len(pairs))):
+        return None
+    return tuple(names[index] for index in range(len(pairs)))
+
+
+def _text(path: Path, flag: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SaccadeError(f"{flag} {path}: cannot be read ({error}). Pass a text file.") from error
+
+
+def _json(text: str, path: Path, flag: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SaccadeError(f"{flag} {path}: not JSON ({error}).") from error

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of the Invariant Slot Attention code (JAX and Flax), read into SlotModel."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.flax_layers import Translation
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.slot_config import SlotConfig
+from saccade.plugins.errors import SaccadeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SOURCE = "invariant-slot-attention"
+# In the scope of the attention: with scale first, its name holds the other one's.
+_KINDS = {"TranslScaleEquiv": "ts-sa", "TranslEquiv": "t-sa", "SlotAttention_": "sa"}
+_STANDARD = {"rounds": 3, "values_see_grid": True, "decoder_scales_factor": 5.0}
+
+
+def convert(official: Official) -> Converted:
+    """A SlotModel of the file's widths; strides come from --config.
+
+    Raises: SaccadeError naming the keys of --config that the file cannot tell, or the first
+        tensor that is missing.
+    """
+    tensors = official.tensors
+    scopes = _scopes(official)
+    given = dict(official.config or {})
+    config = _config(official, scopes, given)
+    translation = Translation(tensors)
+    attention(translation, scopes["attention"], "attention.", config)
+    encoder(translation, scopes["encoder"], "encoder.", config)
+    decoder(translation, scopes["decoder"], "decoder.", config)
+    translation.copy("initial.slots", scopes["initial"] + "state_init")
+    size = (config.height_px, config.width_px, config.channels)
+    assumed = {name: value for name, value in _STANDARD.items() if name not in given}
+    notes = (f"assumed, as every configuration of the authors has it: {assumed}",) * bool(assumed)
+    return Converted(
+        family="slot-attention",
+        config=config,
+        weights=translation.weights,
+        names=translation.names,
+        preprocessing=Preprocessing(*size, mean=config.mean, std=config.std),
+        notes=notes,
+    )
+
+
+def attention(translation: Translation, scope: str, ours: str, config: SlotConfig) -> None:
+    """The rounds. Flax counts layers in the order of their calls, which differs by kind."""
+    equivariant = config.equivariant
+    translation.norm(ours + "norm_inputs", f"{scope}LayerNorm_{0 if equivariant else 1}")
+    translation.norm(ours + "norm_slots", f"{scope}LayerNorm_{1 if equivariant else 0}")
+    translation.dense(ours + "queries", scope + "general_dense_q_0")
+    translation.dense(ours + "reader.keys", scope + "general_dense_k_0")
+    translation.dense(ours + "reader.values", scope + "general_dense_v_0")
+    if equivariant:
+        translation.dense(ours + "reader.grid", scope + "dense_gp_0")
+        if config.grid_norm:
+            translation.norm(ours + "reader.norm", scope + "MLP_0/LayerNorm_0")
+        translation.dense(ours + "reader.widen", scope + "MLP_0/dense_mlp_0")
+        translation.dense(ours + "reader.narrow", scope + "MLP_0/dense_mlp_1")
+    elif config.heads > 1:
+        merge = scope + "InvertedDotProductAttention_0/DenseGeneral_0"
+        translation.dense(ours + "reader.merge", merge, inputs=2)
+    translation.gate(ours + "gate", scope + "GRU_0/GRUCell_0")
+    if config.mlp_dim:
+        _normed_mlp(translation, ours + "mlp", f"{scope}MLP_{1 if equivariant else 0}")
+
+
+def encoder(translation: Translation, scope: str, ours: str, config: SlotConfig) -> None:
+    """The trunk and the grid embedding."""
+    if config.encoder == "simple-cnn":
+        trunk = translation.scope_of("conv_simple_0/kernel", within=scope)
+        for index in range(len(config.encoder_channels)):
+            layer = f"{ours}trunk.layers.{index}.conv"
+            translation.conv(layer, f"{trunk}conv_simple_{index}")
+    else:
+        _resnet(translation, scope, ours + "trunk.", config)
+    embedding = translation.scope_of("pos_embedding", within=scope)
+    translation.copy(ours + "embedding.grid", embedding + "pos_embedding")
+    if config.grid_embedding == "project_add":
+        translation.dense(ours + "embedding.project", embedding + "dense_pe_0")
+        if config.grid_embedding_mlp:
+            _normed_mlp(translation, ours + "embedding.mlp", embedding + "MLP_0")
+
+
+def decoder(translation: Translation, scope: str, ours: str, config: SlotConfig) -> None:
+    """The broadcast grid, the backbone and what reads colours and alphas out."""
+    embedding = translation.scope_of("pos_embedding", within=scope)
+    translation.copy(ours + "grid", embedding + "pos_embedding")
+    translation.dense(ours + "project", embedding + "dense_pe_0")
+    for index in range(len(config.decoder_channels)):
+        layer = f"{ours}backbone.layers.{index}"
+        if config.decoder == "mlp":
+            translation.dense(layer, f"{scope}MLP_0/dense_mlp_{index}")
+        elif config.decoder_transposed[index]:
+            translation.transposed_conv(layer + ".conv", f"{scope}CNN_0/conv_{index}")
+        else:
+            translation.conv(layer + ".conv", f"{scope}CNN_0/conv_{index}")
+    translation.dense(ours + "alpha", scope + "alphas")
+    translation.dense(ours + "colour", scope + "Readout_0/MLP_0/dense_mlp_0")
+
+
+def _normed_mlp(translation: Translation, ours: str, scope: str) -> None:
+    translation.norm(ours + ".0", scope + "/LayerNorm_0")
+    translation.dense(ours + ".1", scope + "/dense_mlp_0")
+    translation.dense(ours + ".3", scope + "/dense_mlp_1")
+
+
+def _resnet(translation: Translation, scope: str, ours: str, config: SlotConfig) -> None:
+    trunk = translation.scope_of("init_conv/kernel", within=scope)
+    translation.conv(ours + "root.conv", trunk + "init_conv")
+    translation.norm(ours + "root_norm", trunk + "init_bn")
+    count = 0
+    for stage, blocks in enumerate(config.resnet_stages, 1):
+        for number in range(1, blocks + 1):
+            block, here = f"{trunk}stage{stage}/block{number}/", f"{ours}blocks.{count}."
+            translation.conv(here + "first.conv", block + "conv1")
+            translation.norm(here + "first_norm", block + "bn1")
+            translation.conv(here + "second.conv", block + "conv2")
+            translation.norm(here + "second_norm", block + "bn2")
+            if translation.has(block + "proj_conv/kernel"):
+                translation.conv(here + "shortcut.0.conv", block + "proj_conv")
+                translation.norm(here + "shortcut.1", block + "proj_bn")
+            count += 1
+
+
+def _scopes(official: Official) -> dict[str, str]:
+    """Where each part stands; their names depend on the version of Flax."""
+    marks = {
+        "attention": r"general_dense_q_0/kernel",
+        "decoder": r"alphas/kernel",
+        "initial": r"state_init",
+        "encoder": r"[^/]+/(conv_simple_0|init_conv)/kernel",
+    }
+    found = {}
+    for part, mark in marks.items():
+        keys = [re.fullmatch(f"(.*?){mark}", key) for key in official.tensors]
+        places = [match.group(1) for match in keys if match]
+        if len(places) != 1:
+            raise SaccadeError(
+                f"{official.path}: found {len(places)} tensors named ...{mark} (the {part}), "
+                f"expected one. Pass the parameters of an image model of {SOURCE}, "
+                "without the optimizer's state."
+            )
+        found[part] = places[0]
+    return found
+
+
+def _config(official: Official, scopes: Mapping[str, str], given: dict[str, Any]) -> SlotConfig:
+    tensors = official.tensors
+    values: dict[str, Any] = dict(_STANDARD)
+    values |= _attention_sizes(official, scopes["attention"], given)
+    values |= _encoder_sizes(tensors, scopes["encoder"])
+    values |= _decoder_sizes(tensors, scopes["decoder"])
+    slots, slot_dim = tensors[scopes["initial"] + "state_init"].shape
+    values |= {"slots": slots, "slot_dim": slot_dim}
+    if values["attention"] == "ts-sa":
+        values["scales_factor"] = 5.0
+    wanted = ["encoder_strides"] if values["encoder"] == "simple-cnn" else []
+    if values["decoder"] == "cnn":
+        wanted += ["decoder_strides", "decoder_transposed"]
+    missing = [name for name in wanted if name not in given]
+    if missing:
+        layers = {name: len(values[f"{name.split('_')[0]}_channels"]) for name in missing}
+        raise SaccadeError(
+            f"{official.path}: the file does not tell {', '.join(missing)}. Pass --config with "
+            f"these keys, one value a layer: {layers}."
+        )
+    grow = 1
+    if values["decoder"] == "cnn":
+        turned = zip(given["decoder_strides"], given["decoder_transposed"], strict=False)
+        for stride, transposed in turned:
+            grow *= stride if transposed else 1
+    values["height_px"] = values["decoder_height"] * grow
+    values["width_px"] = values["decoder_width"] * grow
+    return SlotConfig.from_dict(values | given)
+
+
+def _attention_sizes(official: Official, scope: str, given: dict[str, Any]) -> dict[str, Any]:
+    tensors = official.tensors
+    keys = tensors[scope + "general_dense_k_0/kernel"]
+    kinds = [kind for name, kind in _KINDS.items() if name in scope]
+    kind = given.get("attention") or ("sa" if keys.dim() == 3 else next(iter(kinds), None))
+    if kind is None:
+        raise SaccadeError(
+            f"{official.path}: the scope {scope!r} does not tell whether slots have scales. "
+            'Pass --config with the key "attention": "t-sa" or "ts-sa".'
+        )
+    slot_mlp, grid_mlp = ("MLP_0/", "") if kind == "sa" else ("MLP_1/", "MLP_0/")
+    values = {
+        "attention": kind,
+        "heads": keys.shape[1] if keys.dim() == 3 else 1,
+        "qkv_dim": keys[0].numel(),
+        "mlp_dim": _width(tensors, f"{scope}{slot_mlp}dense_mlp_0/bias"),
+        "grid_norm": f"{scope}MLP_0/LayerNorm_0/scale" in tensors,
+    }
+    if grid_mlp:
+        values["grid_mlp_dim"] = _width(tensors, f"{scope}{grid_mlp}dense_mlp_0/bias")
+    return values
+
+
+def _encoder_sizes(tensors: "Mapping[str, Tensor]", scope: str) -> dict[str, Any]:
+    convs = _layers(tensors, scope + r"[^/]+/conv_simple_(\d+)/kernel")
+    added = [key for key in tensors if key.startswith(scope) and key.endswith("dense_pe_0/kernel")]
+    place = added[0].removesuffix("dense_pe_0/kernel") if added else ""
+    values: dict[str, Any] = {"grid_embedding": "project_add" if added else "concat"}
+    if added:
+        values["grid_embedding_mlp"] = _width(tensors, place + "MLP_0/dense_mlp_0/bias")
+    if convs:
+        return values | {
+            "encoder": "simple-cnn",
+            "channels": convs[0].shape[2],
+            "encoder_channels": [each.shape[3] for each in convs],
+            "encoder_kernels": [each.shape[0] for each in convs],
+        }
+    pattern = re.compile(re.escape(scope) + r"[^/]+/stage(\d+)/block(\d+)/conv1/kernel")
+    blocks = [match.groups() for key in tensors if (match := pattern.fullmatch(key))]
+    stages = sorted({int(stage) for stage, _ in blocks})
+    root = next(value for key, value in tensors.items() if key.endswith("init_conv/kernel"))
+    return values | {
+        "encoder": "resnet",
+        "channels": root.shape[2],
+        "resnet_width": root.shape[3],
+        "resnet_stages": [sum(int(each) == stage for each, _ in blocks) for stage in stages],
+    }
+
+
+def _decoder_sizes(tensors: "Mapping[str, Tensor]", scope: str) -> dict[str, Any]:
+    grid = next(
+        value
+        for key, value in tensors.items()
+        if key.startswith(scope) and key.endswith("pos_embedding")
+    )
+    values: dict[str, Any] = {"decoder_height": grid.shape[1], "decoder_width": grid.shape[2]}
+    convs = _layers(tensors, scope + r"CNN_0/conv_(\d+)/kernel")
+    if not convs:
+        layers = _layers(tensors, scope + r"MLP_0/dense_mlp_(\d+)/kernel")
+        channels = [each.shape[-1] for each in layers]
+        return values | {"decoder": "mlp", "decoder_channels": channels}
+    return values | {
+        "decoder": "cnn",
+        "decoder_channels": [each.shape[-1] for each in convs],
+        "decoder_kernels": [each.shape[0] for each in convs],
+    }
+
+
+def _layers(tensors: "Mapping[str, Tensor]", pattern: str) -> "list[Tensor]":
+    matches = [(re.fullmatch(pattern, key), value) for key, value in tensors.items()]
+    numbered = {int(match.group(1)): value for match, value in matches if match}
+    return [numbered[index] for index in sorted(numbered)]
+
+
+def _width(tensors: "Mapping[str, Tensor]", key: str) -> int:
+    return tensors[key].shape[0] if key in tensors else 0

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint files of other codes as flat tensors; nothing in a file is ever executed."""
+
+import argparse
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from saccade.models.official.flax_messages import is_messages, read_messages
+from saccade.plugins.errors import SaccadeError, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_BYTES = 16 * 2**30
+# Where training codes put the weights among other things, the likeliest first.
+CONTAINERS = ("state_dict", "model_state_dict", "model", "params", "target", "optimizer")
+# What distributed training and torch.compile put in front of every name.
+_WRAPPERS = ("module.", "_orig_mod.")
+_KINDS = ".pt/.pth/.bin (torch.save), .safetensors, .npz or Flax's .msgpack"
+
+
+def read_tensors(
+    path: Path, key: str | None = None, *, likely: str | None = None
+) -> "dict[str, Tensor]":
+    """The weights of a checkpoint by their names in the file; nested names are joined by '/'.
+
+    `key` names the part of the file to read, such as teacher; without it the part called `likely`
+    is read if there is one, else the state dict is looked for where training codes put it.
+
+    Raises: SaccadeError if the file is missing, no checkpoint, needs unpickling, or has no `key`.
+    """
+    require("torch", extra="export")
+    content = _content(path)
+    if key is None and isinstance(content, Mapping) and likely in content:
+        key = likely
+    if key is not None:
+        if not isinstance(content, Mapping) or key not in content:
+            keys = sorted(str(each) for each in content)[:10]
+            raise SaccadeError(
+                f"{path}: has no {key!r} at its top, but {', '.join(keys)}. "
+                "Name one that holds weights with --checkpoint-key."
+            )
+        content = content[key]
+    tensors = dict(_flat(path, _state_of(content), ""))
+    if not tensors:
+        raise SaccadeError(
+            f"{path}: holds no tensors. Pass the checkpoint that the authors' code saved."
+        )
+    for wrapper in _WRAPPERS:
+        if all(name.startswith(wrapper) for name in tensors):
+            tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
+    return tensors
+
+
+def _content(path: Path) -> Any:
+    if path.is_dir():
+        raise SaccadeError(
+            f"{path}: found a folder, expected one file: {_KINDS}. Save the parameters of an Orbax "
+            "checkpoint with flax.serialization.to_bytes."
+        )
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(16)
+    except FileNotFoundError:
+        raise SaccadeError(f"{path}: no such file. Pass the authors' checkpoint.") from None
+    except OSError as error:
+        raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error
+    if size > MAX_BYTES:
+        raise SaccadeError(f"{path}: {size} bytes, at most {MAX_BYTES} are read.")
+    if head[:4] == b"PK\x03\x04":
+        return _from_zip(path)
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
+        return _from_torch(path)
+    if head[8:9] == b"{":
+        return _from_safetensors(path)
+    if is_messages(head):
+        return read_messages(path)
+    raise SaccadeError(f"{path}: not a checkpoint that can be read. Expected {_KINDS}.")
+
+
+def _from_zip(path: Path) -> Any:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            size = sum(entry.file_size for entry in archive.infolist())
+    except zipfile.BadZipFile as error:
+        raise _damaged(path, error) from error
+    if any(name.endswith("data.pkl") for name in names):
+        return _from_torch(path)
+    if not names or not all(name.endswith(".npy") for name in names):
+        raise SaccadeError(f"{path}: a zip archive without weights. Expected {_KINDS}.")
+    if size > MAX_BYTES:
+        raise SaccadeError(f"{path}: unpacks to {size} bytes, at most {MAX_BYTES} are read.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise SaccadeError(
+            f"{path}: holds arrays that are damaged or of Python objects ({error}). "
+            "Save plain arrays with numpy.savez."
+        ) from error
+
+
+def _from_torch(path: Path) -> Any:
+    import torch
+
+    try:
+        # The options of a run, which DINO and timm keep beside the weights, are plain data.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise SaccadeError(
+            f"{path}: needs unpickling, which runs code from the file: {_first_sentence(error)} "
+            "Save the weights alone where the file comes from: "
+            "torch.save(model.state_dict(), 'weights.pt')."
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _first_sentence(error: Exception) -> str:
+    text = str(error)
+    found = [line.strip() for line in text.splitlines() if "GLOBAL" in line or "nsupported" in line]
+    return (found[0] if found else text.splitlines()[0])[:200]
+
+
+def _from_safetensors(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        if "saccade" in metadata:
+            raise SaccadeError(
+                f"{path}: is a checkpoint of saccade already. Export it: saccade export {path.name}"
+            )
+        return load_file(path)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> SaccadeError:
+    return SaccadeError(
+        f"{path}: truncated or damaged ({_first_sentence(error)}). Copy it again from its source."
+    )
+
+
+def _state_of(content: Any) -> Any:
+    """Down through the containers to what holds the weights."""
+    while isinstance(content, Mapping):
+        inner = [content[name] for name in CONTAINERS if _holds_tensors(content.get(name))]
+        if not inner:
+            return content
+        content = inner[0]
+    return content
+
+
+def _holds_tensors(content: Any) -> bool:
+    if isinstance(content, Mapping):
+        return any(_holds_tensors(value) for value in content.values())
+    return _is_array(content)
+
+
+def _is_array(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def _flat(path: Path, content: Any, name: str) -> "Iterator[tuple[str, Tensor]]":
+    import torch
+
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            yield from _flat(path, value, f"{name}/{key}" if name else str(key))
+    elif isinstance(content, torch.Tensor):
+        yield name, content.detach()
+    elif isinstance(content, np.ndarray | np.generic | int | float):
+        try:
+            yield name, torch.from_numpy(np.array(content))
+        except TypeError as error:
+            raise SaccadeError(
+                f"{path}: {name} holds {np.asarray(content).dtype}, expected numbers."
+            ) from error
+    elif content is not None:
+        raise SaccadeError(
+            f"{path}: {name or 'the file'} is {type(content).__name__}, expected tensors. "
+            "Pass a state dict, or name the part that holds weights with --checkpoint-key."
+        )

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Swin checkpoints, with the authors' names or timm's later ones, or with SoT's head on top."""
+
+import re
+from typing import Any
+
+from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.sot import converted, imagenet
+from saccade.models.official.sot_head_keys import has_head, read_head
+from saccade.models.official.vit_keys import Reading, hint
+from saccade.plugins.errors import SaccadeError
+
+_BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
+_RULES = (
+    (r"patch_embed\.proj\.(weight|bias)", r"trunk.embed.\1"),
+    (r"patch_embed\.norm\.(weight|bias)", r"trunk.embed_norm.\1"),
+    (r"norm\.(weight|bias)", r"trunk.norm.\1"),
+    *(
+        (_BLOCK + theirs, rf"trunk.stages.\1.\2.{ours}")
+        for theirs, ours in (
+            (r"norm1\.(weight|bias)", r"norm_attention.\3"),
+            (r"attn\.relative_position_bias_table", "attention.relative"),
+            (r"attn\.qkv\.(weight|bias)", r"attention.qkv.\3"),
+            (r"attn\.proj\.(weight|bias)", r"attention.out.\3"),
+            (r"norm2\.(weight|bias)", r"norm_mlp.\3"),
+            (r"mlp\.fc1\.(weight|bias)", r"widen.\3"),
+            (r"mlp\.fc2\.(weight|bias)", r"narrow.\3"),
+        )
+    ),
+)
+
+
+def convert(official: Official) -> Converted:
+    """Read a Swin: averaged tokens are classified, or pooled by SoT's head.
+
+    The image is 224 pixels wide (384 with windows of 12) unless --config says {"img_size": ...}.
+    Raises: SaccadeError if the file is no Swin.
+    Source: Liu et al. 2021, the authors' names and timm's.
+    """
+    reading = Reading(official.path, official.tensors)
+    fields = _trunk(reading, official)
+    width = fields["dim"] * 2 ** (len(fields["stage_layers"]) - 1)
+    notes: tuple[str, ...] = ()
+    place = next((each for each in ("classifier.", "head.", "") if has_head(reading, each)), None)
+    if place is None:
+        # timm's later releases have the classifier one level deeper.
+        key = "head.fc" if "head.fc.weight" in reading.tensors else "head"
+        fields |= {
+            "pooling": "gap",
+            "fusion": "visual",
+            "classes": reading.shape(f"{key}.weight")[0],
+        }
+        own = key.replace(".", r"\.") + r"\.(weight|bias)"
+        reading.rename(((own, r"head.word_fc.\1"),))
+    else:
+        head, notes = read_head(reading, place, width, official.config)
+        fields |= head | {"fusion": "visual"}
+    return converted(official, reading, imagenet(fields), notes)
+
+
+def _trunk(reading: Reading, official: Official) -> dict[str, Any]:
+    dim, channels, patch, _ = reading.shape("patch_embed.proj.weight")
+    stages = reading.depth(r"layers\.(\d+)\.blocks\.")
+    bias = "layers.{}.blocks.0.attn.relative_position_bias_table"
+    offsets, _ = reading.shape(bias.format(0))
+    window = (round(offsets**0.5) + 1) // 2
+    side = hint(official.config, "img_size", default=384 if window == 12 else 224)
+    if (2 * window - 1) ** 2 != offsets or not isinstance(side, int):
+        raise SaccadeError(
+            f"{official.path}: relative_position_bias_table has {offsets} rows, expected the "
+            f"square of an odd number; img_size is {side!r}, expected a whole number."
+        )
+    reading.rename(_RULES)
+    _mergings(reading)
+    computed = "made anew from the window and the image's size"
+    reading.ignore(r".*\.(relative_position_index|attn_mask)", computed)
+    return {
+        "trunk": "swin",
+        "dim": dim,
+        "channels": channels,
+        "patch_px": patch,
+        "window": window,
+        "height_px": side,
+        "width_px": side,
+        "stage_layers": [
+            reading.depth(rf"layers\.{each}\.blocks\.(\d+)\.") for each in range(stages)
+        ],
+        "stage_heads": [reading.shape(bias.format(each))[1] for each in range(stages)],
+        "qkv_bias": "layers.0.blocks.0.attn.qkv.bias" in reading.tensors,
+    }
+
+
+def _mergings(reading: Reading) -> None:
+    """The authors merge at the end of a stage, later releases of timm at the start of the next."""
+    later = 0 if any(key.startswith("layers.0.downsample.") for key in reading.tensors) else 1
+    for key, value in reading.tensors.items():
+        if match := re.fullmatch(r"layers\.(\d+)\.downsample\.(norm|reduction)\.(\w+)", key):
+            part = "norm" if match[2] == "norm" else "reduce"
+            ours = f"trunk.mergings.{int(match[1]) - later}.{part}.{match[3]}"
+            reading.put(ours, value, key)

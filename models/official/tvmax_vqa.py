@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the checkpoints of the TVMAX paper's question-answering network to ours."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from saccade.models.official.conversion import Converted, Official
+from saccade.models.vqa_config import VQAConfig
+from saccade.plugins.errors import SaccadeError
+
+LAM = 0.05  # the authors' alpha of 0.1 is halved before it meets 1/2 ||x - z||^2
+_EPS, _PADDED_ROWS, _QUESTION_LENGTH = 1e-6, 100, 14
+_HEADS = {512: 8, 1024: 8}
+_KNOWN = {
+    *("MULTI_HEAD", "HIDDEN_SIZE", "HIDDEN_SIZE_HEAD", "IMG_FEAT_PAD_SIZE"),
+    *("grid", "image", "question_length", "token_size", "answer_size"),
+}
+_RENAMED = (
+    ("mhatt1.", "attention."),
+    ("mhatt2.", "guided."),
+    ("mhatt.", "attention."),
+    ("linear_q.", "queries."),
+    ("linear_k.", "keys."),
+    ("linear_v.", "values."),
+    ("ffn.mlp.fc.linear.", "feed.widen."),
+    ("ffn.mlp.linear.", "feed.narrow."),
+    ("mlp.fc.linear.", "score.widen."),
+    ("mlp.linear.", "score.narrow."),
+    ("backbone.enc_list.", "encoder."),
+    ("attflat_lang.", "question_pool."),
+    ("proj_norm.", "norm."),
+    ("proj.", "head."),
+    (".a_2", ".weight"),
+    (".b_2", ".bias"),
+)
+
+
+def convert(official: Official) -> Converted:
+    """The network with the authors' normalisation and solver, or with the exact one beside it.
+
+    Raises: SaccadeError if the file is of another network, or does not tell what has to be known:
+        the output attention, the answers, the number of heads, the size of the grid.
+    """
+    _check(official)
+    given = dict(official.config or {})
+    boxes = given.get("image", "grid") == "boxes"
+    config = _config(official, given, boxes)
+    names = {_our_name(key, boxes): key for key in official.tensors}
+    notes = [f"output attention {official.attention}, as --attention says"]
+    exact = None
+    if official.attention == "tvmax":
+        exact = replace(config, solver="exact")
+        notes.append(
+            f"TVMAX by the authors' rounds, lam {config.lam:g}; where a round ends just at the "
+            "stop, rounding decides on one more, and --numerics exact has no such jump"
+        )
+    if official.vocabulary is None:
+        notes.append("no --vocabulary: questions come as token ids")
+    return Converted(
+        family="vqa",
+        config=config,
+        weights={ours: official.tensors[theirs] for ours, theirs in names.items()},
+        names=names,
+        preprocessing=None,
+        labels=tuple(official.labels or ()),
+        notes=tuple(notes),
+        exact=exact,
+    )
+
+
+def _check(official: Official) -> None:
+    wanted = ("embedding.weight", "img_feat_linear.weight", "proj.weight", "lstm.weight_ih_l0")
+    missing = [key for key in wanted if key not in official.tensors]
+    if missing:
+        raise SaccadeError(
+            f"{official.path}: has no {', '.join(missing)}, so it is not a checkpoint of the "
+            "TVMAX question-answering network. Name its own source."
+        )
+    if official.attention not in ("softmax", "sparsemax", "tvmax"):
+        raise SaccadeError(
+            f"{official.path}: the three output attentions have the same weights, so the file "
+            "cannot tell which one it was trained with. Say --attention softmax|sparsemax|tvmax."
+        )
+    if official.labels is None:
+        answers = len(official.tensors["proj.weight"])
+        raise SaccadeError(
+            f"{official.path}: the file has no names for its {answers} answers. "
+            "Give them, one a line in the order of training: --labels FILE."
+        )
+    glimpses = len(official.tensors["attflat_img.mlp.linear.weight"])
+    if glimpses != 1:
+        raise SaccadeError(
+            f"{official.path}: FLAT_GLIMPSES is {glimpses}, the authors' code runs with 1 only. "
+            "Convert a checkpoint with one glimpse."
+        )
+
+
+def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQAConfig:
+    if unknown := sorted(key for key in given if key.islower() and key not in _KNOWN):
+        raise SaccadeError(
+            f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
+            "IMG_FEAT_PAD_SIZE, ...), grid, image, question_length."
+        )
+    shapes = {key: tuple(value.shape) for key, value in official.tensors.items()}
+    dim, features = shapes["img_feat_linear.weight"]
+    tokens, word_dim = shapes["embedding.weight"]
+    answers, pool_dim = shapes["proj.weight"]
+    rows = int(given.get("IMG_FEAT_PAD_SIZE", _PADDED_ROWS))
+    layers = len({key.split(".")[2] for key in shapes if key.startswith("backbone.enc_list.")})
+    for name, found in (("HIDDEN_SIZE", dim), ("LAYER", layers)):
+        if given.get(name, found) != found:
+            raise SaccadeError(
+                f"--config: {name} is {given[name]}, the weights of {official.path} have {found}. "
+                "Give the configuration that the checkpoint was trained with."
+            )
+    words = tuple(official.vocabulary or ())
+    _check_length(official.path, "--labels", len(official.labels or ()), answers)
+    if words:
+        _check_length(official.path, "--vocabulary", len(words), tokens)
+    place = (
+        {"image": "boxes", "boxes": rows, "box_dim": features}
+        if boxes
+        else {"image": "grid", "rows": rows, "feature_dim": features, "grid": _grid(given, rows)}
+    )
+    return VQAConfig(
+        **place,
+        features="given",
+        layout="flat",
+        tokens=tokens,
+        words=words,
+        vocabulary="listed",
+        question_length=int(given.get("question_length", _QUESTION_LENGTH)),
+        word_dim=word_dim,
+        dim=dim,
+        heads=_heads(official.path, given, dim),
+        layers=layers,
+        hidden=shapes["backbone.enc_list.0.ffn.mlp.fc.linear.weight"][0],
+        pool_hidden=shapes["attflat_img.mlp.fc.linear.weight"][0],
+        pool_dim=pool_dim,
+        answers=answers,
+        attention=str(official.attention),
+        box_attention=_box_attention(official, boxes),
+        lam=LAM if official.lam is None else official.lam,
+        solver="authors" if official.attention == "tvmax" else "exact",
+        norm="spread",
+        eps=_EPS,
+        answer="sigmoid",
+    )
+
+
+def _box_attention(official: Official, boxes: bool) -> str:
+    if not boxes or official.attention in ("softmax", "sparsemax"):
+        return "softmax" if official.attention == "softmax" else "sparsemax"
+    raise SaccadeError(
+        f"{official.path}: boxes have no neighbours, so --attention tvmax does not fit "
+        "image 'boxes' in --config. Say softmax or sparsemax."
+    )
+
+
+def _heads(path: str, given: Mapping[str, Any], dim: int) -> int:
+    heads = given.get("MULTI_HEAD", _HEADS.get(dim))
+    if heads is None:
+        raise SaccadeError(
+            f"{path}: the number of heads is not in the file, and width {dim} is none of the "
+            'published models. Say it in --config, as {"MULTI_HEAD": 8}.'
+        )
+    return int(heads)
+
+
+def _grid(given: Mapping[str, Any], rows: int) -> tuple[int, int]:
+    if "grid" in given:
+        height, width = given["grid"]
+        return int(height), int(width)
+    side = math.isqrt(rows)
+    if side * side != rows:
+        raise SaccadeError(
+            f"--config: IMG_FEAT_PAD_SIZE {rows} is no square, so it does not tell the largest "
+            'height and width of a feature map. Say them, as {"grid": [14, 14]}.'
+        )
+    return side, side
+
+
+def _check_length(path: str, flag: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise SaccadeError(
+            f"{path}: {flag} has {found} lines, the weights have {wanted}. "
+            "Give the list that the checkpoint was trained with."
+        )
+
+
+def _our_name(key: str, boxes: bool) -> str:
+    place = "box" if boxes else "grid"
+    name = key.replace("backbone.dec_list.", f"{place}_decoder.")
+    name = name.replace("img_feat_linear.", f"{place}_linear.")
+    name = name.replace("attflat_img.", f"{place}_pool.")
+    decodes = "_decoder." in name
+    for theirs, ours in _RENAMED:
+        name = name.replace(theirs, ours)
+    if ".norm" in name:
+        norms = ("norm_attention", "norm_guided", "norm_feed")
+        norms = norms if decodes else (norms[0], norms[2])
+        for number, norm in enumerate(norms, start=1):
+            name = name.replace(f".norm{number}.", f".{norm}.")
+    pools = "_pool." in name
+    return name.replace("linear_merge.", "merge." if pools else "out.")

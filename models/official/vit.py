@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ViT checkpoints with timm's names, with their own classifier or SoT's head on top."""
+
+from typing import Any
+
+from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.sot import converted
+from saccade.models.official.sot_head_keys import has_head, read_head
+from saccade.models.official.vit_keys import (
+    BLOCK,
+    Reading,
+    block_fields,
+    heads_of,
+    square_side,
+    take_specials,
+)
+from saccade.models.sot_config import SoTConfig
+from saccade.plugins.errors import SaccadeError
+
+TRUNK = (
+    *BLOCK,
+    (r"patch_embed\.proj\.(weight|bias)", r"trunk.embed.project.\1"),
+    (r"norm\.(weight|bias)", r"trunk.norm.\1"),
+)
+
+
+def convert(official: Official) -> Converted:
+    """Read a ViT: pixels from -1 to 1, LayerNorm epsilon 1e-6, a class token.
+
+    Raises: SaccadeError if it has a distillation token, or no class token.
+    Source: timm's vision_transformer; `pre_logits` is the tanh layer of the models of ImageNet-21k.
+    """
+    if "dist_token" in official.tensors:
+        raise SaccadeError(
+            f"{official.path}: has a distillation token, which SOURCE 'deit' reads. "
+            "Run: saccade convert deit ..."
+        )
+    return convert_vit(official, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+def convert_vit(official: Official, mean: tuple[float, ...], std: tuple[float, ...]) -> Converted:
+    """Read a ViT or DeiT whose images are scaled by that mean and standard deviation."""
+    reading = Reading(official.path, official.tensors)
+    fields = trunk_fields(reading, official)
+    channels = fields["channels"]
+    notes: tuple[str, ...] = ()
+    place = next((each for each in ("classifier.", "head.", "") if has_head(reading, each)), None)
+    if place is None:
+        fields |= _classifier(reading, distilled=fields["distillation"])
+    else:
+        head, notes = read_head(reading, place, fields["dim"], official.config)
+        fields |= head
+    if channels == 1:
+        mean, std = mean[:1], std[:1]
+    config = SoTConfig.from_dict({"mean": mean, "std": std} | fields)
+    return converted(official, reading, config, notes)
+
+
+def trunk_fields(reading: Reading, official: Official) -> dict[str, Any]:
+    """Configuration fields of the trunk; its tensors are taken."""
+    distilled = "dist_token" in reading.tensors
+    dim, channels, side, _ = reading.shape("patch_embed.proj.weight")
+    reading.shape("cls_token")
+    specials = 2 if distilled else 1
+    grid = square_side(reading, reading.shape("pos_embed")[1] - specials, "pos_embed")
+    reading.rename(TRUNK)
+    take_specials(reading, ("cls_token", "dist_token")[:specials], "pos_embed")
+    return block_fields(reading) | {
+        "heads": heads_of(reading, official.config, dim),
+        "layer_norm_epsilon": 1e-6,
+        "distillation": distilled,
+        "channels": channels,
+        "height_px": grid * side,
+        "width_px": grid * side,
+        "patch_px": side,
+    }
+
+
+def _classifier(reading: Reading, *, distilled: bool) -> dict[str, Any]:
+    """The class token's own classifier; the mean of two is one on both tokens side by side."""
+    import torch
+
+    classes, _ = reading.shape("head.weight")
+    reading.shape("head.bias")
+    keys = ("head", "head_dist") if distilled else ("head",)
+    weights = [reading.tensors[f"{key}.weight"] / len(keys) for key in keys]
+    biases = [reading.tensors[f"{key}.bias"] / len(keys) for key in keys]
+    reading.put("head.class_fc.weight", torch.cat(weights, 1), *(f"{key}.weight" for key in keys))
+    reading.put("head.class_fc.bias", torch.stack(biases).sum(0), *(f"{key}.bias" for key in keys))
+    fields: dict[str, Any] = {"fusion": "class", "classes": classes}
+    if "pre_logits.fc.weight" in reading.tensors:
+        reading.rename(((r"pre_logits\.fc\.(weight|bias)", r"head.class_projection.\1"),))
+        projected = reading.shape("pre_logits.fc.weight")[0]
+        fields |= {"class_projection": projected, "class_activation": "tanh"}
+    return fields

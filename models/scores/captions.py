@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How close captions are to what people wrote: CIDEr-D, BLEU-4, ROUGE-L, and how they repeat.
+
+Texts are split into lower-case words without punctuation. The field's usual tokeniser (PTB, in
+Java) does the same to texts without apostrophes and hyphens.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from saccade.models.word_tokens import split_words
+from saccade.plugins.errors import SaccadeError
+
+_LENGTHS = (1, 2, 3, 4)
+_SIGMA = 6.0  # words, of CIDEr-D's penalty on another length
+_BETA = 1.2  # of ROUGE-L: recall counts more
+Grams = Counter[tuple[str, ...]]
+
+
+def cider_d(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+    """CIDEr-D of each caption, the variant that is reported as CIDEr; the score is the mean.
+
+    Counts are clipped to the reference's, another length costs exp(-d^2 / 72), the weight of an
+    n-gram is log(images / images whose references have it), and words are not stemmed.
+    Units:  0 to 10; papers print it times 100.
+    Shapes: captions n, references n times at least one -> [n].
+    Raises: SaccadeError if the lengths differ or a caption has no reference.
+    Source: Vedantam et al. 2015, section 4 and the extension CIDEr-D.
+    """
+    _check(captions, references)
+    words = [[_words(text) for text in each] for each in references]
+    seen: Grams = Counter()
+    for each in words:
+        seen.update({gram for text in each for n in _LENGTHS for gram in _grams(text, n)})
+    total = math.log(len(captions))
+    scores = []
+    for text, others in zip(captions, words, strict=True):
+        found = _words(text)
+        against = [_similarity(found, other, seen, total) for other in others]
+        scores.append(10 * sum(against) / len(against))
+    return np.array(scores)
+
+
+def _similarity(found: list[str], other: list[str], seen: Grams, total: float) -> float:
+    penalty = math.exp(-((len(found) - len(other)) ** 2) / (2 * _SIGMA**2))
+    similar = 0.0
+    for n in _LENGTHS:
+        one = _weighted(_grams(found, n), seen, total)
+        two = _weighted(_grams(other, n), seen, total)
+        norms = math.hypot(*one.values()) * math.hypot(*two.values())
+        if norms > 0:
+            both = sum(
+                min(value, two[gram]) * two[gram] for gram, value in one.items() if gram in two
+            )
+            similar += penalty * both / norms
+    return similar / len(_LENGTHS)
+
+
+def _weighted(grams: Grams, seen: Grams, total: float) -> dict[tuple[str, ...], float]:
+    return {gram: count * (total - math.log(max(1, seen[gram]))) for gram, count in grams.items()}
+
+
+def bleu_4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """BLEU of n-grams of one to four words over the whole corpus, unsmoothed.
+
+    The brevity penalty takes the reference of the closest length, the shorter one of two.
+    Units:  0 to 1.
+    Raises: SaccadeError if the lengths differ or a caption has no reference.
+    Source: Papineni et al. 2002, section 2.
+    """
+    _check(captions, references)
+    right, given = np.zeros(4), np.zeros(4)
+    length = wanted = 0
+    for text, others in zip(captions, references, strict=True):
+        found, known = _words(text), [_words(other) for other in others]
+        length += len(found)
+        wanted += min((abs(len(each) - len(found)), len(each)) for each in known)[1]
+        for n in _LENGTHS:
+            allowed: Grams = Counter()
+            for each in known:
+                allowed |= _grams(each, n)
+            right[n - 1] += (_grams(found, n) & allowed).total()
+            given[n - 1] += max(0, len(found) - n + 1)
+    if not right.all():
+        return 0.0
+    brevity = 1.0 if length >= wanted else math.exp(1 - wanted / length)
+    return float(brevity * math.exp(np.log(right / given).mean()))
+
+
+def rouge_l(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+    """ROUGE-L of each caption: the F-measure (beta 1.2) of the longest common subsequence.
+
+    Precision and recall are each the best over the references.
+    Units:  0 to 1.
+    Shapes: captions n -> [n].
+    Raises: SaccadeError if the lengths differ or a caption has no reference.
+    Source: Lin 2004, section 3; beta as captioning work sets it.
+    """
+    _check(captions, references)
+    scores = []
+    for text, others in zip(captions, references, strict=True):
+        found, known = _words(text), [_words(other) for other in others]
+        common = [_common(found, each) for each in known]
+        precision = max(common) / max(1, len(found))
+        recall = max(many / max(1, len(each)) for many, each in zip(common, known, strict=True))
+        below = recall + _BETA**2 * precision
+        scores.append((1 + _BETA**2) * precision * recall / below if below else 0.0)
+    return np.array(scores)
+
+
+def repetition(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """REP: how much captions repeat beyond their references, in percent of reference words.
+
+    Pairs of words that come at least twice count as often as they exceed the reference, a word
+    that follows itself counts twice as much. Of several references the one with most of each pair
+    counts, and the number of words is their mean.
+    Raises: SaccadeError if the lengths differ or a caption has no reference.
+    Source: Malaviya et al. 2018, Sparse and Constrained Attention, section 4 (n = 2, weights 1
+            and 2).
+    """
+    _check(captions, references)
+    excess = words = 0.0
+    for text, others in zip(captions, references, strict=True):
+        known = [_words(other) for other in others]
+        allowed: Grams = Counter()
+        for each in known:
+            allowed |= _grams(each, 2)
+        for gram, count in _grams(_words(text), 2).items():
+            beyond = max(0, count - allowed[gram])
+            excess += beyond * ((count >= 2) + 2 * (gram[0] == gram[1]))
+        words += sum(map(len, known)) / len(known)
+    return 100 * excess / max(words, 1)
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in split_words(text) if word[0].isalnum()]
+
+
+def _grams(words: list[str], n: int) -> Grams:
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    row = [0] * (len(other) + 1)
+    for word in one:
+        before = 0
+        for place, each in enumerate(other, start=1):
+            above = row[place]
+            row[place] = before + 1 if each == word else max(above, row[place - 1])
+            before = above
+    return row[-1]
+
+
+def _check(captions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    if len(captions) != len(references) or not captions or not all(references):
+        empty = sum(not each for each in references)
+        raise SaccadeError(
+            f"captions: found {len(captions)} captions and {len(references)} sets of references, "
+            f"{empty} of them empty, expected at least one reference for each of at least one "
+            "caption."
+        )

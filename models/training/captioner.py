@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captioner that learns to say what is true of a scene of shapes."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.models.captioner import Captioner, CaptionerConfig
+from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
+from saccade.models.data.scene_statements import read_statement
+from saccade.models.data.shapes import Scenes, scenes
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.captions import bleu_4, cider_d, repetition, rouge_l
+from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.task import Recipe
+from saccade.models.word_tokens import PAD, WordVocabulary
+from saccade.plugins.errors import SaccadeError
+
+CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB of a shipped file, which has 3 at most
+REFERENCES = 5  # captions of a validation image, as in the data sets of photographs
+NEARLY = 0.0  # a generated relation is true if it holds at all
+
+EXTRA: dict[str, Any] = {
+    "scenes": 8_000,  # drawn once; their captions are new in every batch
+    "validate_images": 200,  # while training, greedily
+    "report_images": 500,  # at the end, with the configured beam
+}
+QUICK = Recipe(
+    steps=1_500,
+    batch=64,
+    learning_rate=2e-3,
+    weight_decay=0.01,
+    extra=EXTRA,
+    validate_every=300,
+)
+SHIPPED = Recipe(
+    steps=20_000,
+    batch=64,
+    learning_rate=2e-3,
+    weight_decay=0.01,
+    extra={**EXTRA, "scenes": 30_000},
+    validate_every=1_000,
+)
+
+
+def task(options: TrainOptions) -> "CaptionerTask":
+    """A captioner on shapes; `--set attention=softmax|sparsemax|tvmax` chooses its map.
+
+    Raises: SaccadeError if the data or the configuration cannot be used.
+    """
+    if options.data not in (None, "shapes"):
+        raise SaccadeError(
+            f"--data {options.data}: a captioner learns from images with captions, expected "
+            "'shapes'. Leave --data out."
+        )
+    return CaptionerTask(options)
+
+
+class CaptionerTask:
+    """A `training.task.Task`: the cross entropy of each next word, true words as input."""
+
+    family = "captioner"
+    data = "shapes"
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+        given = {"words": CAPTION_WORDS, "max_length": CAPTION_TOKENS - 2}
+        config = chosen_config(CaptionerConfig, options, self.recipe.config, given)
+        if config.encoder != "cnn" or config.height_px != config.width_px or config.channels != 3:
+            raise SaccadeError(
+                f"--set encoder={config.encoder}, {config.height_px}x{config.width_px} px, "
+                f"{config.channels} channels: shapes are square colour images. Expected encoder "
+                "cnn, height_px equal to width_px, and 3 channels."
+            )
+        self.model = Captioner(config)
+        self.vocabulary = WordVocabulary(config.words)
+        extra = self.recipe.extra
+        self.training = scenes("train", extra["scenes"], side_px=config.height_px)
+        self.validation = scenes("validation", extra["report_images"], side_px=config.height_px)
+        rng = np.random.default_rng(0)
+        self.references = [
+            [caption(objects, rng) for _ in range(REFERENCES)]
+            for objects in self.validation.objects
+        ]
+        self.data_sha256 = {
+            "train": _sha256(self.training),
+            "validation": _sha256(self.validation),
+        }
+        self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
+
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Images [b h w 3] uint8, and tokens [b t] of a new caption each, start and end included.
+
+        An epoch takes every image once.
+        """
+        total, size = len(self.training.images), self.recipe.batch
+        per_epoch = max(1, total // size)
+        epoch, place = divmod(step, per_epoch)
+        order = np.random.default_rng((self.model.config.seed, epoch)).permutation(total)
+        rows = order[place * size : (place + 1) * size]
+        tokens = self._tokens([caption(self.training.objects[row], rng) for row in rows])
+        used = int((tokens != PAD).sum(1).max())
+        return {
+            "images": torch.from_numpy(self.training.images[rows]),
+            "tokens": torch.from_numpy(tokens[:, :used]),
+        }
+
+    def _tokens(self, texts: list[str]) -> np.ndarray:
+        return np.stack([self.vocabulary.encode(text, CAPTION_TOKENS) for text in texts])
+
+    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+        """Cross entropy over the words and the end."""
+        tokens = batch["tokens"]
+        logits, _ = self.model(batch["images"], tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=PAD)
+
+    def validate(self) -> dict[str, float]:
+        """CIDEr-D of greedy captions, and the share of them that is true of the scene."""
+        found, _ = self._captions(self.recipe.extra["validate_images"], beam=1)
+        references = self.references[: len(found)]
+        return {"cider_d": float(cider_d(found, references).mean()), "true": self._true(found)}
+
+    def report(self) -> dict[str, float]:
+        """All scores with the configured beam, and the share of cells that have no attention."""
+        found, maps = self._captions(self.recipe.extra["report_images"])
+        return {
+            "cider_d": float(cider_d(found, self.references).mean()),
+            "bleu_4": bleu_4(found, self.references),
+            "rouge_l": float(rouge_l(found, self.references).mean()),
+            "repetition": repetition(found, self.references),
+            "true": self._true(found),
+            "zero_attention": float(np.mean(np.concatenate(maps) == 0)),
+        }
+
+    def _captions(self, count: int, beam: int | None = None) -> tuple[list[str], list[np.ndarray]]:
+        found = self.model.caption(self.validation.images[:count], beam=beam)
+        return self.model.texts(found), [each.attention for each in found]
+
+    def _true(self, texts: list[str]) -> float:
+        said = [read_statement(text) for text in texts]
+        scenes_of = self.validation.objects
+        holds = [
+            each is not None and len(each.phrases) <= len(objects) and each.holds(objects, NEARLY)
+            for each, objects in zip(said, scenes_of, strict=False)
+        ]
+        return sum(holds) / len(holds)
+
+    def finish(self) -> None:
+        """Nothing: the weights are all there is."""
+
+    def saved(self) -> dict[str, Any]:
+        """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
+        config = self.model.config
+        rng = np.random.default_rng(0)
+        shown = self.training.objects[:CALIBRATION_IMAGES]
+        return {
+            "config": config.to_dict(),
+            "preprocessing": Preprocessing(
+                config.height_px, config.width_px, config.channels, config.mean, config.std
+            ),
+            "labels": (),
+            "calibration": {
+                "image": self.training.images[:CALIBRATION_IMAGES],
+                "tokens": self._tokens([caption(objects, rng) for objects in shown]),
+            },
+        }
+
+
+def _sha256(drawn: Scenes) -> str:
+    return hashlib.sha256(drawn.images.tobytes()).hexdigest()

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is decided about a network that answers questions on images."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from saccade.plugins.errors import SaccadeError
+
+SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention"
+SPARSE = ("softmax", "sparsemax")
+CHOICES = {
+    "image": ("grid", "boxes", "both"),
+    "features": ("image", "given"),
+    "layout": ("grid", "flat"),
+    "attention": (*SPARSE, "tvmax"),
+    "box_attention": SPARSE,
+    "self_attention": SPARSE,
+    "solver": ("exact", "authors"),
+    "norm": ("variance", "spread"),
+    "answer": ("softmax", "sigmoid"),
+    "vocabulary": ("words", "listed"),
+}
+COUNTS = (
+    *("height_px", "width_px", "channels", "feature_dim", "tokens", "question_length"),
+    *("word_dim", "dim", "heads", "layers", "hidden", "pool_hidden", "pool_dim", "answers"),
+    *("max_iterations", "rounds"),
+)
+SMALLEST_CELL_PX = 4
+
+
+@dataclass(frozen=True)
+class VQAConfig:
+    """Configuration of an encoder-decoder over question and image.
+
+    The question comes as token ids, 0 for padding. The image comes as pixels, as features of a
+    grid whose height and width differ from sample to sample, as features of boxes, or as both.
+
+    Raises: SaccadeError naming the first field that is out of range.
+    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3.2; the layers
+            are those of Yu et al. 2019 (Deep Modular Co-Attention Networks).
+    """
+
+    image: str = "grid"  # what is looked at; both: two decoders, one for each
+    features: str = "image"  # pixels for the small encoder here, or features of another network
+    layout: str = "grid"  # given grid features: [b H W c], or padded rows [b rows c]
+    height_px: int = 64
+    width_px: int = 64
+    channels: int = 3
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # per channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = (0.25, 0.25, 0.25)
+    grid: tuple[int, int] = (8, 8)  # the largest height and width
+    rows: int = 0  # of the padded layout; a grid's first height x width rows are its cells
+    feature_dim: int = 64  # of a cell
+    boxes: int = 0  # at most so many in an image
+    box_dim: int = 0
+    tokens: int = 64  # ids of the vocabulary
+    words: tuple[str, ...] = ()  # none: the caller makes the ids
+    vocabulary: str = "words"  # word_tokens.WordVocabulary; listed: a word's place is its id
+    question_length: int = 14
+    word_dim: int = 32
+    dim: int = 64
+    heads: int = 4
+    layers: int = 2  # of the encoder and of each decoder
+    hidden: int = 256  # of the feed-forward layers
+    pool_hidden: int = 64  # of the two layers that score words, cells and boxes
+    pool_dim: int = 128
+    answers: int = 10
+    dropout: float = 0.1
+    attention: str = "sparsemax"  # the output attention over cells
+    box_attention: str = "sparsemax"  # the output attention over boxes
+    self_attention: str = "softmax"  # in the decoders
+    lam: float = 0.01  # of TVMAX, for 1/2 ||p - z||^2 + lam TV(p)
+    tolerance: float = 1e-6
+    max_iterations: int = 2000
+    solver: str = "exact"  # of TVMAX; authors: `rounds` of alternating chains at most
+    rounds: int = 35
+    stop: float = 0.01  # the authors' rounds end where columns and rows differ by less
+    norm: str = "variance"  # spread: divided by the unbiased deviation plus eps
+    eps: float = 1e-5
+    answer: str = "softmax"  # probabilities; sigmoid: of each answer by itself
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std", "grid", "words"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, choices in CHOICES.items():
+            self._expect(name, getattr(self, name) in choices, " or ".join(choices))
+        for name in COUNTS:
+            self._expect(name, _is_count(getattr(self, name), 1), "a whole number of at least 1")
+        for name in ("rows", "boxes", "box_dim", "seed"):
+            self._expect(name, _is_count(getattr(self, name), 0), "a whole number of at least 0")
+        two = len(self.grid) == 2 and all(_is_count(each, 1) for each in self.grid)
+        self._expect("grid", two, "height and width, each at least 1")
+        self._expect("heads", self.dim % self.heads == 0, f"a divisor of dim ({self.dim})")
+        for name in ("lam", "stop"):
+            self._expect(name, 0 <= getattr(self, name) < float("inf"), "at least 0 and finite")
+        for name in ("tolerance", "eps"):
+            self._expect(name, 0 < getattr(self, name) < float("inf"), "above 0 and finite")
+        self._expect("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        self._check_image()
+        self._check_words()
+
+    def _check_image(self) -> None:
+        if self.has_boxes:
+            for name in ("boxes", "box_dim"):
+                self._expect(name, getattr(self, name) >= 1, "at least 1 where boxes come in")
+        if self.layout == "flat" and self.has_grid:
+            self._expect("rows", self.rows >= 1, "at least 1 where the layout is flat")
+        if self.features == "given":
+            return
+        self._expect("features", self.image == "grid", "'given' where boxes come in")
+        self._expect("layout", self.layout == "grid", "'grid' where pixels come in")
+        self._expect("channels", self.channels in (1, 3), "1 or 3")
+        for name in ("mean", "std"):
+            fits = len(getattr(self, name)) == self.channels
+            self._expect(name, fits, f"{self.channels} values")
+        self._expect("std", min(self.std) > 0, "above 0")
+        height, width = self.grid
+        side = self.height_px // height
+        fits = side >= SMALLEST_CELL_PX and side & (side - 1) == 0
+        fits = fits and (self.height_px, self.width_px) == (side * height, side * width)
+        self._expect("grid", fits, "cells of 4x4, 8x8, 16x16, ... pixels that cover the image")
+
+    def _check_words(self) -> None:
+        if self.words:
+            extra = 4 if self.vocabulary == "words" else 0
+            wanted = len(self.words) + extra
+            self._expect("tokens", self.tokens == wanted, f"{wanted}, as the words say")
+
+    def _expect(self, name: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise SaccadeError(
+                f"VQA configuration: {name} is {getattr(self, name)!r}, expected {wanted}. "
+                "Change that field."
+            )
+
+    @property
+    def has_grid(self) -> bool:
+        """Whether cells of a grid come in."""
+        return self.image in ("grid", "both")
+
+    @property
+    def has_boxes(self) -> bool:
+        """Whether boxes come in."""
+        return self.image in ("boxes", "both")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "VQAConfig":
+        """The configuration that `to_dict` wrote.
+
+        Raises: SaccadeError on a key that no field has, or a value out of range.
+        """
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise SaccadeError(
+                f"VQA configuration: unknown field {unknown[0]!r} ({len(unknown)} in all). "
+                "Expected the fields of VQAConfig. The file may come from a newer saccade."
+            )
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise SaccadeError(
+                f"VQA configuration: a value has the wrong type ({error}). "
+                "Write it with VQAConfig.to_dict."
+            ) from error
+
+
+def _is_count(value: object, smallest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+
+
+_MCAN = VQAConfig(
+    features="given",
+    layout="flat",
+    grid=(14, 14),
+    rows=196,
+    feature_dim=2048,
+    boxes=100,
+    box_dim=2048,
+    tokens=20000,
+    word_dim=300,
+    dim=512,
+    heads=8,
+    layers=6,
+    hidden=2048,
+    pool_hidden=512,
+    pool_dim=1024,
+    answers=3129,
+    self_attention="sparsemax",
+    attention="tvmax",
+    norm="spread",
+    eps=1e-6,
+    answer="sigmoid",
+)
+_TINY = {"word_dim": 16, "dim": 32, "layers": 1, "hidden": 64, "pool_hidden": 32, "pool_dim": 48}
+
+
+def _presets() -> dict[str, VQAConfig]:
+    from dataclasses import replace
+
+    tiny = replace(VQAConfig(), feature_dim=32, **_TINY)
+    return {
+        "vqa-grid": _MCAN,
+        "vqa-boxes": replace(_MCAN, image="boxes"),
+        "vqa-both": replace(_MCAN, image="both"),
+        "vqa-shapes": VQAConfig(),
+        "vqa-tiny": tiny,
+    }
+
+
+PRESETS = _presets()

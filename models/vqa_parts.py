@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the file of a question-answering network takes and answers, and what a client must know."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from saccade.models.interface import Arrays, Law, Part, Setting, TensorSpec
+from saccade.models.vqa_config import VQAConfig
+from saccade.models.word_tokens import WordVocabulary
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.tvmax import SMALLEST_FLOAT32_TOLERANCE
+
+_WHOLE = Setting("b1000", 1.0, 1, 1, "model")
+_SUM_TOLERANCE = 1e-4  # of a map's weights, from 1
+_SUPPORT_TOLERANCE = 1e-4  # a weight that only one of two answers has may be this large
+_ZERO_ROW_SHARE = 0.05  # of random features
+_DROPPED = re.compile(r"[.,'!?\"()*#:;]")
+_LISTED_UNKNOWN = 1
+
+
+class Detailed(Protocol):
+    """A VQA or its folded form."""
+
+    config: VQAConfig
+
+    def details(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """Named outputs of one pass."""
+        ...
+
+
+def vqa_part(model: Detailed) -> Part:
+    """The one part: what is seen, how large it is, and the question."""
+    config = model.config
+
+    def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        return random_inputs(config, rng, count)
+
+    optional = ("box_attention",) if config.image == "both" else ()
+    if _has_error(config):
+        optional = (*optional, "tv_error")
+    return Part(
+        role="",
+        inputs=input_specs(config),
+        outputs=("logits", "probabilities", "attention"),
+        run=model.details,
+        optional=optional,
+        random=random,
+        laws=_laws(config),
+    )
+
+
+def _has_error(config: VQAConfig) -> bool:
+    return config.has_grid and config.attention == "tvmax" and config.solver == "exact"
+
+
+def input_specs(config: VQAConfig) -> tuple[TensorSpec, ...]:
+    """The inputs in their order: what is seen first, the question last."""
+    height, width = config.grid
+    specs = []
+    if config.has_grid and config.features == "image":
+        axes = f"b {config.height_px} {config.width_px} {config.channels}"
+        specs.append(TensorSpec("image", axes, "uint8"))
+    elif config.has_grid:
+        places = f"{config.rows}" if config.layout == "flat" else f"{height} {width}"
+        specs.append(TensorSpec("features", f"b {places} {config.feature_dim}", "float32"))
+        specs.append(TensorSpec("sizes", "b 2", "int64"))
+    if config.has_boxes:
+        specs.append(TensorSpec("boxes", f"b {config.boxes} {config.box_dim}", "float32"))
+        specs.append(TensorSpec("box_count", "b", "int64"))
+    specs.append(TensorSpec("question", f"b {config.question_length}", "int64"))
+    return tuple(specs)
+
+
+def random_inputs(config: VQAConfig, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    """Grids, numbers of boxes and questions of all sizes, some cells all zero, noise outside."""
+    found: dict[str, np.ndarray] = {}
+    for spec in input_specs(config):
+        shape = (count, *(int(axis) for axis in spec.shape[1:]))
+        if spec.dtype == "uint8":
+            found[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
+        elif spec.dtype == "float32":
+            rows = rng.standard_normal(shape, dtype=np.float32)
+            zero = rng.random((count, int(np.prod(shape[1:-1])))) < _ZERO_ROW_SHARE
+            zero[:, 0] = False  # something is always seen
+            rows[zero.reshape(shape[:-1])] = 0
+            found[spec.name] = rows
+    if "features" in found:
+        found["sizes"] = _random_sizes(config, rng, count)
+    if "boxes" in found:
+        found["box_count"] = rng.integers(1, config.boxes + 1, count)
+    words = rng.integers(1, max(config.tokens, 2), (count, config.question_length))
+    lengths = rng.integers(1, config.question_length + 1, (count, 1))
+    found["question"] = np.where(np.arange(config.question_length) < lengths, words, 0)
+    return found
+
+
+def _random_sizes(config: VQAConfig, rng: np.random.Generator, count: int) -> np.ndarray:
+    height = rng.integers(1, config.grid[0] + 1, count)
+    width = rng.integers(1, config.grid[1] + 1, count)
+    if config.layout == "flat":
+        height = np.minimum(height, config.rows)
+        width = np.minimum(width, config.rows // height)
+    return np.stack([height, width], -1)
+
+
+def _laws(config: VQAConfig) -> Mapping[str, Law]:
+    laws: dict[str, Law] = {"attention_sums_to_one": _sums_to_one}
+    if (config.attention if config.has_grid else config.box_attention) != "softmax":
+        laws["attention_support"] = _same_support
+    if _has_error(config):
+        allowed = max(config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
+
+        def tv_error(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+            error = found.get("tv_error")
+            return 0.0 if error is None else float(np.max(error, initial=0.0) / allowed)
+
+        laws["tv_error"] = tv_error
+    return laws
+
+
+def _maps(outputs: Arrays) -> list[np.ndarray]:
+    names = [name for name in ("attention", "box_attention") if name in outputs]
+    return [outputs[name].reshape(len(outputs[name]), -1).astype(np.float64) for name in names]
+
+
+def _sums_to_one(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+    """How far the sums of the weights are from 1, and weights below 0, of what is allowed."""
+    worst = 0.0
+    for weights in _maps(found):
+        off = np.abs(weights.sum(-1) - 1).max(initial=0.0)
+        worst = max(worst, float(off), float(-weights.min(initial=0.0)))
+    return worst / _SUM_TOLERANCE
+
+
+def _same_support(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+    """The largest weight that one has where the other has 0, of what is allowed."""
+    worst = 0.0
+    for ours, theirs in zip(_maps(found), _maps(expected), strict=False):
+        only_one = (ours > 0) != (theirs > 0)
+        worst = max(worst, float(np.where(only_one, np.maximum(ours, theirs), 0).max(initial=0.0)))
+    return worst / _SUPPORT_TOLERANCE
+
+
+def vqa_settings() -> tuple[Setting, ...]:
+    """There is nothing that a budget could leave out."""
+    return (_WHOLE,)
+
+
+def vqa_setting(text: str) -> Setting:
+    """The whole model.
+
+    Raises: SaccadeError for anything else.
+    """
+    if text.strip() not in ("1", "1.0", "whole", _WHOLE.label):
+        raise SaccadeError(
+            f"budget {text!r}: a network that answers questions is exported whole. "
+            "Leave --budget out, or say 1."
+        )
+    return _WHOLE
+
+
+def vqa_facts(config: VQAConfig) -> dict[str, Any]:
+    """How a question becomes tokens, and what is seen."""
+    return {
+        "words": list(config.words),
+        "vocabulary": config.vocabulary,
+        "question_length": config.question_length,
+        "grid": list(config.grid) if config.has_grid else None,
+        "boxes": config.boxes if config.has_boxes else 0,
+        "features": config.features,
+        "layout": config.layout,
+        "attention": config.attention if config.has_grid else config.box_attention,
+    }
+
+
+def question_tokens(facts: Mapping[str, Any], text: str, *, truncate: bool = False) -> np.ndarray:
+    """A question as the model was taught to read it; `facts` are those of `vqa_facts`.
+
+    Shapes: -> [question_length] int64.
+    Raises: SaccadeError if there is no vocabulary, no word, or more words than fit.
+    """
+    words, length = facts["words"], facts["question_length"]
+    if not words:
+        raise SaccadeError(
+            "question: this model has no vocabulary, it takes token ids. "
+            "Convert it with --vocabulary FILE, or send the ids."
+        )
+    if facts["vocabulary"] == "words":
+        return WordVocabulary(words).encode(text, length, truncate=truncate)
+    place = {word: index for index, word in enumerate(words)}
+    asked = _DROPPED.sub("", text.lower()).replace("-", " ").replace("/", " ").split()
+    if not asked or (len(asked) > length and not truncate):
+        raise SaccadeError(
+            f"question {text!r:.60} has {len(asked)} words, expected 1 to {length}. "
+            "Shorten it, or ask for truncation."
+        )
+    tokens = np.zeros(length, dtype=np.int64)
+    ids = [place.get(word, _LISTED_UNKNOWN) for word in asked[:length]]
+    tokens[: len(ids)] = ids
+    return tokens

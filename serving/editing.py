@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move, scale or remove one slot of an image and have the model draw the result."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.plugins.errors import SaccadeError
+from saccade.serving.images import Image
+from saccade.serving.router_view import RouterView
+from saccade.serving.wire import Call, array_calls, image_calls, output
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happens to one slot of an image.
+
+    Units: `move` is added to its position, whose axes reach from -1 to 1 over the image, in the
+           order of `positions`; `scale` multiplies its size.
+    """
+
+    slot: int
+    move: tuple[float, float] = (0.0, 0.0)
+    scale: float = 1.0
+    seed: int = 0  # draws where the slots begin, as for `segment`
+    slots: int | None = None  # how many; default: as in training
+
+
+def edit(
+    image: Image, change: Change, parameters: Mapping[str, str]
+) -> Generator[Call | None, Any, np.ndarray]:
+    """The image with one slot changed, as the model draws it.
+
+    Shapes: -> uint8 [h w c].
+    Raises: SaccadeError if the model has no positions to change, or no such slot.
+    """
+    from saccade.models.slot_edit import edited_state
+
+    view: RouterView = yield None
+    view.require("slot-attention", "editing")
+    names = view.inputs("decode")
+    if "positions" not in names:
+        raise SaccadeError(
+            f"{view.model}: its slots have no positions to move. Train with --set attention=ts-sa, "
+            "or t-sa to move them only."
+        )
+    drawn = {"seed": str(change.seed)}
+    drawn |= {} if change.slots is None else {"slots": str(change.slots)}
+    (asked,) = image_calls([image], (*names, "variant"), {**parameters, **drawn})
+    first = yield asked
+    state = {name: output(first, name) for name in names}
+    changed = edited_state(state, slot=change.slot, move=change.move, scale=change.scale)
+    (decode,) = array_calls(changed, ("reconstruction",), parameters)
+    return pixels(output((yield decode), "reconstruction")[0])
+
+
+def pixels(reconstruction: np.ndarray) -> np.ndarray:
+    """What a decoder drew, as an image.
+
+    Shapes: [h w c] -> uint8 [h w c].
+    Units:  fractions of full white.
+    """
+    return np.clip(np.rint(255 * reconstruction.astype(np.float64)), 0, 255).astype(np.uint8)

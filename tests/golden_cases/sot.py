@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded tensors of the authors' SoT code, run through ours."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from saccade.models.official import sot as official
+from saccade.models.official.conversion import Official
+from saccade.models.official.sot_head_keys import read_head
+from saccade.models.official.sot_token_keys import read_embedding
+from saccade.models.official.vit_keys import BLOCK, Reading, block_fields
+from saccade.models.sot import SoT
+from saccade.models.sot_config import SoTConfig
+from saccade.models.sot_head import Head
+from saccade.models.sot_norms import ElementPower, Scale, square_root
+from saccade.models.sot_pooling import MultiHeadCrossCovariance, cross_covariance
+from saccade.models.sot_tokens import token_embedding
+from saccade.models.transformer import Block
+from saccade.models.vit import sinusoid
+from saccade.plugins.ops import svpn_fast
+
+Arrays = Mapping[str, np.ndarray]
+# Pixels that are scaled already: (x / 255 - 0) / (1 / 255).
+UNSCALED = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}
+
+
+def check(folder: Path) -> list[str]:
+    """One line for every recorded case that is not reproduced within its tolerance."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    lines = [line for case in manifest["cases"] for line in failures(folder, case)]
+    for listed in manifest["key_lists"]:
+        lines += check_keys(folder / listed["file"])
+    return lines
+
+
+def count(folder: Path) -> int:
+    """How many cases `check` runs."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return len(manifest["cases"]) + len(manifest["key_lists"])
+
+
+def failures(folder: Path, case: dict[str, Any]) -> list[str]:
+    """What one case answers that is further off than its manifest allows."""
+    arrays = _arrays(folder, case)
+    with torch.random.fork_rng(devices=[]):
+        found = _KINDS[case["kind"]](case, arrays, _weights(folder, case))
+    if case.get("compare") is False:
+        # Rounding noise decides these; only that there is an answer can be said.
+        found = {name: each for name, each in found.items() if not np.isfinite(each).all()}
+        return [f"{case['id']}: {name} is not finite" for name in found]
+    lines = []
+    for name, atol in case["tolerance"]["atol"].items():
+        if name not in found:
+            lines.append(f"{case['id']}: {name} was not computed")
+            continue
+        expected = arrays[name]
+        excess = np.abs(found[name] - expected) - case["tolerance"]["rtol"] * np.abs(expected)
+        if not (found[name].shape == expected.shape and (excess <= atol).all()):
+            lines.append(f"{case['id']}: {name} is {excess.max():.2e} off, allowed {atol:.2e}")
+    return lines
+
+
+def check_keys(path: Path) -> list[str]:
+    """A full-size list of keys, with and without the later timm's norms: it fits our model."""
+    listed = json.loads(path.read_text())
+    entries = listed["entries"]
+    newer = [*entries, *listed["newer_timm"]["extra_entries"]]
+    counts = (listed["num_params"], listed["newer_timm"]["num_params"])
+    lines = []
+    for wanted, keys in zip(counts, (entries, newer), strict=True):
+        tensors = {
+            each["key"]: torch.empty(each["shape"], dtype=getattr(torch, each["dtype"]))
+            for each in keys
+        }
+        converted = official.convert(Official(path.name, tensors))
+        model = SoT(converted.config, fresh=False)
+        model.load_state_dict(converted.weights)
+        if left := set(tensors) - set(converted.names.values()):
+            left -= {"cls_token", "pos_embed"}
+            lines += [f"{path.name}: {key} was not taken" for key in sorted(left)]
+        if (found := sum(each.numel() for each in model.parameters())) != wanted:
+            lines.append(f"{path.name}: {found} parameters, expected {wanted}")
+    return lines
+
+
+def _arrays(folder: Path, case: dict[str, Any]) -> dict[str, np.ndarray]:
+    where = case["arrays"]
+    with np.load(folder / where["file"]) as file:
+        return {name: file[where["prefix"] + name] for name in where["keys"]}
+
+
+def _weights(folder: Path, case: dict[str, Any]) -> dict[str, Tensor]:
+    where = case["weights"]
+    if where is None:
+        return {}
+    tensors = load_file(folder / where["file"])
+    return {name: tensors[where["prefix"] + name] for name in where["keys"]}
+
+
+def _numpy(**tensors: Tensor) -> dict[str, np.ndarray]:
+    return {name: each.detach().numpy() for name, each in tensors.items()}
+
+
+def _with_gradients(
+    arrays: Arrays, output: Tensor, of: Mapping[str, Tensor], shown: str = "output"
+) -> dict[str, np.ndarray]:
+    found = _numpy(**{shown: output})
+    if "probe" in arrays:
+        output.backward(torch.from_numpy(arrays["probe"]))
+        for name, tensor in of.items():
+            if tensor.grad is not None:
+                found[f"grad/{name}"] = tensor.grad.numpy()
+    return found
+
+
+def _leaf(arrays: Arrays, name: str = "input") -> Tensor:
+    return torch.from_numpy(arrays[name]).requires_grad_(True)
+
+
+def _svpn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    config, q = case["config"], _leaf(arrays)
+    start = weights.get("weight", torch.ones(q.shape[-1])).requires_grad_(True)
+    y = svpn_fast(
+        q,
+        start,
+        alpha=config["alpha"],
+        singular_values=config["svNum"] or 0,
+        iterations=config["iterNum"],
+    )
+    if config["vec"] == "triu":
+        rows, columns = torch.triu_indices(*q.shape[-2:])
+        return _with_gradients(arrays, y[:, rows, columns, None], {"input": q, "weight": start})
+    return _with_gradients(arrays, y.flatten(1), {"input": q, "weight": start})
+
+
+def _covariance(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    config, x = case["config"], _leaf(arrays)
+    leaves = {"input": x}
+    if config["cross"]:
+        leaves["input2"] = _leaf(arrays, "input2")
+    x, y = x, leaves.get("input2", x)
+    if config["conv"]:
+        # Maps [b c h w] lose the mean of each channel, and are averaged over places.
+        x, y = (each.flatten(2).mT for each in (x, y))
+    kind = "channel" if config["conv"] else "scalar"
+    divisor = x.shape[1] if config["cross"] else x.shape[2]
+    removal = kind if config["remove_mean"] else "none"
+    output = cross_covariance(x, y, x.shape[1], None, removal) * (x.shape[1] / divisor)
+    return _with_gradients(arrays, output, leaves)
+
+
+def _mpn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    x = _leaf(arrays)
+    root = square_root(x, case["config"]["iterNum"])
+    rows, columns = torch.triu_indices(*root.shape[-2:])
+    found = _with_gradients(arrays, root[:, rows, columns], {"input": x}) | _numpy(sqrt=root)
+    if "grad/input" in found:
+        # The authors wrote this gradient by hand: theirs and ours agree in the symmetric part.
+        for each in (found, arrays):
+            gradient = each["grad/input"]
+            each["grad/input"] = (gradient + gradient.swapaxes(1, 2)) / 2  # type: ignore[index]
+    return found
+
+
+def _covariance_mpn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    x = _leaf(arrays)
+    covariance = cross_covariance(x, x, x.shape[2], None, "none")
+    if case["config"]["remove_mean"]:
+        covariance = cross_covariance(x, x, x.shape[1], None, "scalar")
+        covariance = covariance * (x.shape[1] / x.shape[2])
+    root = square_root(covariance, case["config"]["iterNum"])
+    rows, columns = torch.triu_indices(*root.shape[-2:])
+    return _with_gradients(arrays, root[:, rows, columns], {"input": x})
+
+
+def _epn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    x = _leaf(arrays)
+    # Their axis 1 is the rows' axis of [b m n] and the only one but the batch of [b n].
+    matrices = x if x.dim() == 3 else x[..., None]
+    y = ElementPower("rows", case["config"]["eps"])(matrices).reshape(x.shape)
+    return _with_gradients(arrays, y, {"input": x})
+
+
+def _scale(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    x, config = _leaf(arrays), case["config"]
+    norm = Scale(x.shape[-2], learned=config["is_learnable"])
+    with torch.no_grad():
+        norm.factor.fill_(config["factor"])
+    return _with_gradients(arrays, norm(x), {"input": x, "factor": norm.factor})
+
+
+def _read(weights: Mapping[str, Tensor], case: dict[str, Any]) -> Reading:
+    return Reading(case["id"], weights)
+
+
+def _loaded(module: Any, reading: Reading, prefix: str) -> Any:
+    module.load_state_dict({k.removeprefix(prefix): v for k, v in reading.weights.items()})
+    return module.eval()
+
+
+def _mgcrp(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    config, x = case["config"], _leaf(arrays)
+    side, heads, dim = config["wr_dim"], config["num_heads"], config["dim"]
+    named = {f"representation.{name}": each for name, each in weights.items()}
+    named |= {
+        "visual_fc.weight": torch.zeros(2, heads * side * side),
+        "visual_fc.bias": torch.zeros(2),
+        "cls_fc.weight": torch.zeros(2, dim),
+        "cls_fc.bias": torch.zeros(2),
+    }
+    reading = _read(named, case)
+    fields, _ = read_head(reading, "", dim, {"representationConfig": {"args": config}})
+    head = Head(SoTConfig(**{"dim": dim, "heads": 1} | fields))
+    module = _loaded(head, reading, "head.").pool
+    assert isinstance(module, MultiHeadCrossCovariance)
+    leaves = {"input": x, "wr.weight": module.project.weight, "wr.bias": module.project.bias}
+    for theirs, ours in (("weight", "start"), ("weight", "weight"), ("bias", "bias")):
+        if isinstance(tensor := getattr(module.norm, ours, None), torch.nn.Parameter):
+            leaves[f"norm.{theirs}"] = tensor
+    if isinstance(factor := getattr(module.norm, "factor", None), torch.nn.Parameter):
+        leaves["norm.factor"] = factor
+    leaves = {name: leaf for name, leaf in leaves.items() if f"grad/{name}" in arrays}
+    return _with_gradients(arrays, module(x).vector, leaves)
+
+
+def _classifier(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    config, x = case["config"], torch.from_numpy(arrays["input"])
+    reading = _read(weights, case)
+    fields, _ = read_head(reading, "", config["input_dim"], config)
+    head = Head(SoTConfig(**{"dim": config["input_dim"], "heads": 1} | fields))
+    _loaded(head, reading, "head.")
+    if fields["fusion"] == "visual":
+        answer = head(None, x)
+    else:
+        answer = head(x[:, :1], x[:, 1:])
+    return _both(answer.class_logits, answer.word_logits, fields["fusion"], "output")
+
+
+def _both(first: Tensor | None, second: Tensor | None, fusion: str, name: str) -> Any:
+    if fusion == "late":
+        assert first is not None and second is not None
+        return _numpy(**{f"{name}_cls": first, f"{name}_vis": second})
+    given = [each for each in (first, second) if each is not None]
+    return _numpy(**{name: torch.stack(given).sum(0)})
+
+
+def _sinusoid(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    config = case["config"]
+    return _numpy(output=sinusoid(config["n_position"], config["d_hid"])[None])
+
+
+def _block(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    config = case["config"]
+    reading = _read({f"blocks.0.{name}": each for name, each in weights.items()}, case)
+    fields = block_fields(reading)
+    reading.rename(BLOCK)
+    block = Block(fields["dim"], config["num_heads"], fields["mlp_dim"], qkv_bias=fields["qkv_bias"])
+    _loaded(block, reading, "trunk.blocks.0.")
+    if config.get("qk_scale"):
+        # A scale of its own instead of 1 / sqrt(width of a head) goes into the queries.
+        own = config["qk_scale"] * (fields["dim"] // config["num_heads"]) ** 0.5
+        with torch.no_grad():
+            for each in block.attention.qkv.parameters():
+                each[: fields["dim"]] *= own
+    return _numpy(output=block(torch.from_numpy(arrays["input"])))
+
+
+def _tokens(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    reading = _read(weights, case)
+    fields = read_embedding(reading, "tokens.", case["config"])
+    config = SoTConfig(**{"dim": case["config"]["embed_dim"], "heads": 1} | UNSCALED | fields)
+    embed = _loaded(token_embedding(config), reading, "trunk.embed.")
+    return _numpy(output=embed(torch.from_numpy(arrays["input"])))
+
+
+def _model(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
+    converted = official.convert(Official(case["id"], weights, config=case["config"]))
+    model = SoT(replace(converted.config, **UNSCALED), fresh=False)
+    model.load_state_dict(converted.weights)
+    image = torch.from_numpy(arrays["image"]).permute(0, 2, 3, 1)
+    with torch.no_grad():
+        answer = model.eval().answer(image)
+        pixels = torch.from_numpy(arrays["image"][:1])
+        words = model.trunk.embed(pixels)
+        tokens = model.trunk(image[:1])
+    normed = torch.cat((tokens.class_tokens, tokens.words), 1)
+    logits = _both(answer.class_logits, answer.word_logits, converted.config.fusion, "logits")
+    return logits | _numpy(visual_tokens=words, norm_tokens=normed)
+
+
+_KINDS: dict[str, Callable[[dict[str, Any], Any, dict[str, Tensor]], dict[str, np.ndarray]]] = {
+    "svpn": _svpn,
+    "svpn_illposed": _svpn,
+    "covariance": _covariance,
+    "mpn": _mpn,
+    "covariance_mpn": _covariance_mpn,
+    "epn": _epn,
+    "scalenorm": _scale,
+    "mgcrp": _mgcrp,
+    "classifier": _classifier,
+    "visual_classifier": _classifier,
+    "sinusoid": _sinusoid,
+    "vit_block": _block,
+    "token_embed": _tokens,
+    "sot": _model,
+}
