@@ -1,260 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What folding and pruning a NAC save: the configuration `bench`, one thread, batch 8.
+"""What folding saves in each family: read-outs, rounds and whole models, one thread.
 
-The unfolded model is the evaluation pass of `NAC`: eq. 4 and 5 as written, with keys and values
-of every module and token, gains and links computed from codes and signatures in each call.
-(Training re-associates the read-in; that path is not what is measured.)
+    python benchmarks/fold.py                # every family; nac writes results/fold.json
+    python benchmarks/fold.py sparo vqa      # some; results/fold_families.json keeps the others
+
+Parts are timed in torch, as the paper writes them against what `fold` makes of them. Whole models
+are timed in torch and, as exported files, in ONNX Runtime, which folds constants by itself; their
+multiply-adds are counted from those files.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from importlib import metadata
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
-from bench_config import bench_config
-from torch import Tensor, nn
+from interleaved import in_blocks
+from result_file import write_result
 
 from saccade.export.cost import cost_of
-from saccade.export.runners import onnx_session
+from saccade.export.runners import onnx_session, torch_runner
 from saccade.export.tracing import trace_part
+from saccade.models.captioner_config import PRESETS as CAPTIONERS
+from saccade.models.families import FAMILIES, build
 from saccade.models.interface import part_named
-from saccade.models.nac import NAC
-from saccade.plugins.files import json_bytes, write_atomically
+from saccade.models.slot_config import PRESETS as SLOT_MODELS
+from saccade.models.slot_config import SlotConfig
+from saccade.models.slot_fold import fold_attention
+from saccade.models.slot_rounds import SlotAttention
+from saccade.models.sot_config import PRESETS as SOT_MODELS
+from saccade.models.sparo_config import PRESETS as SPARO_MODELS
+from saccade.models.sparo_config import ReadOutShape
+from saccade.models.sparo_fold import FoldedReadOut
+from saccade.models.sparo_readout import ReadOut
+from saccade.models.vqa_config import PRESETS as VQA_MODELS
 from saccade.serving.machine import this_machine
 
-BATCH = 8
-BUDGET = 0.125
-MOMENT_S = 0.2
-TARGETS = {
-    (256, "read_in"): 80.0,
-    (1024, "read_in"): 80.0,
-    (256, "whole"): 6.0,
-    (1024, "whole"): 4.0,
-    (256, "budget"): 7.5,
-    (1024, "budget"): 16.0,
+RESULT = Path(__file__).with_name("results") / "fold_families.json"
+ROUNDS, MOMENT_S = 9, 0.5
+# Read-outs of the paper's two CLIP sizes: tokens, width, slots; and the aim.
+READ_OUTS = {"n=197, d=768, L=64": (197, 768, 64, 15.0), "n=50, d=768, L=128": (50, 768, 128, 10.0)}
+SLOT_AIM = 3.0
+# One whole model a family: the preset, the part, and the batch.
+WHOLE: dict[str, tuple[Any, str, int]] = {
+    "sparo": (SPARO_MODELS["vit-b-32-sparo"], "image", 1),
+    "sot": (SOT_MODELS["sot-tiny"], "", 1),
+    "slot-attention": (SLOT_MODELS["slot-attention-clevr"], "", 1),
+    "vqa": (VQA_MODELS["vqa-grid"], "", 1),
+    "captioner": (CAPTIONERS["captioner-paper"], "step", 1),
 }
-RATIOS = {
-    "read_in": ("unfolded read-in", "folded read-in"),
-    "read_in_with_ffn": ("unfolded read-in and ffn", "folded read-in and ffn"),
-    "whole": ("unfolded", "folded"),
-    "budget": ("folded", "folded, budget 0.125"),
-}
-Call = Callable[[], Any]
-PEAK = """
-import re, sys, numpy
-from pathlib import Path
-from saccade.export.runners import onnx_session
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-session = onnx_session(sys.argv[1])
-before = peak()
-session.run(None, {"image": numpy.zeros((int(sys.argv[2]), 32, 32, 3), numpy.uint8)})
-print(before, peak() - before)
-"""
 
 
-class ReadInAlone(nn.Module):
-    """Read-in attention for the exporter: tokens in, one state a module out."""
-
-    def __init__(self, model: nn.Module, *, folded: bool, ffn: bool) -> None:
-        super().__init__()
-        self.model, self.folded, self.ffn = model, folded, ffn
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        read_in = self.model.read_in
-        if self.folded:
-            return read_in(tokens) if self.ffn else read_in.attend(tokens)
-        code = self.model.generator.codes
-        theta = self.model.initial_state(code)
-        if self.ffn:
-            return read_in(theta, tokens, code)
-        return read_in.attend(theta, tokens, code)
-
-
-def models(modules: int) -> dict[str, nn.Module]:
-    """Everything that is timed, by name; those with `read-in` in it take tokens."""
-    model = NAC(bench_config(modules)).eval()
-    folded = model.fold()
-    return {
-        "unfolded": model,
-        "folded": folded,
-        f"folded, budget {BUDGET}": model.prune(BUDGET).fold(),
-        "unfolded read-in": ReadInAlone(model, folded=False, ffn=False),
-        "folded read-in": ReadInAlone(folded, folded=True, ffn=False),
-        "unfolded read-in and ffn": ReadInAlone(model, folded=False, ffn=True),
-        "folded read-in and ffn": ReadInAlone(folded, folded=True, ffn=True),
-    }
-
-
-def inputs(config_modules: int) -> tuple[Tensor, Tensor]:
-    """Images and, for the read-in alone, their tokens."""
-    config = bench_config(config_modules)
-    generator = torch.Generator().manual_seed(1)
-    shape = (BATCH, config.height_px, config.width_px, config.channels)
-    images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    return images, torch.randn(BATCH, config.tokens or 0, config.dim, generator=generator)
-
-
-def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Rounds of everything in turn; each time one call to warm up, then calls for a moment.
-
-    Units: seconds on the wall and of core time, of one call.
-    """
-    samples: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            call()
-            count = 0
-            wall, core = time.perf_counter(), time.process_time()
-            while count == 0 or time.perf_counter() - wall < MOMENT_S:
-                call()
-                count += 1
-            samples[name].append(
-                {
-                    "wall_s": (time.perf_counter() - wall) / count,
-                    "core_s": (time.process_time() - core) / count,
-                }
-            )
-    return samples
-
-
-def ratios(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Within each round, how many times faster; then median and quartiles over the rounds."""
-    found = {}
-    for name, (slow, fast) in RATIOS.items():
-        row: dict[str, Any] = {}
-        for clock in ("wall_s", "core_s"):
-            each = [a[clock] / b[clock] for a, b in zip(samples[slow], samples[fast], strict=True)]
-            quartiles = statistics.quantiles(each, n=4) if len(each) > 1 else [each[0]] * 3
-            row[clock.removesuffix("_s")] = dict(
-                zip(("lower", "median", "upper"), quartiles, strict=True)
-            )
-        found[name] = row
-    return found
-
-
-def in_torch(modules: int, rounds: int) -> dict[str, Any]:
-    """Times and ratios in torch eager."""
-    images, tokens = inputs(modules)
-    calls: dict[str, Call] = {}
-    for name, model in models(modules).items():
-        x = tokens if "read-in" in name else images
-        calls[name] = lambda model=model, x=x: model(x)
+def ratio(slow: Callable[[], Any], fast: Callable[[], Any], aim: float | None) -> dict[str, Any]:
+    """How many times faster, median and quartiles over interleaved rounds."""
     with torch.inference_mode():
-        samples = interleaved(calls, rounds)
-    found = ratios(samples)
-    for name, row in found.items():
-        row["target"] = TARGETS.get((modules, name))
-    return {"ratios": found, "samples": samples}
-
-
-def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Times and ratios between ONNX Runtime sessions, and what the files cost."""
-    images, tokens = inputs(modules)
-    calls: dict[str, Call] = {}
-    files: dict[str, Any] = {}
-    for index, (name, model) in enumerate(models(modules).items()):
-        path = folder / f"{modules}-{index}.onnx"
-        if "read-in" in name:
-            path.write_bytes(_export_read_in(model, tokens))
-            feed = {"tokens": tokens.numpy()}
-        else:
-            feed = {"image": images.numpy()}
-            part = part_named(model, "")
-            proto = trace_part(model, part, feed, part.outputs)
-            path.write_bytes(proto.SerializeToString())
-            parameters = sum(p.numel() for p in model.parameters())
-            files[name] = _file_figures(path, cost_of(proto, parameters, feed))
-        session = onnx_session(path)
-        calls[name] = lambda session=session, feed=feed: session.run(None, feed)
-    samples = interleaved(calls, rounds)
-    return {"ratios": ratios(samples), "files": files, "samples": samples}
-
-
-def _file_figures(path: Path, cost: Any) -> dict[str, Any]:
-    command = [sys.executable, "-c", PEAK, str(path), str(BATCH)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    loaded, grown = (int(number) / 1024 for number in done.stdout.split())
+        found = in_blocks(
+            lambda index: fast(), lambda index: slow(), rounds=ROUNDS, moment_s=MOMENT_S
+        ).to_dict()
     return {
-        "file_mib": path.stat().st_size / 2**20,
-        "multiply_adds_per_sample": cost.multiply_adds.total,
-        "multiply_adds_by_part": cost.multiply_adds.by_part,
-        "peak_activation_mib_per_sample": cost.peak_activation_bytes / 2**20,
-        "peak_memory_loaded_mib": loaded,
-        "peak_memory_of_a_run_mib": grown,
+        "unfolded_us": found["peer_us"],
+        "folded_us": found["ours_us"],
+        "times_faster": found["peer_over_ours"],
+        "quartiles": found["quartiles"],
+        "aim": aim,
     }
 
 
-def _export_read_in(model: nn.Module, tokens: Tensor) -> bytes:
-    with torch.no_grad():
-        program = torch.onnx.export(
-            model.eval(),
-            (tokens,),
-            dynamo=True,
-            opset_version=20,
-            input_names=["tokens"],
-            dynamic_shapes=({0: torch.export.Dim("b", min=1)},),
-            verbose=False,
+def read_outs() -> dict[str, Any]:
+    """SPARO's read-out alone, a batch of 8 images."""
+    rows = {}
+    for name, (tokens, width, slots, aim) in READ_OUTS.items():
+        shape = ReadOutShape(
+            dim=width,
+            head_of=tuple(range(slots)),
+            attn_dim=64,
+            value_dim=64,
+            slot_dim=64,
+            gated=False,
+            share_kv=True,
         )
-    assert program is not None
-    return program.model_proto.SerializeToString()
+        torch.manual_seed(0)
+        source = ReadOut(shape).eval()
+        assert source.query is not None
+        folded, x = FoldedReadOut(source, source.query), torch.randn(8, tokens, width)
+        rows[name] = ratio(lambda f=source, x=x: f(x), lambda f=folded, x=x: f(x), aim)
+    return rows
 
 
-def table(result: dict[str, Any]) -> str:
-    """The ratios as text."""
-    lines = ["runtime      modules  ratio             median [quartiles]        core time  target"]
-    for runtime in ("torch", "onnxruntime"):
-        for modules, found in result[runtime].items():
-            for name, row in found["ratios"].items():
-                wall, core = row["wall"], row["core"]
-                lines.append(
-                    f"{runtime:12} {modules:>7}  {name:17} {wall['median']:6.1f} "
-                    f"[{wall['lower']:.1f}, {wall['upper']:.1f}]".ljust(66)
-                    + f"{core['median']:6.1f}     {row.get('target') or '-'}"
-                )
-    return "\n".join(lines)
+def rounds() -> dict[str, Any]:
+    """Slot attention's rounds alone: 1,024 tokens, 11 slots, width 128, a batch of 4."""
+    rows = {}
+    for kind in ("t-sa", "ts-sa"):
+        config = replace(
+            SlotConfig(), attention=kind, slots=11, slot_dim=128, qkv_dim=128, grid_mlp_dim=256
+        )
+        torch.manual_seed(0)
+        source = SlotAttention(config, 130).eval()
+        side = torch.linspace(-1, 1, 32)
+        grid = torch.stack(torch.meshgrid(side, side, indexing="ij"), -1).reshape(1, -1, 2)
+        inputs = torch.cat([torch.randn(4, 1024, 128), grid.expand(4, -1, -1)], -1)
+        state = torch.cat(
+            [torch.randn(4, 11, 128), 0.5 * torch.randn(4, 11, 2), torch.full((4, 11, 2), 0.1)], -1
+        )[..., : 130 if kind == "t-sa" else 132]
+        folded = fold_attention(source)
+        rows[kind] = ratio(
+            lambda f=source, x=inputs, s=state: f(x, s),
+            lambda f=folded, x=inputs, s=state: f(x, s),
+            SLOT_AIM,
+        )
+    return rows
+
+
+def whole(family: str) -> dict[str, Any]:
+    """One model of the family, unfolded and folded, in torch and as files."""
+    config, role, batch = WHOLE[family]
+    model: Any = build(family, config.to_dict()).eval()
+    versions = {"unfolded": model, "folded": deepcopy(model).fold()}
+    inputs = _inputs(part_named(model, role), batch)
+    row: dict[str, Any] = {"part": role, "batch": batch}
+    calls: dict[str, dict[str, Callable[[], Any]]] = {"torch": {}, "onnxruntime": {}}
+    for name, each in versions.items():
+        part = part_named(each, role)
+        proto = trace_part(each, part, _inputs(part, 3), part.outputs)
+        row[f"{name}_multiply_adds"] = cost_of(proto, 0, inputs).multiply_adds.total
+        session = onnx_session(proto.SerializeToString())
+        run = torch_runner(each, role)
+        calls["torch"][name] = lambda run=run: run(inputs)
+        calls["onnxruntime"][name] = lambda session=session: session.run(None, inputs)
+    for runtime, pair in calls.items():
+        row[runtime] = ratio(pair["unfolded"], pair["folded"], None)
+    return row
+
+
+def _inputs(part: Any, count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    if part.random:
+        return dict(part.random(rng, count))
+    return {
+        each.name: rng.integers(0, 256, (count, *each.shape[1:]), dtype=np.uint8)
+        for each in part.inputs
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--modules", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--rounds", type=int, default=15, help="at 256 modules; fewer above")
-    default = Path(__file__).parent / "results" / "fold.json"
-    parser.add_argument("--out", type=Path, default=default)
-    options = parser.parse_args()
+    """Measure the families named, all if none is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("family", nargs="*", metavar="FAMILY", help=", ".join(FAMILIES))
+    chosen = parser.parse_args().family or list(FAMILIES)
+    if unknown := sorted(set(chosen) - set(FAMILIES)):
+        parser.error(f"unknown family {unknown[0]}; there are {', '.join(FAMILIES)}")
     torch.set_num_threads(1)
-    result: dict[str, Any] = {
-        "benchmark": "fold",
-        "configuration": bench_config().to_dict(),
-        "batch": BATCH,
-        "threads": 1,
-        "machine": this_machine().to_dict(),
-        "versions": {name: metadata.version(name) for name in ("torch", "onnx", "onnxruntime")},
-        "targets": "torch eager, wall clock",
-        "peak_memory": "largest resident set (VmHWM) of a fresh process with the session loaded, "
-        f"and how much one run of batch {BATCH} adds to it",
-        "torch": {},
-        "onnxruntime": {},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        for modules in options.modules:
-            rounds = max(3, options.rounds * 256 // max(256, modules) + 2)
-            result["torch"][str(modules)] = in_torch(modules, rounds)
-            result["onnxruntime"][str(modules)] = in_onnxruntime(modules, rounds, Path(folder))
-    write_atomically(options.out, json_bytes(json.loads(json.dumps(result))))
-    print(table(result))
-    print(options.out)
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else {"families": {}}
+    for family in chosen:
+        if family == "nac":
+            script = Path(__file__).with_name("fold_nac.py")
+            subprocess.run([sys.executable, str(script)], check=True)
+            continue
+        row: dict[str, Any] = {"machine": this_machine().to_dict(), "whole": whole(family)}
+        if family == "sparo":
+            row["read_out"] = read_outs()
+        if family == "slot-attention":
+            row["rounds"] = rounds()
+        result["families"][family] = row
+        write_result(RESULT, result)
+        print(family, json.dumps(row, indent=1))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from saccade.export.manifest import TensorSpec
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes
 
+# An output that is exported under its own name may be called as a value inside is.
+OUTPUT_PREFIX = "saccade_output_"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _LARGEST_FILE_BYTES = 2**31 - 1
 
@@ -137,8 +139,9 @@ def _share_initializers(graph: onnx.GraphProto) -> None:
 
 
 def _rename(graph: onnx.GraphProto, parts: list[str], root: str) -> None:
-    fixed = {value.name for value in (*graph.input, *graph.output)}
-    names = {"": "", **{name: name for name in fixed}}
+    names = {"": "", **{value.name: value.name for value in graph.input}}
+    for value in graph.output:
+        names[value.name] = value.name.removeprefix(OUTPUT_PREFIX)
     counts: Counter[str] = Counter()
     for node, part in zip(graph.node, parts, strict=True):
         stem = f"{part}/{node.op_type}"
@@ -156,6 +159,8 @@ def _rename(graph: onnx.GraphProto, parts: list[str], root: str) -> None:
     for node in graph.node:
         node.input[:] = [names[name] for name in node.input]
         node.output[:] = [names[name] for name in node.output]
+    for value in graph.output:
+        value.name = names[value.name]
 
 
 def _strip(proto: onnx.ModelProto) -> None:

@@ -12,7 +12,7 @@ import onnx
 import torch
 from torch import nn
 
-from saccade.export.onnx_graph import clean
+from saccade.export.onnx_graph import OUTPUT_PREFIX, clean
 from saccade.export.translation import translations
 from saccade.models.interface import Arrays, Part, part_named
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
@@ -78,7 +78,7 @@ def trace_module(
             dynamo=True,
             opset_version=OPSET,
             input_names=list(examples),
-            output_names=list(outputs),
+            output_names=[OUTPUT_PREFIX + name for name in outputs],
             dynamic_shapes=_dynamic(module, words, dims),
             custom_translation_table=translations(),
             verbose=False,

@@ -107,14 +107,19 @@ class Captioner(nn.Module):
 
         Shapes: features as `encode` gives them, h and c [b n], token [b] int64.
         """
-        config = self.config
-        visual, input_key, output_key = feature_parts(features, config)
+        parts = feature_parts(features, self.config)
+        return self._advance(parts, h, c, self.embedding(token))
+
+    def _advance(
+        self, parts: tuple[Tensor, Tensor, Tensor], h: Tensor, c: Tensor, word: Tensor
+    ) -> Stepped:
+        visual, input_key, output_key = parts
         score = scored(input_key, self.input_query(h), self.input_score)
         input_attention = score.flatten(1).softmax(-1).view_as(score)
         seen = attend(input_attention, visual)
-        h, c = self.lstm(torch.cat([self.embedding(token), seen], -1), (h, c))
+        h, c = self.lstm(torch.cat([word, seen], -1), (h, c))
         score = scored(output_key, self.output_query(h), self.output_score)
-        attention, error = output_weights(score, config)
+        attention, error = output_weights(score, self.config)
         image = torch.tanh(self.image_layer(attend(attention, visual)))
         logits = self.head(torch.cat([image, h], -1))
         return Stepped(logits, h, c, attention, input_attention, error)
@@ -125,9 +130,10 @@ class Captioner(nn.Module):
         Shapes: image as in `encode`, tokens [b t] -> logits [b t v], attention [b t H W].
         """
         features, h, c = self.encode(image)
+        parts = feature_parts(features, self.config)
         logits, maps = [], []
-        for place in range(tokens.shape[1]):
-            found = self.step(features, h, c, tokens[:, place])
+        for word in self.embedding(tokens).unbind(1):
+            found = self._advance(parts, h, c, word)
             h, c = found.h, found.c
             logits.append(found.logits)
             maps.append(found.attention)
@@ -187,8 +193,7 @@ class Captioner(nn.Module):
 
         Raises: SaccadeError for any budget but 1.
         """
-        found = fraction_setting(text, 1, "model")
-        if found.budget != 1:
+        if fraction_setting(text, 1000, "model").budget != 1:
             raise SaccadeError(
                 f"budget {text}: a captioner keeps all of itself, expected 1. Leave --budget out."
             )

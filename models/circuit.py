@@ -26,6 +26,7 @@ class SampleCircuit:
     link: np.ndarray | None
     grid: tuple[int, int] | None = None  # rows and columns of patches
     words: tuple[str, ...] | None = None  # what stands at each token
+    names: tuple[int, ...] = ()  # the modules' numbers in the model; none: from 0 on
 
     def __post_init__(self) -> None:
         if self.attention.ndim != 2 or self.attention.size == 0:
@@ -34,6 +35,8 @@ class SampleCircuit:
                 "sample. Pick a sample of the batch."
             )
         modules, tokens = self.attention.shape
+        if not self.names:
+            object.__setattr__(self, "names", tuple(range(modules)))
         if self.link is not None and self.link.shape != (modules, modules):
             raise ShapeError(
                 f"circuit: link is {list(self.link.shape)}, expected [{modules}, {modules}] as "
@@ -76,7 +79,8 @@ class SampleCircuit:
         """The circuit of its best connected modules, in their own order."""
         kept = np.sort(np.argsort(-self.degree, kind="stable")[:most])
         link = None if self.link is None else self.link[np.ix_(kept, kept)]
-        return SampleCircuit(self.attention[kept], link, self.grid, self.words)
+        names = tuple(self.names[k] for k in kept)
+        return SampleCircuit(self.attention[kept], link, self.grid, self.words, names)
 
     def layout(self, seed: int = 0) -> np.ndarray:
         """Places on the plane: linked modules pull each other together, all push each other away.
@@ -109,8 +113,12 @@ class SampleCircuit:
             reads = [{"token": int(k), "weight": float(row[k])} for k in top]
             for read, k in zip(reads, top, strict=True):
                 read |= {"word": self.words[k]} if self.words else {}
-            nodes.append({"module": module, "degree": float(degree[module]), "reads": reads})
-        links = [{"a": a, "b": b, "probability": chance} for a, b, chance in self.edges(least)]
+            name = self.names[module]
+            nodes.append({"module": name, "degree": float(degree[module]), "reads": reads})
+        links = [
+            {"a": self.names[a], "b": self.names[b], "probability": chance}
+            for a, b, chance in self.edges(least)
+        ]
         return {"nodes": nodes, "links": links, "least": least}
 
 

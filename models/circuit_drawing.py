@@ -42,7 +42,7 @@ def circuit_png(
     if circuit.grid is None:
         _draw_reading(figure.add_subplot(left), shown)
     else:
-        above, below = left.subgridspec(2, 1, height_ratios=(1.2, 1.0))
+        above, below = left.subgridspec(2, 1, height_ratios=(1.7, 1.0))
         _draw_image(figure.add_subplot(above), shown, image)
         _draw_maps(figure, below, shown)
     figure.suptitle(title or "Circuit", x=0.01, ha="left", fontsize=13, color=_INK, weight="bold")
@@ -101,7 +101,7 @@ def _draw_dots(axes: Any, circuit: SampleCircuit, place: np.ndarray) -> None:
     )  # fmt: skip
     for module in np.argsort(-degree, kind="stable")[:_ROWS]:
         axes.annotate(
-            str(module), place[module], color=_INK, fontsize=7, zorder=3,
+            str(circuit.names[module]), place[module], color=_INK, fontsize=7, zorder=3,
             xytext=(7, 5), textcoords="offset points",
         )  # fmt: skip
     bar = axes.figure.colorbar(dots, ax=axes, shrink=0.5, pad=0.01)
@@ -113,11 +113,11 @@ def _draw_thumbnails(axes: Any, circuit: SampleCircuit, place: np.ndarray) -> No
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
     maps = _maps(circuit)
-    side_px = max(14, min(40, round(330 / np.sqrt(len(maps)))))
-    repeat = max(1, side_px // maps.shape[1])
+    side_points = max(7.0, min(26.0, 190 / np.sqrt(len(maps))))
+    repeat = max(1, 48 // maps.shape[1])  # an offset image is smoothed: give it many pixels a cell
     for centre, each in zip(place, maps, strict=True):
         fine = np.kron(each / max(each.max(), 1e-12), np.ones((repeat, repeat)))
-        picture = OffsetImage(fine, cmap=_HEAT, zoom=side_px / fine.shape[0], resample=False)
+        picture = OffsetImage(fine, cmap=_HEAT, zoom=side_points / fine.shape[0])
         frame = {"edgecolor": _INK, "linewidth": 0.6, "boxstyle": "square,pad=0.02"}
         axes.add_artist(AnnotationBbox(picture, centre, pad=0, bboxprops=frame, zorder=2))
 
@@ -144,18 +144,25 @@ def _draw_maps(figure: Any, place: Any, circuit: SampleCircuit) -> None:
     maps = _maps(circuit)
     best = np.argsort(-circuit.degree, kind="stable")[:_ROWS]
     columns = 6
-    grid = place.subgridspec(2, columns, wspace=0.08, hspace=0.3)
+    # A row of its own for the heading: a title over one map would be cut at the map's width.
+    grid = place.subgridspec(3, columns, wspace=0.08, hspace=0.05, height_ratios=(0.12, 1, 1))
+    heading = figure.add_subplot(grid[0, :])
+    heading.set_axis_off()
+    text = "what the best connected modules read"
+    heading.text(0, 0, text, fontsize=9, color=_INK, va="bottom", transform=heading.transAxes)
     for k, module in enumerate(best):
-        axes = figure.add_subplot(grid[k // columns, k % columns])
+        axes = figure.add_subplot(grid[1 + k // columns, k % columns])
         axes.imshow(maps[module], cmap=_HEAT, vmin=0)
         axes.set(xticks=[], yticks=[])
-        axes.set_title(str(module), fontsize=7, color=_QUIET, pad=2)
+        axes.set_title(str(circuit.names[module]), fontsize=7, color=_QUIET, pad=2)
 
 
 def _draw_reading(axes: Any, circuit: SampleCircuit) -> None:
     best = np.argsort(-circuit.degree, kind="stable")[:_ROWS]
-    axes.imshow(circuit.attention[best].T, cmap=_HEAT, vmin=0, aspect="auto", interpolation="none")
-    axes.set_xticks(range(len(best)), [str(module) for module in best], fontsize=7)
+    # The root of the weights: a module that reads twenty places has 0.05 for each.
+    shown = np.sqrt(circuit.attention[best].T)
+    axes.imshow(shown, cmap=_HEAT, vmin=0, vmax=1, aspect="auto", interpolation="none")
+    axes.set_xticks(range(len(best)), [str(circuit.names[k]) for k in best], fontsize=7)
     axes.set_title("what the best connected modules read", fontsize=9, loc="left", color=_INK)
     axes.set_xlabel("module", fontsize=8, color=_QUIET)
     if circuit.words is not None:

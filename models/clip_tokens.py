@@ -129,10 +129,11 @@ def checked_merges(lines: Sequence[str], vocabulary: int) -> tuple[str, ...]:
     """
     room = vocabulary - BYTES - 2
     pairs = [line.strip() for line in lines if "#version" not in line and len(line.split()) == 2]
-    if len(pairs) < room:
+    if not 0 <= room <= len(pairs):
         raise SaccadeError(
-            f"the vocabulary's file holds {len(pairs)} merges (lines of two words), {vocabulary} "
-            f"tokens have {room}. Pass the merges file that the model was trained with."
+            f"the vocabulary's file holds {len(pairs)} merges (lines of two words), but "
+            f"{vocabulary} tokens have {room} beside {BYTES} bytes, start and end. "
+            "Pass the merges file that the model was trained with."
         )
     return tuple(pairs[:room])
 

@@ -9,6 +9,7 @@ from saccade.models.tv_dykstra import inside_grid, tv_dykstra
 from saccade.models.vqa_config import VQAConfig
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.ops import sparsemax, tvmax
+from saccade.plugins.tvmax import SMALLEST_FLOAT32_TOLERANCE
 
 _MASKED_BELOW = -1e8  # as the op has it
 
@@ -77,7 +78,7 @@ class GridPlaces:
 def grid_attention(
     scores: Tensor, places: GridPlaces, config: VQAConfig
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The weights of the rows, as a map, and with exact TVMAX the bound on its error.
+    """The weights of the rows, as a map, and with exact TVMAX a bound on its error.
 
     A zero row inside a grid comes in masked and stays without weight under TVMAX, where it pulls
     its neighbours down by lam. A grid of nothing but masked cells counts as one without any.
@@ -99,7 +100,15 @@ def grid_attention(
         return _authors(z, masked, places, config)
     options = {"tolerance": config.tolerance, "max_iterations": config.max_iterations}
     weights, error = tvmax(z, config.lam, places.sizes, return_error=True, **options)
-    return places.to_rows(weights), weights, error
+    return places.to_rows(weights), weights, error.clamp(min=allowed_error(config))
+
+
+def allowed_error(config: VQAConfig) -> float:
+    """What TVMAX is asked for; a bound below it says no more in one precision than in another.
+
+    Units: Euclidean distance of a map from the exact one.
+    """
+    return max(config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
 
 
 def _authors(

@@ -46,9 +46,25 @@ def attention_weights(scores: Tensor, kind: str) -> Tensor:
     return sparsemax(scores) if kind == "sparsemax" else scores.softmax(-1)
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Shapes: x [b n d] -> [b heads n d/heads]."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    masked: Tensor,
+    heads: int,
+    kind: str,
+    dropout: nn.Module | None = None,
+) -> Tensor:
+    """What each query sees of the values by all heads together; queries come scaled.
+
+    Shapes: queries [b n d], keys and values [b m d], masked [b m] bool -> [b n d].
+    """
+    split = [x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (queries, keys, values)]
+    scores = (split[0] @ split[1].mT).masked_fill(masked[:, None, None], MASKED)
+    weights = attention_weights(scores, kind)
+    if dropout is not None:
+        weights = dropout(weights)
+    return (weights @ split[2]).transpose(1, 2).flatten(2)
 
 
 class Attention(nn.Module):
@@ -67,13 +83,10 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, source: Tensor, masked: Tensor) -> Tensor:
-        queries = split_heads(self.queries(x), self.heads)
-        keys = split_heads(self.keys(source), self.heads)
-        values = split_heads(self.values(source), self.heads)
-        scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
-        scores = scores.masked_fill(masked[:, None, None], MASKED)
-        weights = self.dropout(attention_weights(scores, self.kind))
-        return self.out((weights @ values).transpose(1, 2).flatten(2))
+        queries = self.queries(x) / math.sqrt(x.shape[-1] // self.heads)
+        keys, values = self.keys(source), self.values(source)
+        seen = attend(queries, keys, values, masked, self.heads, self.kind, self.dropout)
+        return self.out(seen)
 
 
 class FeedForward(nn.Module):

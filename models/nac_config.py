@@ -4,6 +4,7 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from saccade.models.data.listops import VOCABULARY
 from saccade.plugins.errors import SaccadeError
 
 CHOICES = {
@@ -207,7 +208,6 @@ class NACConfig:
 
 _COLOUR: dict[str, Any] = {"channels": 3, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 _WIDE: dict[str, Any] = {"dim": 128, "code_dim": 64, "ffn_dim": 256}
-LISTOPS_WORDS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 
 # Named sizes. Of the last five the paper states the input, the classes, and for ImageNet 1,024
 # modules and 8 propagator layers; the widths are this package's.
@@ -228,8 +228,10 @@ PRESETS: dict[str, NACConfig] = {
         width_px=32,
         patch_px=4,
         modules=256,
-        readout_modules=4,
-        **{"propagator_layers": 4, "heads": 4, "signature_init": "random", **_COLOUR, **_WIDE},
+        propagator_layers=4,
+        signature_init="random",
+        **_COLOUR,
+        **_WIDE,
     ),
     "tiny-imagenet": NACConfig(
         height_px=64,
@@ -237,29 +239,34 @@ PRESETS: dict[str, NACConfig] = {
         patch_px=8,
         tokenizer="conv",
         modules=256,
-        **{"propagator_layers": 8, "classes": 200, **_COLOUR, **_WIDE},
+        propagator_layers=8,
+        classes=200,
+        **_COLOUR,
+        **_WIDE,
     ),
     "imagenet": NACConfig(
         height_px=224,
         width_px=224,
         patch_px=28,
         tokenizer="conv",
-        **{"modules": 1024, "propagator_layers": 8, "classes": 1000, **_COLOUR, **_WIDE},
+        modules=1024,
+        propagator_layers=8,
+        classes=1000,
+        **_COLOUR,
+        **_WIDE,
     ),
     "points": NACConfig(
-        **{"input": "points", "max_tokens": 2048, "modules": 256, "classes": 40, **_WIDE},
+        input="points", max_tokens=2048, modules=256, propagator_layers=4, classes=40, **_WIDE
     ),
     "listops": NACConfig(
         input="characters",
-        vocabulary=LISTOPS_WORDS,
+        vocabulary=VOCABULARY,
         max_tokens=2000,
-        **{"modules": 256, "propagator_layers": 4, **_WIDE},
+        modules=256,
+        propagator_layers=4,
+        **_WIDE,
     ),
     "text-bytes": NACConfig(
-        input="bytes",
-        max_tokens=4000,
-        modules=256,
-        classes=2,
-        **{"propagator_layers": 4, **_WIDE},
+        input="bytes", max_tokens=4000, modules=256, propagator_layers=4, classes=2, **_WIDE
     ),
 }

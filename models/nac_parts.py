@@ -41,7 +41,7 @@ def nac_part(model: Detailed) -> Part:
     config = model.config
 
     def run(**inputs: Tensor) -> dict[str, Tensor]:
-        return model.details(*_arguments(config, inputs))
+        return model.details(*model_arguments(config, inputs))
 
     def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         return random_inputs(config, rng, count)
@@ -96,6 +96,22 @@ def input_names(config: NACConfig) -> tuple[str, ...]:
 def length_names(config: NACConfig) -> tuple[str, ...]:
     """length, or length and length_b."""
     return ("length", "length" + SECOND)[: config.input_sets]
+
+
+def model_arguments(config: NACConfig, inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """The arguments of a NAC's methods from tensors by the names of a file's inputs.
+
+    Shapes: -> x, length, condition, condition_length; the inputs of a pair stacked as [b 2 ...].
+    """
+
+    def together(names: tuple[str, ...]) -> Tensor | None:
+        if names[0] not in inputs:
+            return None
+        found = [inputs[name] for name in names]
+        return found[0] if len(found) == 1 else stack(found, 1)
+
+    conditions = (inputs.get("condition"), inputs.get("condition_length"))
+    return (together(input_names(config)), together(length_names(config)), *conditions)
 
 
 def random_inputs(config: NACConfig, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
@@ -153,17 +169,6 @@ def nac_facts(config: NACConfig) -> dict[str, Any]:
         if config.input == "image"
         else None,
     }
-
-
-def _arguments(config: NACConfig, inputs: Mapping[str, Tensor]) -> tuple[Tensor | None, ...]:
-    def together(names: tuple[str, ...]) -> Tensor | None:
-        if names[0] not in inputs:
-            return None
-        found = [inputs[name] for name in names]
-        return found[0] if len(found) == 1 else stack(found, 1)
-
-    conditions = (inputs.get("condition"), inputs.get("condition_length"))
-    return (together(input_names(config)), together(length_names(config)), *conditions)
 
 
 def _open_axis(field: str, what: str) -> str:

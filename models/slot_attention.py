@@ -67,7 +67,7 @@ class SlotModel(nn.Module):
     config_class = SlotConfig
 
     def __init__(self, config: SlotConfig, *, fresh: bool = True) -> None:
-        """Weights are drawn from config.seed; `fresh` is false where they are about to be loaded."""
+        """Weights are drawn from config.seed; it costs nothing to draw those to be loaded."""
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):

@@ -192,21 +192,41 @@ class SlotConfig:
 
 _TETROMINOES = {"height_px": 20, "width_px": 20, "decoder_height": 20, "decoder_width": 20}
 _TINY = {
-    **{"height_px": 14, "width_px": 14, "decoder_height": 14, "decoder_width": 14},
-    **{"encoder_channels": (8, 8), "encoder_kernels": (5, 5), "encoder_strides": (1, 2)},
-    **{"slot_dim": 16, "qkv_dim": 16, "mlp_dim": 16, "grid_mlp_dim": 16},
+    "height_px": 14,
+    "width_px": 14,
+    "decoder_height": 14,
+    "decoder_width": 14,
+    "encoder_channels": (8, 8),
+    "encoder_kernels": (5, 5),
+    "encoder_strides": (1, 2),
+    "slot_dim": 16,
+    "qkv_dim": 16,
+    "mlp_dim": 16,
+    "grid_mlp_dim": 16,
     "decoder_channels": (16, 16),
 }
 _SMALL = {
-    **{"encoder_channels": (32,) * 3, "encoder_kernels": (5,) * 3, "encoder_strides": (1,) * 3},
-    **{"slot_dim": 32, "qkv_dim": 32, "mlp_dim": 64, "grid_mlp_dim": 32},
+    "encoder_channels": (32,) * 3,
+    "encoder_kernels": (5,) * 3,
+    "encoder_strides": (1,) * 3,
+    "slot_dim": 32,
+    "qkv_dim": 32,
+    "mlp_dim": 64,
+    "grid_mlp_dim": 32,
     "decoder_channels": (64,) * 3,
 }
 _CLEVR = {
-    **{"height_px": 128, "width_px": 128, "slots": 11, "encoder_strides": (2, 2, 1, 1)},
-    **{"decoder": "cnn", "decoder_height": 16, "decoder_width": 16},
-    **{"decoder_channels": (64,) * 5, "decoder_kernels": (5,) * 5},
-    **{"decoder_strides": (2, 2, 2, 1, 1), "decoder_transposed": (True,) * 3 + (False,) * 2},
+    "height_px": 128,
+    "width_px": 128,
+    "slots": 11,
+    "encoder_strides": (2, 2, 1, 1),
+    "decoder": "cnn",
+    "decoder_height": 16,
+    "decoder_width": 16,
+    "decoder_channels": (64,) * 5,
+    "decoder_kernels": (5,) * 5,
+    "decoder_strides": (2, 2, 2, 1, 1),
+    "decoder_transposed": (True,) * 3 + (False,) * 2,
 }
 _BASELINE = {"attention": "sa", "grid_embedding": "project_add", "grid_embedding_mlp": 64}
 _SCALED = {"attention": "ts-sa", "scales_factor": 5.0}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From slots to a picture: each slot is broadcast to its own grid and paints, alphas share out."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -60,9 +61,7 @@ class MLPBackbone(nn.Module):
     def __init__(self, config: SlotConfig) -> None:
         super().__init__()
         widths = (config.slot_dim, *config.decoder_channels)
-        pairs = zip(widths, widths[1:], strict=False)
-        self.layers = nn.ModuleList(linear(*pair) for pair in pairs)
-        self.grow = 1
+        self.layers = nn.ModuleList(linear(*pair) for pair in pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -79,7 +78,7 @@ class CNNBackbone(nn.Module):
 
     def __init__(self, config: SlotConfig) -> None:
         super().__init__()
-        inputs, layers, self.grow = config.slot_dim, [], 1
+        inputs, layers = config.slot_dim, []
         for outputs, kernel, stride, transposed in zip(
             config.decoder_channels,
             config.decoder_kernels,
@@ -89,7 +88,6 @@ class CNNBackbone(nn.Module):
         ):
             layer = TransposedConv if transposed else SameConv
             layers.append(layer(inputs, outputs, kernel, stride))
-            self.grow *= stride if transposed else 1
             inputs = outputs
         self.layers = nn.ModuleList(layers)
 

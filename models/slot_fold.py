@@ -66,11 +66,9 @@ class Projection(nn.Module):
         super().__init__()
         # Constants are worked out in float64; those of training stay in the type of the weights.
         exact = layer.weight.dtype if live else torch.float64
-        weight, grid, bias, widen, offset = (
-            each.to(exact)
-            for each in (layer.weight, source.grid.weight, source.grid.bias)
-            + (source.widen.weight, source.widen.bias)
-        )
+        weight = layer.weight.to(exact)
+        grid, bias = source.grid.weight.to(exact), source.grid.bias.to(exact)
+        widen, offset = source.widen.weight.to(exact), source.widen.bias.to(exact)
         self.eps: float | None = None
         if isinstance(source.norm, nn.LayerNorm):
             self.eps = source.norm.eps
@@ -163,8 +161,7 @@ class FoldedDecoder(Decoder):
 
     def __init__(self, source: Decoder) -> None:
         super().__init__(source.config)
-        self.load_state_dict(source.state_dict())
-        self.to(source.alpha.weight.dtype)
+        self.to(source.alpha.weight.dtype).load_state_dict(source.state_dict())
         first = self.backbone.layers[0]
         constants = {
             "readout_weight": torch.cat([self.alpha.weight, self.colour.weight]),

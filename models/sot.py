@@ -89,9 +89,9 @@ class SoT(nn.Module):
             return torch.stack([F.cross_entropy(each, labels) for each in given]).sum()
         return F.cross_entropy(torch.stack(given).sum(0), labels)
 
-    def outputs(self, image: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
+    def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
         """Everything that is exported, of one pass."""
-        return outputs_of(self, image, length)
+        return outputs_of(self, x, length)
 
     def parts(self) -> tuple[Part, ...]:
         """The one file: image, or tokens and length, to logits, probabilities and embedding."""

@@ -196,7 +196,7 @@ _IMAGENET: dict[str, Any] = {
 
 def official_sot(**values: Any) -> SoTConfig:
     """A SoT with the numerics that the authors' models were trained with."""
-    fixed: dict[str, Any] = {"token_embedding": "densenet", "pool_heads": 6, "fusion": "sum"}
+    fixed: dict[str, Any] = {"token_embedding": "densenet", "pool_heads": 6, "position": "sinusoid"}
     return SoTConfig(**_IMAGENET | AUTHORS | fixed | values)
 
 
@@ -258,7 +258,7 @@ PRESETS: dict[str, SoTConfig] = {
     "deit-tiny-distilled": deit(192, 12, distillation=True),
     "deit-tiny-sot": deit(192, 12, fusion="sum"),
     "swin-tiny": swin(96, (2, 2, 6, 2), (3, 6, 12, 24)),
-    "swin-tiny-sot": swin(96, (2, 2, 6, 2), (3, 6, 12, 24), pooling="mgcrp", m=14, n=14),
+    "swin-tiny-sot": swin(96, (2, 2, 6, 2), (3, 6, 12, 24), pooling="mgcrp", m=24, n=24),
     "sot-digits": SoTConfig(),
     "sot-shapes": SoTConfig(
         height_px=64,

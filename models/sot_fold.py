@@ -49,9 +49,9 @@ class FoldedSoT(nn.Module):
         """
         return self.outputs(x, length)["logits"]
 
-    def outputs(self, image: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
+    def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
         """Everything that is exported, of one pass."""
-        return outputs_of(self, image, length)
+        return outputs_of(self, x, length)
 
     def parts(self) -> tuple[Part, ...]:
         """As the unfolded model's."""

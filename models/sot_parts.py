@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from saccade.models.interface import Arrays, Law, Part, TensorSpec
 from saccade.models.sot_config import SoTConfig
@@ -25,13 +26,20 @@ def sot_parts(model: Any) -> tuple[Part, ...]:
         if config.normalization == "svpn":
             laws["svpn_singular_values"] = SpectrumLaw(model)
     text = config.input == "tokens"
+
+    def run_image(image: Tensor) -> dict[str, Tensor]:
+        return model.outputs(image)
+
+    def run_text(tokens: Tensor, length: Tensor) -> dict[str, Tensor]:
+        return model.outputs(tokens, length)
+
     return (
         Part(
             role="",
             inputs=_text_inputs(config) if text else (_image_input(config),),
             outputs=("logits", "probabilities", "embedding"),
             optional=tuple(optional),
-            run=model.outputs,
+            run=run_text if text else run_image,
             random=_random_text(config) if text else None,
             laws=laws,
         ),

@@ -118,11 +118,13 @@ class FoldedSparo(nn.Module):
         self.eval()
 
     def _fold_read_outs(self) -> None:
-        query = self.image_pool.read_out.query
-        self.image_pool.read_out = FoldedReadOut(self.image_pool.read_out, query)
-        if self.config.text:
-            own = query if self.config.share_queries else self.text_pool.read_out.query
-            self.text_pool.read_out = FoldedReadOut(self.text_pool.read_out, own)
+        pools = [self.image_pool, *([self.text_pool] if self.config.text else [])]
+        sources = [each.read_out for each in pools if isinstance(each.read_out, ReadOut)]
+        shared = sources[0].query
+        for each, source in zip(pools, sources, strict=True):
+            query = shared if source.query is None else source.query
+            assert query is not None
+            each.read_out = FoldedReadOut(source, query)
 
     def encode_image(self, image: Tensor) -> Pooled:
         """As Sparo.encode_image."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import grad
 from torch.nn import functional as F
 
 from saccade.models.sparo import Sparo
@@ -20,6 +21,7 @@ from saccade.plugins.files import write_atomically
 
 KINDS = ("accuracy", "negatives", "slot", "dimension")
 _KEYS = {"order", "mask", "kind", "data", "checkpoint_sha256"}
+_MOMENTUM = 0.9
 _BATCH = 256  # samples of a step; the paper does not say
 
 
@@ -81,7 +83,8 @@ def train_masks(
     shape = image.shape[1:] if kind == "dimension" else (*image.shape[1:2], 1)
     theta = torch.zeros(shape, requires_grad=True)
     alpha = torch.tensor(math.log(100.0), requires_grad=True)
-    optimizer = torch.optim.SGD([theta, alpha], lr=learning_rate, momentum=0.9)
+    learned = (theta, alpha)
+    speed = [torch.zeros_like(each) for each in learned]
     generator = torch.Generator().manual_seed(seed)
     best, kept = _fit(image, texts, _mask(theta, alpha)), _mask(theta, alpha).detach()
     for _ in range(epochs):
@@ -89,9 +92,10 @@ def train_masks(
             cosines = _cosines(image[chosen], [each[chosen] for each in texts], _mask(theta, alpha))
             target = torch.zeros(len(chosen), dtype=torch.long)
             loss = F.cross_entropy(_scale(alpha) * cosines, target)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            with torch.no_grad():
+                for each, v, slope in zip(learned, speed, grad(loss, learned), strict=True):
+                    v.mul_(_MOMENTUM).add_(slope)
+                    each.sub_(learning_rate * v)
         fit = _fit(image, texts, _mask(theta, alpha))
         if fit > best:
             best, kept = fit, _mask(theta, alpha).detach()
@@ -167,16 +171,16 @@ def read_selection(path: Path) -> dict[str, Any]:
 
 
 def with_selection(
-    model: Sparo, chosen: Mapping[str, Any], checkpoint_sha256: str | None = None
+    model: nn.Module, chosen: Mapping[str, Any], checkpoint_sha256: str | None = None
 ) -> Sparo:
     """The model with that order of slots, by which budgets keep them, and with that mask.
 
     Raises: SaccadeError if the order is none of this model's slots, the mask has another shape,
         or the selection was made for another checkpoint (where its hash is given).
     """
+    if not isinstance(model, Sparo) or model.config.pooling != "sparo":
+        raise SaccadeError("this model has no slots to select. Use a SPARO, not a baseline.")
     config = model.config
-    if config.pooling != "sparo":
-        raise SaccadeError(f"a model with pooling '{config.pooling}' has no slots to select.")
     if checkpoint_sha256 not in (None, chosen["checkpoint_sha256"]):
         raise SaccadeError(
             f"slots were selected for checkpoint {chosen['checkpoint_sha256'][:12]}, this one is "

@@ -183,9 +183,7 @@ def grid_places(inputs: dict[str, Tensor], config: VQAConfig) -> GridPlaces:
     return GridPlaces(config, inputs["sizes"])
 
 
-def given_rows(
-    features: Tensor, places: GridPlaces, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def given_rows(features: Tensor, places: GridPlaces, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Features as rows, and which rows are masked: those outside a grid, and all-zero ones.
 
     Shapes: features [b H W c] or [b n c] -> [b n c], [b n] bool.

@@ -25,7 +25,6 @@ COUNTS = (
     *("word_dim", "dim", "heads", "layers", "hidden", "pool_hidden", "pool_dim", "answers"),
     *("max_iterations", "rounds"),
 )
-SMALLEST_CELL_PX = 4
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class VQAConfig:
     image: str = "grid"  # what is looked at; both: two decoders, one for each
     features: str = "image"  # pixels for the small encoder here, or features of another network
     layout: str = "grid"  # given grid features: [b H W c], or padded rows [b rows c]
-    height_px: int = 64
-    width_px: int = 64
+    height_px: int = 48
+    width_px: int = 48
     channels: int = 3
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # per channel, of pixels scaled to [0, 1]
-    std: tuple[float, ...] = (0.25, 0.25, 0.25)
+    mean: tuple[float, ...] = (0.47, 0.47, 0.47)  # per channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = (0.16, 0.16, 0.16)
     grid: tuple[int, int] = (8, 8)  # the largest height and width
     rows: int = 0  # of the padded layout; a grid's first height x width rows are its cells
     feature_dim: int = 64  # of a cell
@@ -56,12 +55,12 @@ class VQAConfig:
     tokens: int = 64  # ids of the vocabulary
     words: tuple[str, ...] = ()  # none: the caller makes the ids
     vocabulary: str = "words"  # word_tokens.WordVocabulary; listed: a word's place is its id
-    question_length: int = 14
+    question_length: int = 20
     word_dim: int = 32
     dim: int = 64
     heads: int = 4
     layers: int = 2  # of the encoder and of each decoder
-    hidden: int = 256  # of the feed-forward layers
+    hidden: int = 128  # of the feed-forward layers
     pool_hidden: int = 64  # of the two layers that score words, cells and boxes
     pool_dim: int = 128
     answers: int = 10
@@ -117,9 +116,10 @@ class VQAConfig:
         self._expect("std", min(self.std) > 0, "above 0")
         height, width = self.grid
         side = self.height_px // height
-        fits = side >= SMALLEST_CELL_PX and side & (side - 1) == 0
-        fits = fits and (self.height_px, self.width_px) == (side * height, side * width)
-        self._expect("grid", fits, "cells of 4x4, 8x8, 16x16, ... pixels that cover the image")
+        fits = (self.height_px, self.width_px) == (side * height, side * width)
+        fits = fits and _without_factors(side, (2, 3)) == 1 and side > 1
+        self._expect("grid", fits, "cells of 2, 3, 4, 6, 8, 12, ... pixels that cover the image")
+        self._expect("feature_dim", self.feature_dim % 4 == 0, "a multiple of 4")
 
     def _check_words(self) -> None:
         if self.words:
@@ -143,6 +143,16 @@ class VQAConfig:
     def has_boxes(self) -> bool:
         """Whether boxes come in."""
         return self.image in ("boxes", "both")
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The steps from pixels to cells: by 3 first, where the cell has that factor, then by 2."""
+        side, found = self.height_px // self.grid[0], []
+        for factor in (3, 2):
+            while side % factor == 0:
+                side //= factor
+                found.append(factor)
+        return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
@@ -174,6 +184,13 @@ class VQAConfig:
 
 def _is_count(value: object, smallest: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+
+
+def _without_factors(number: int, factors: tuple[int, ...]) -> int:
+    for factor in factors:
+        while number > 0 and number % factor == 0:
+            number //= factor
+    return number
 
 
 _MCAN = VQAConfig(

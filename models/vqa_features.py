@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From pixels to the cells of a grid: the encoder of small models."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +12,7 @@ _GROUPS, _POSITION_STD = 4, 0.02
 
 
 class ImageCells(nn.Module):
-    """Convolutions that halve the side until the grid is left, one more, and a learned position.
+    """Convolutions down to the grid, each step down followed by one that stays; a position.
 
     Shapes: image [b h w c], values 0 to 255 of any type -> [b (H W) feature_dim].
     """
@@ -27,17 +25,18 @@ class ImageCells(nn.Module):
         self.size = (config.height_px, config.width_px, config.channels)
         self.register_buffer("mean", torch.tensor(config.mean), persistent=False)
         self.register_buffer("std", torch.tensor(config.std), persistent=False)
-        halvings = round(math.log2(config.height_px // config.grid[0]))
-        widths = [_width(config.feature_dim, halvings - 1 - step) for step in range(halvings)]
-        steps = list(zip([config.channels, *widths], [*widths, config.feature_dim], strict=True))
-        self.layers = nn.ModuleList(
-            nn.Conv2d(before, after, 5 if i == 0 else 3, 2 if i < halvings else 1, 2 if i == 0 else 1)
-            for i, (before, after) in enumerate(steps)
-        )
-        self.norms = nn.ModuleList(nn.GroupNorm(_GROUPS, after) for _, after in steps)
-        for layer in self.layers:
+        layers, before = [], config.channels
+        for stride, width in zip(config.strides, _widths(config), strict=True):
+            layers.append(
+                nn.Conv2d(before, width, 5 if not layers else 3, stride, 2 - bool(layers))
+            )
+            layers.append(nn.Conv2d(width, width, 3, padding=1))
+            before = width
+        self.layers = nn.ModuleList(layers)
+        self.norms = nn.ModuleList(nn.GroupNorm(_GROUPS, each.out_channels) for each in layers)
+        for layer in layers:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
         cells = config.grid[0] * config.grid[1]
         self.position = nn.Parameter(_POSITION_STD * torch.randn(cells, config.feature_dim))
 
@@ -53,6 +52,12 @@ class ImageCells(nn.Module):
         return x.flatten(2).mT
 
 
-def _width(channels: int, halvings_left: int) -> int:
-    """Half the channels for each halving that is still to come, in whole groups."""
-    return max(2 * _GROUPS, (channels >> halvings_left) // _GROUPS * _GROUPS)
+def _widths(config: VQAConfig) -> list[int]:
+    """Channels double with each step down to those of a cell; all in whole groups."""
+    last = len(config.strides) - 1
+    return [
+        config.feature_dim
+        if step == last
+        else max(2 * _GROUPS, (config.feature_dim >> (last - step)) // _GROUPS * _GROUPS)
+        for step in range(last + 1)
+    ]

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from saccade.models.image_attention import allowed_error
 from saccade.models.interface import Arrays, Law, Part, Setting, TensorSpec
 from saccade.models.vqa_config import VQAConfig
 from saccade.models.word_tokens import WordVocabulary
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.tvmax import SMALLEST_FLOAT32_TOLERANCE
 
 _WHOLE = Setting("b1000", 1.0, 1, 1, "model")
 _SUM_TOLERANCE = 1e-4  # of a map's weights, from 1
@@ -112,7 +112,7 @@ def _laws(config: VQAConfig) -> Mapping[str, Law]:
     if (config.attention if config.has_grid else config.box_attention) != "softmax":
         laws["attention_support"] = _same_support
     if _has_error(config):
-        allowed = max(config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
+        allowed = allowed_error(config) * (1 + 1e-6)  # it comes as float32
 
         def tv_error(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
             error = found.get("tv_error")

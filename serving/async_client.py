@@ -3,7 +3,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -65,13 +64,12 @@ class AsyncClient:
         top: int = 3,
         labels: Sequence[str] = (),
         templates: Sequence[str] = (),
-        merges: Path | None = None,
     ) -> list[Classification]:
         """The `top` labels of each image, by the variant that the one parameter chooses.
 
         Without `labels` they are the model's, or those it was deployed with. With them a model
         of image and text compares the image with each label in each template, such as
-        "a photo of a {}"; `merges` is the tokenizer's file where the model has one of its own.
+        "a photo of a {}".
         """
         parameters = choice(budget, min_score, max_latency_ms)
         if not labels:
@@ -79,7 +77,7 @@ class AsyncClient:
                 raise SaccadeError("templates were given without labels. Give both, or neither.")
             return await self._run(operations.classify(images, parameters, top))
         labelling = Labelling(tuple(labels), tuple(templates) or TEMPLATES)
-        steps = operations.classify_as(images, labelling, parameters, top, merges)
+        steps = operations.classify_as(images, labelling, parameters, top)
         return await self._run(steps)
 
     async def embed(
@@ -95,14 +93,13 @@ class AsyncClient:
         self,
         texts: Sequence[str],
         budget: float | None = None,
-        merges: Path | None = None,
         truncate: bool = False,
     ) -> Embeddings:
         """One vector a text, all of the same variant; long texts are cut only if asked to.
 
         Shapes: vectors float32 [n d].
         """
-        return await self._run(operations.embed_text(texts, choice(budget), merges, truncate))
+        return await self._run(operations.embed_text(texts, choice(budget), truncate))
 
     async def segment(
         self,

@@ -12,17 +12,26 @@ import tyro
 
 from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.plugins.errors import SaccadeError
-from saccade.serving import commands
+from saccade.serving import call_commands, commands, model_commands
 
 COMMANDS: dict[str, Callable[..., commands.Answer]] = {
-    "train": commands.train,
+    "train": model_commands.train,
+    "convert": model_commands.convert,
+    "models": model_commands.models,
+    "select": model_commands.select,
+    "evaluate": model_commands.evaluate,
     "export": commands.export,
     "verify": commands.verify,
     "bench": commands.bench,
     "repository": commands.repository,
     "serve": commands.serve,
-    "classify": commands.classify,
-    "embed": commands.embed,
+    "classify": call_commands.classify,
+    "embed": call_commands.embed,
+    "segment": call_commands.segment,
+    "answer": call_commands.answer,
+    "caption": call_commands.caption,
+    "edit": call_commands.edit,
+    "show": call_commands.show,
     "demo": commands.demo,
     "ops": commands.ops,
     "doctor": commands.doctor,
@@ -64,7 +73,7 @@ def _dispatch(arguments: Sequence[str]) -> commands.Answer:
         dict(COMMANDS),
         prog="saccade",
         description="Checkpoints of attention-structured vision models to a served model.",
-        args=list(arguments),
+        args=_with_signs(arguments, "--move"),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=_ways_to_write(),
     )
@@ -125,6 +134,17 @@ def _refuse_twice(arguments: Sequence[str], flag: str) -> None:
     # The parser would take the last one and forget the others.
     if sum(word == flag or word.startswith(f"{flag}=") for word in arguments) > 1:
         raise SaccadeError(f"{flag} is given twice. Give it once: {flag} key=value key=value.")
+
+
+def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:
+    """Numbers such as -0.1,0.3 joined to their flag: alone they would look like a flag."""
+    found: list[str] = []
+    for word in arguments:
+        if found and found[-1] == flag and word.startswith("-") and word[1:2] in "0123456789.":
+            found[-1] = f"{flag}={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def _shown(value: float | str) -> str:

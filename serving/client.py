@@ -2,7 +2,6 @@
 """Ask a running server: labels, embeddings, slots, answers, captions, and anything else."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -111,13 +110,12 @@ class Client:
         top: int = 3,
         labels: Sequence[str] = (),
         templates: Sequence[str] = (),
-        merges: Path | None = None,
     ) -> list[Classification]:
         """The `top` labels of each image, by the variant that the one parameter chooses.
 
         Without `labels` they are the model's, or those it was deployed with. With them a model
         of image and text compares the image with each label in each template, such as
-        "a photo of a {}"; `merges` is the tokenizer's file where the model has one of its own.
+        "a photo of a {}".
         """
         parameters = choice(budget, min_score, max_latency_ms)
         if not labels:
@@ -125,7 +123,7 @@ class Client:
                 raise SaccadeError("templates were given without labels. Give both, or neither.")
             return self._run(operations.classify(images, parameters, top))
         labelling = Labelling(tuple(labels), tuple(templates) or TEMPLATES)
-        steps = operations.classify_as(images, labelling, parameters, top, merges)
+        steps = operations.classify_as(images, labelling, parameters, top)
         return self._run(steps)
 
     def embed(
@@ -141,14 +139,13 @@ class Client:
         self,
         texts: Sequence[str],
         budget: float | None = None,
-        merges: Path | None = None,
         truncate: bool = False,
     ) -> Embeddings:
         """One vector a text, all of the same variant; long texts are cut only if asked to.
 
         Shapes: vectors float32 [n d].
         """
-        return self._run(operations.embed_text(texts, choice(budget), merges, truncate))
+        return self._run(operations.embed_text(texts, choice(budget), truncate))
 
     def segment(
         self,

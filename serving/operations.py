@@ -6,7 +6,6 @@ and is sent the router's view; what it returns is what the caller asked for.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +23,7 @@ from saccade.serving.answers import (
 from saccade.serving.embeddings import Embeddings
 from saccade.serving.images import Image, encoded
 from saccade.serving.router_view import RouterView
-from saccade.serving.text_tokens import check_texts, text_tokens
+from saccade.serving.text_tokens import question_tokens, text_tokens
 from saccade.serving.wire import Call, array_calls, choice, image_calls, made_by, output
 from saccade.serving.zero_shot import Labelling, probabilities
 
@@ -49,7 +48,6 @@ def classify_as(
     labelling: Labelling,
     parameters: Mapping[str, str],
     top: int,
-    merges: Path | None,
 ) -> Steps[list[Classification]]:
     """The best of the given labels for each image: both towers of one variant are asked."""
     _check_top(top)
@@ -61,7 +59,7 @@ def classify_as(
         )
     coded = yield from embed(images, parameters)
     facts = view.facts(coded.variant)
-    tokens = text_tokens(labelling.prompts(), facts, merges=merges)
+    tokens = text_tokens(labelling.prompts(), facts)
     texts = yield from _embed_tokens(tokens, view, coded.variant)
     texts.check_comparable(coded)
     chances = probabilities(coded.vectors, labelling.vectors(texts.vectors), facts)
@@ -78,12 +76,12 @@ def embed(images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str]) -
 
 
 def embed_text(
-    texts: Sequence[str], parameters: Mapping[str, str], merges: Path | None, truncate: bool
+    texts: Sequence[str], parameters: Mapping[str, str], truncate: bool
 ) -> Steps[Embeddings]:
     """One vector a text, all of the same variant."""
     view: RouterView = yield None
     facts = view.facts(view.variants[0])
-    tokens = text_tokens(texts, facts, merges=merges, truncate=truncate)
+    tokens = text_tokens(texts, facts, truncate=truncate)
     results = []
     for call in array_calls({"tokens": tokens}, ("embedding", *_NAMES), parameters):
         results.append((yield call))
@@ -118,7 +116,7 @@ def answer(
     _check_top(top)
     view: RouterView = yield None
     view.require("vqa", "answering")
-    inputs: dict[str, Any] = {"question": _questions(questions, _first(view))}
+    inputs: dict[str, Any] = {"question": question_tokens(questions, _first(view))}
     inputs |= images if isinstance(images, Mapping) else {"image": images}
     arrays = as_arrays(inputs, view)
     found = []
@@ -195,13 +193,6 @@ def _joined(results: Sequence[Any], view: RouterView) -> Embeddings:
         )
     vectors = np.concatenate([output(result, "embedding") for result in results])
     return Embeddings(vectors, variant, sha256, view.facts(variant).get("slots_sha256", ""))
-
-
-def _questions(questions: Sequence[str], facts: Mapping[str, Any]) -> np.ndarray:
-    from saccade.models.vqa_parts import question_tokens
-
-    check_texts(questions)
-    return np.stack([question_tokens(facts, question) for question in questions])
 
 
 def _first(view: RouterView) -> dict[str, Any]:

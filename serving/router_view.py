@@ -57,6 +57,29 @@ class RouterView:
             found |= own | dict.fromkeys(part["encoded"], "string")
         return found
 
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels of the image that the model takes.
+
+        Raises: SaccadeError if it takes none.
+        """
+        for part in self.parts.values():
+            for spec in part["inputs"]:
+                if spec["name"] in part["encoded"]:
+                    _, height, width, *_ = spec["axes"].split()
+                    return int(height), int(width)
+        raise SaccadeError(f"{self.model} takes no image. Name another model.")
+
+    def check_family(self, other: "RouterView") -> None:
+        """Refuse to compare models that do different things.
+
+        Raises: SaccadeError naming both families.
+        """
+        if self.family != other.family:
+            raise SaccadeError(
+                f"{other.model} is a model of family {other.family}, {self.model} of family "
+                f"{self.family}. Compare two of one family."
+            )
+
     def require(self, family: str, what: str) -> None:
         """Refuse what this family's models cannot do.
 

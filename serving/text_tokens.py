@@ -2,7 +2,6 @@
 """Texts to the token ids that a model takes, by what its facts say of them."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,31 +10,32 @@ from saccade.plugins.errors import SaccadeError
 
 
 def text_tokens(
-    texts: Sequence[str],
-    facts: Mapping[str, Any],
-    *,
-    merges: Path | None = None,
-    truncate: bool = False,
+    texts: Sequence[str], facts: Mapping[str, Any], *, truncate: bool = False
 ) -> np.ndarray:
     """Each text as the text part takes it.
 
     Shapes: -> [n context_length] int64.
-    Raises: SaccadeError if the model takes no text, a text is too long and may not be
-        truncated, or the model's own merges file is wanted.
+    Raises: SaccadeError if the model takes no text, or a text is too long and may not be
+        truncated.
     """
+    from saccade.models.clip_tokens import encode_texts
+
     check_texts(texts)
     if "context_length" not in facts:
         raise SaccadeError("This model takes no text: it has no text part. Name another one.")
-    from saccade.models.clip_tokens import CLIP_VOCABULARY, TextEncoder
+    return encode_texts(facts, texts, truncate=truncate)
 
-    encoder = TextEncoder(
-        facts["tokenizer"],
-        int(facts["context_length"]),
-        words=facts["words"],
-        merges=merges,
-        vocabulary=int(facts.get("vocabulary", CLIP_VOCABULARY)),
-    )
-    return encoder(list(texts), truncate=truncate)
+
+def question_tokens(questions: Sequence[str], facts: Mapping[str, Any]) -> np.ndarray:
+    """Each question as a network that answers takes it.
+
+    Shapes: -> [n question_length] int64.
+    Raises: SaccadeError if a question is too long, or the model has no vocabulary.
+    """
+    from saccade.models.vqa_parts import question_tokens as tokens_of
+
+    check_texts(questions)
+    return np.stack([tokens_of(facts, question) for question in questions])
 
 
 def check_texts(texts: Sequence[str]) -> None:

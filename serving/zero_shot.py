@@ -11,6 +11,7 @@ import numpy as np
 from saccade.models import zero_shot
 from saccade.models.zero_shot import TEMPLATES, prompts
 from saccade.plugins.errors import SaccadeError, require
+from saccade.plugins.files import read_lines
 from saccade.serving.text_tokens import text_tokens
 from saccade.serving.variant_parts import VariantParts
 
@@ -59,19 +60,9 @@ def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | N
         if templates is not None:
             raise SaccadeError("--templates was given without --labels. Give both, or neither.")
         return None
-    return Labelling(read_lines(labels), read_lines(templates) if templates else TEMPLATES)
-
-
-def read_lines(path: Path) -> tuple[str, ...]:
-    """The lines of a text file that are not empty.
-
-    Raises: SaccadeError if it cannot be read.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SaccadeError(f"{path}: cannot be read ({error}). Name a text file.") from error
-    return tuple(line.strip() for line in lines if line.strip())
+    return Labelling(
+        read_lines(labels, "label"), read_lines(templates, "template") if templates else TEMPLATES
+    )
 
 
 def class_vectors(

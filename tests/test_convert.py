@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown source": ({"source": "timm"}, "'timm' is unknown.*sparo-clip, open-clip"),
     "another ending": ({"out": Path("x.pt")}, "ends in .safetensors"),
     "labels missing": ({"labels": None}, "3 classes, found 0 labels.*--labels"),
-    "no such labels": ({"labels": Path("none.txt")}, "--labels none.txt: cannot be read"),
+    "no such labels": ({"labels": Path("none.txt")}, "none.txt: cannot be read"),
     "too few labels": ({"labels": "cat\n"}, "3 classes, found 1 labels"),
     "a config that is no object": ({"config": "[]"}, "--config.*expected a JSON object"),
     "a config that is no JSON": ({"config": "{"}, "--config.*not JSON"),

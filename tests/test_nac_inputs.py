@@ -13,6 +13,7 @@ from saccade.export.tracing import trace_part
 from saccade.models.interface import part_named
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.nac_config import PRESETS
+from saccade.models.nac_parts import model_arguments
 from saccade.plugins.errors import SaccadeError, ShapeError
 
 SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
@@ -54,16 +55,8 @@ def nac(case: str, **changes: object) -> NAC:
         for weight in model.parameters():
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             weight.add_(0.1 * noise)
-    arguments = inputs_of(model, 16)
-    names = [spec.name for spec in model.parts()[0].inputs]
-    given = {n: arguments[n] for n in names if n.startswith("condition")}
     if model.config.conditional:
-        sets = model.config.input_sets
-        kinds = [n for n in names if not n.startswith(("condition", "length"))]
-        lengths = [arguments[n] for n in names if n.startswith("length")]
-        x = [arguments[n] for n in kinds]
-        joined = lambda each: each[0] if sets == 1 else torch.stack(each, 1)  # noqa: E731
-        model.rank_modules(joined(x), joined(lengths) if lengths else None, **given)
+        model.rank_modules(*model_arguments(model.config, inputs_of(model, 16)))
     else:
         model.rank_modules()
     return model

@@ -92,7 +92,7 @@ def test_fewer_slots_are_the_same_slots_renormalised_in_both_towers(kind):
     config = replace(TINY, sparo_type=kind, slot_heads=4, share_queries=True)
     model = model_of(config)
     model.slot_order.copy_(torch.tensor([6, 1, 4, 3, 7, 0, 2, 5]))
-    image, tokens = (list(each.values())[0] for each in inputs_of(config).values())
+    image, tokens = (next(iter(each.values())) for each in inputs_of(config).values())
     smaller = model.at(model.setting("0.375"))
     assert smaller.config.kept == (1, 4, 6)
     for full, part in (
@@ -131,7 +131,7 @@ def test_what_stands_behind_the_end_of_a_text_does_not_count():
 @torch.no_grad()
 def test_masks_change_the_image_code_alone(tmp_path):
     model = model_of(TINY)
-    image, tokens = (list(each.values())[0] for each in inputs_of(TINY).values())
+    image, tokens = (next(iter(each.values())) for each in inputs_of(TINY).values())
     mask = np.linspace(0, 1, 8)
     chosen = selection(kind="slot", data="shapes", checkpoint_sha256="a" * 64, mask=mask)
     assert chosen["order"] == [7, 6, 5, 4, 3, 2, 1, 0]
@@ -168,7 +168,7 @@ def test_trained_masks_turn_off_what_misleads(kind):
     assert (order[0], order[-1]) == (1, 3)
     codes = images, positives, negatives
     _, before = train_masks(*codes, kind=kind, epochs=0)
-    mask, after = train_masks(*codes, kind=kind, epochs=30)
+    mask, after = train_masks(*codes, kind=kind, epochs=15)
     assert mask.shape == ((4,) if kind == "slot" else (4, 6))
     mean = mask.reshape(4, -1).mean(1)
     assert after > before + 0.15 and mean[1] > 0.8 and mean[3] < 0.2
@@ -185,7 +185,7 @@ def test_zero_shot_classes_are_means_of_their_prompts():
     assert seen == ["a x", "x", "a y", "y"]
     with pytest.raises(SaccadeError, match="0 places for the label"):
         encode_classes(lambda texts: codes, ["x"], ["a photo"])
-    with pytest.raises(ShapeError, match="other|same slots"):
+    with pytest.raises(ShapeError, match="the same slots in both"):
         zero_shot_logits(np.ones((1, 2)), classes, 1.0)
 
 
@@ -223,23 +223,20 @@ def test_configurations_that_cannot_be_are_refused(changes, field):
         SparoConfig.from_dict(TINY.to_dict() | changes)
 
 
-@pytest.mark.parametrize("form", ["default", "codebook"])
-def test_parts_become_graphs(form):
+def test_a_part_becomes_a_graph():
     ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
     tracing = pytest.importorskip("saccade.export.tracing")
-    config = FORMS[form]
-    model = Sparo(config).eval()
+    model = Sparo(FORMS["codebook"]).eval()
     folded = model.fold()
-    for role, inputs in inputs_of(config, 7).items():
-        part = part_named(folded, role)
-        arrays = {name: value.numpy() for name, value in inputs.items()}
-        names = (*part.outputs, *part.optional)
-        proto = tracing.trace_part(folded, part, arrays, names)
-        assert ("Sparsemax" in {node.op_type for node in proto.graph.node}) == (form == "codebook")
-        session = ort.InferenceSession(proto.SerializeToString())
-        with torch.no_grad():
-            expected = part_named(model, role).run(**inputs)
-        for count in (1, 7):
-            found = session.run(names, {name: each[:count] for name, each in arrays.items()})
-            for name, value in zip(names, found, strict=True):
-                assert np.abs(value - expected[name][:count].numpy()).max() < 1e-5, (role, name)
+    inputs, part = inputs_of(model.config, 7)["text"], part_named(folded, "text")
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    names = (*part.outputs, *part.optional)
+    proto = tracing.trace_part(folded, part, arrays, names)
+    assert "Sparsemax" in {node.op_type for node in proto.graph.node}
+    session = ort.InferenceSession(proto.SerializeToString())
+    with torch.no_grad():
+        expected = part_named(model, "text").run(**inputs)
+    for count in (1, 7):
+        found = session.run(names, {name: each[:count] for name, each in arrays.items()})
+        for name, value in zip(names, found, strict=True):
+            assert np.abs(value - expected[name][:count].numpy()).max() < 1e-5, name

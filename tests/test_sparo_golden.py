@@ -95,4 +95,4 @@ def test_long_texts_are_refused_or_cut_when_asked():
     with pytest.raises(SaccadeError, match="5 tokens, at most 3 fit"):
         encode(["a photo of a cat"])
     assert encode(["a photo of a cat"], truncate=True)[0].tolist() == [49406, 320, 1125, 539, 49407]
-    assert clean("“ﬁne”  &amp; ｗｉｄｅ") == '"fine" & wide'
+    assert clean("\u201c\ufb01ne\u201d  &amp; \uff57ide") == '"fine" & wide'

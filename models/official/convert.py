@@ -2,7 +2,7 @@
 """`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -98,7 +98,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
         raise ConversionFailed(report)
     _check_labels(converted)
     model.load_state_dict(converted.weights)
-    return _write(source, options, converted, model.eval(), report)
+    return _write(options, converted, model.eval(), report)
 
 
 def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
@@ -155,7 +155,7 @@ def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Conver
         converted,
         preprocessing=preprocessing,
         config=replace(converted.config, **changes),
-        exact=replace(converted.exact, **changes) if is_dataclass(converted.exact) else None,
+        exact=None if converted.exact is None else replace(converted.exact, **changes),
     )
 
 
@@ -169,7 +169,6 @@ def _check_labels(converted: Converted) -> None:
 
 
 def _write(
-    source: str,
     options: ConvertOptions,
     converted: Converted,
     model: "nn.Module",
@@ -186,30 +185,32 @@ def _write(
     config = converted.config
     if options.numerics == "exact":
         report, config = _exact(converted, model, arrays, report)
-    card = {
+    checkpoint = save(
+        options.out,
+        family=converted.family,
+        config=config.to_dict(),
+        weights=model.state_dict(),
+        preprocessing=converted.preprocessing,
+        labels=converted.labels,
+        calibration=arrays,
+        card=_card(options, report, said),
+    )
+    notes = (*report.notes, f"calibration: {said}")
+    return replace(report, out=str(options.out), out_sha256=checkpoint.sha256, notes=notes)
+
+
+def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -> dict[str, Any]:
+    return {
         "data": "the authors'",
-        "source": source,
+        "source": report.source,
         "file": report.file,
         "file_sha256": report.sha256,
         "numerics": options.numerics,
         "exact": report.exact,
         "notes": list(report.notes),
-        "calibration": said,
+        "calibration": calibration,
         "versions": {name: version(name) for name in ("saccade", "torch", "safetensors")},
     }
-    weights = model.state_dict()
-    checkpoint = save(
-        options.out,
-        family=converted.family,
-        config=config.to_dict(),
-        weights=weights,
-        preprocessing=converted.preprocessing,
-        labels=converted.labels,
-        calibration=arrays,
-        card=card,
-    )
-    notes = (*report.notes, f"calibration: {said}")
-    return replace(report, out=str(options.out), out_sha256=checkpoint.sha256, notes=notes)
 
 
 def _exact(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.files import read_lines
 
 
 def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
@@ -15,7 +16,7 @@ def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
     """
     if path is None:
         return None
-    found = _json(_text(path, flag), path, flag)
+    found = _json(path, flag)
     if not isinstance(found, dict):
         raise SaccadeError(
             f"{flag} {path}: found a {type(found).__name__}, expected a JSON object."
@@ -30,10 +31,9 @@ def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
     """
     if path is None:
         return None
-    text = _text(path, flag)
     if path.suffix != ".json":
-        return tuple(line.strip() for line in text.splitlines() if line.strip())
-    found = _json(text, path, flag)
+        return read_lines(path, "name")
+    found = _json(path, flag)
     if isinstance(found, list) and all(isinstance(name, str) for name in found):
         return tuple(found)
     named = _numbered(found) if isinstance(found, dict) else None
@@ -58,15 +58,10 @@ def _numbered(found: dict[str, Any]) -> tuple[str, ...] | None:
     return tuple(names[index] for index in range(len(pairs)))
 
 
-def _text(path: Path, flag: str) -> str:
+def _json(path: Path, flag: str) -> Any:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SaccadeError(f"{flag} {path}: cannot be read ({error}). Pass a text file.") from error
-
-
-def _json(text: str, path: Path, flag: str) -> Any:
-    try:
-        return json.loads(text)
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SaccadeError(f"{flag} {path}: cannot be read ({error}). Pass a JSON file.") from error
     except ValueError as error:
-        raise SaccadeError(f"{flag} {path}: not JSON ({error}).") from error
+        raise SaccadeError(f"{flag} {path}: not JSON ({error}). Pass a JSON file.") from error

@@ -4,15 +4,12 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from saccade.models.clip_tokens import checked_merges
 from saccade.models.official.clip_shapes import Shapes, clip_config, model_json, pooling_fields
 from saccade.models.official.clip_tensors import collected, towers
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo_config import SparoConfig
-from saccade.models.sparo_parts import random_tokens
 from saccade.plugins.errors import SaccadeError
 
 if TYPE_CHECKING:
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
 
 _SIZES = ("input_resolution", "context_length", "vocab_size")
 _MASKS = ("attn_mask", "text.attn_mask")
-TOKENS = 256  # calibration texts
 
 
 def convert(official: Official) -> Converted:
@@ -69,7 +65,6 @@ def converted(
         labels=official.labels or (),
         ignored={key: why for key in official.tensors if (why := _reason(key))},
         notes=notes,
-        calibration={"tokens": random_tokens(config, np.random.default_rng(0), TOKENS)},
     )
 
 

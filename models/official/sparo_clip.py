@@ -45,7 +45,7 @@ def convert(official: Official) -> Converted:
         fields["attn_dim"] = widths.pop()
     if not fields["share_kv"] and len(values) == 1:
         fields["value_dim"] = values.pop()
-    notes = ()
+    notes: tuple[str, ...] = ()
     if "sparo_type" not in json:
         notes = ("no JSON said otherwise: sparo_type cont:const (eq. 2), exact GELU",)
     found = converted(official, clip_config(shapes, json, fields), shapes.text, notes)

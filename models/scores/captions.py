@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close captions are to what people wrote: CIDEr-D, BLEU-4, ROUGE-L, and how they repeat.
+"""How close captions are to what people wrote: CIDEr-D, BLEU-4, ROUGE-L.
 
-Texts are split into lower-case words without punctuation. The field's usual tokeniser (PTB, in
-Java) does the same to texts without apostrophes and hyphens.
+How much they repeat is in attention.py. Texts are split into lower-case words without
+punctuation; the field's usual tokeniser (PTB, in Java) does the same to texts without apostrophes
+and hyphens.
 """
 
 import math
@@ -20,7 +21,7 @@ _BETA = 1.2  # of ROUGE-L: recall counts more
 Grams = Counter[tuple[str, ...]]
 
 
-def cider_d(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
+def cider(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.ndarray:
     """CIDEr-D of each caption, the variant that is reported as CIDEr; the score is the mean.
 
     Counts are clipped to the reference's, another length costs exp(-d^2 / 72), the weight of an
@@ -63,7 +64,7 @@ def _weighted(grams: Grams, seen: Grams, total: float) -> dict[tuple[str, ...], 
     return {gram: count * (total - math.log(max(1, seen[gram]))) for gram, count in grams.items()}
 
 
-def bleu_4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def bleu4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """BLEU of n-grams of one to four words over the whole corpus, unsmoothed.
 
     The brevity penalty takes the reference of the closest length, the shorter one of two.
@@ -109,30 +110,6 @@ def rouge_l(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.
         below = recall + _BETA**2 * precision
         scores.append((1 + _BETA**2) * precision * recall / below if below else 0.0)
     return np.array(scores)
-
-
-def repetition(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """REP: how much captions repeat beyond their references, in percent of reference words.
-
-    Pairs of words that come at least twice count as often as they exceed the reference, a word
-    that follows itself counts twice as much. Of several references the one with most of each pair
-    counts, and the number of words is their mean.
-    Raises: SaccadeError if the lengths differ or a caption has no reference.
-    Source: Malaviya et al. 2018, Sparse and Constrained Attention, section 4 (n = 2, weights 1
-            and 2).
-    """
-    _check(captions, references)
-    excess = words = 0.0
-    for text, others in zip(captions, references, strict=True):
-        known = [_words(other) for other in others]
-        allowed: Grams = Counter()
-        for each in known:
-            allowed |= _grams(each, 2)
-        for gram, count in _grams(_words(text), 2).items():
-            beyond = max(0, count - allowed[gram])
-            excess += beyond * ((count >= 2) + 2 * (gram[0] == gram[1]))
-        words += sum(map(len, known)) / len(known)
-    return 100 * excess / max(words, 1)
 
 
 def _words(text: str) -> list[str]:

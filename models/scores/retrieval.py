@@ -1,79 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often the right text is among the first for an image, and the other way round."""
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 
-from saccade.plugins.errors import ShapeError
-
-_CHUNK = 1024
+from saccade.plugins.errors import SaccadeError, ShapeError
 
 
-def retrieval_ranks(
-    images: np.ndarray, texts: np.ndarray, image_of: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The rank of the best right answer by cosine, 1 for the first; equal ones come before it.
+def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The cosine of every pair of codes.
 
-    Shapes: images [n d], texts [m d], image_of [m] (which image a text belongs to; none: text i
-            to image i) -> ranks of texts [n] (int64; a large number where an image has no text),
-            ranks of images [m].
-    Raises: ShapeError if the shapes do not fit.
+    Shapes: one [n d], other [m d] -> [n m] float64.
+    Raises: ShapeError if the codes have different widths.
     """
-    image_of = np.arange(len(texts)) if image_of is None else np.asarray(image_of)
-    _check(images, texts, image_of)
-    images, texts = _unit(images), _unit(texts)
-    text_ranks = np.full(len(images), np.iinfo(np.int64).max)
-    for start in range(0, len(images), _CHUNK):
-        cosine = images[start : start + _CHUNK] @ texts.T
-        right = image_of == np.arange(start, start + len(cosine))[:, None]
-        best = np.where(right, cosine, -np.inf).max(1)
-        before = (~right & (cosine >= best[:, None])).sum(1)
-        text_ranks[start : start + _CHUNK] = np.where(right.any(1), 1 + before, np.iinfo(int).max)
-    image_ranks = np.empty(len(texts), np.int64)
-    for start in range(0, len(texts), _CHUNK):
-        cosine = texts[start : start + _CHUNK] @ images.T
-        owner = image_of[start : start + _CHUNK, None]
-        own = np.take_along_axis(cosine, owner, axis=1)
-        # The text's own image is among those that are not below it: it is the 1 of its rank.
-        image_ranks[start : start + _CHUNK] = (cosine >= own).sum(1)
-    return text_ranks, image_ranks
+    if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
+        raise ShapeError(
+            f"codes: found shapes {one.shape} and {other.shape}, expected two matrices of one "
+            "width. Take both from the same variant."
+        )
+    return _unit(one) @ _unit(other).T
 
 
-def recall(ranks: np.ndarray, k: int) -> float:
-    """The share with a right answer among the first k.
+def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]]) -> np.ndarray:
+    """The rank of the best right column of each row, 1 for the first; wrong equal ones go first.
 
-    Shapes: ranks [n].
+    Shapes: similarity [n m], truth [n] the right column or n sets of right columns -> [n] int64,
+            more than m where a row has no right column.
+    Raises: ShapeError if there is not one truth for each row, SaccadeError for a column that is
+        not there.
     """
-    return float(np.mean(np.asarray(ranks) <= k))
+    if similarity.ndim != 2 or len(truth) != len(similarity) or not similarity.size:
+        raise ShapeError(
+            f"retrieval: found similarities {similarity.shape} and {len(truth)} right answers, "
+            "expected a matrix and one answer, or set of answers, for each of its rows."
+        )
+    right = np.zeros(similarity.shape, dtype=bool)
+    for row, columns in enumerate(truth):
+        wanted = np.atleast_1d(np.array(_listed(columns), dtype=np.int64))
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < similarity.shape[1]:
+            raise SaccadeError(
+                f"retrieval: row {row} has the right answers {wanted.tolist()}, expected columns "
+                f"from 0 to {similarity.shape[1] - 1}."
+            )
+        right[row, wanted] = True
+    best = np.where(right, similarity, -np.inf).max(1)
+    # Written so that NaN is never found.
+    before = (~right & ~(similarity < best[:, None])).sum(1)
+    lost = ~right.any(1) | np.isnan(best)
+    return np.where(lost, similarity.shape[1] + 1, 1 + before).astype(np.int64)
 
 
-def retrieval_scores(
+def hits(
+    similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]], *, top: int
+) -> np.ndarray:
+    """Whether a right column is among the `top` most similar ones of each row.
+
+    Shapes: as `ranks` -> [n] bool; its mean is R@top.
+    Raises: as `ranks`.
+    """
+    return ranks(similarity, truth) <= top
+
+
+def recalls(
     images: np.ndarray, texts: np.ndarray, image_of: np.ndarray | None = None
 ) -> dict[str, float]:
     """R@1 and R@5: `text_*` for the texts of an image, `image_*` for the image of a text.
 
-    Shapes: as `retrieval_ranks`.
-    Raises: ShapeError if the shapes do not fit.
+    Shapes: images [n d], texts [m d], image_of [m] which image a text belongs to; none: text i to
+            image i.
+    Raises: as `cosines` and `ranks`.
     """
-    of_texts, of_images = retrieval_ranks(images, texts, image_of)
+    image_of = np.arange(len(texts)) if image_of is None else np.asarray(image_of)
+    similarity = cosines(images, texts)
+    texts_of = [np.flatnonzero(image_of == image) for image in range(len(images))]
+    both = {"text": ranks(similarity, texts_of), "image": ranks(similarity.T, image_of)}
     return {
-        "text_r1": recall(of_texts, 1),
-        "text_r5": recall(of_texts, 5),
-        "image_r1": recall(of_images, 1),
-        "image_r5": recall(of_images, 5),
+        f"{name}_r{top}": float(np.mean(found <= top))
+        for name, found in both.items()
+        for top in (1, 5)
     }
+
+
+def _listed(columns: object) -> object:
+    return sorted(columns) if isinstance(columns, set | frozenset) else columns
 
 
 def _unit(codes: np.ndarray) -> np.ndarray:
     codes = np.asarray(codes, dtype=np.float64)
     return codes / np.linalg.norm(codes, axis=1, keepdims=True).clip(1e-30)
-
-
-def _check(images: np.ndarray, texts: np.ndarray, image_of: np.ndarray) -> None:
-    fits = images.ndim == texts.ndim == 2 and images.shape[1] == texts.shape[1]
-    owned = image_of.shape == texts.shape[:1] and len(texts) and len(images)
-    if not (fits and owned and 0 <= image_of.min() <= image_of.max() < len(images)):
-        raise ShapeError(
-            f"retrieval: found images {list(images.shape)}, texts {list(texts.shape)} and "
-            f"image_of {list(image_of.shape)}, expected codes of one width, at least one of each, "
-            "and for each text the place of its image."
-        )

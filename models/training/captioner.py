@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from saccade.models.captioner import Captioner, CaptionerConfig
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.scene_statements import read_statement
-from saccade.models.data.shapes import Scenes, scenes
+from saccade.models.data.shapes import scenes
 from saccade.models.preprocessing import Preprocessing
-from saccade.models.scores.captions import bleu_4, cider_d, repetition, rouge_l
+from saccade.models.scores.attention import jensen_shannon, repetition
+from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import PAD, WordVocabulary
@@ -26,6 +27,9 @@ NEARLY = 0.0  # a generated relation is true if it holds at all
 
 EXTRA: dict[str, Any] = {
     "scenes": 8_000,  # drawn once; their captions are new in every batch
+    "singles": 2_000,  # further scenes of one object, where words and looks belong together
+    "singles_first": 0.3,  # share of the steps in which the batch goes from all of these ...
+    "singles_last": 0.1,  # ... to so many of them
     "validate_images": 200,  # while training, greedily
     "report_images": 500,  # at the end, with the configured beam
 }
@@ -42,7 +46,7 @@ SHIPPED = Recipe(
     batch=64,
     learning_rate=2e-3,
     weight_decay=0.01,
-    extra={**EXTRA, "scenes": 30_000},
+    extra={**EXTRA, "scenes": 30_000, "singles": 5_000},
     validate_every=1_000,
 )
 
@@ -79,7 +83,10 @@ class CaptionerTask:
         self.model = Captioner(config)
         self.vocabulary = WordVocabulary(config.words)
         extra = self.recipe.extra
-        self.training = scenes("train", extra["scenes"], side_px=config.height_px)
+        several = scenes("train", extra["scenes"], side_px=config.height_px)
+        single = scenes("train", extra["singles"], seed=1, side_px=config.height_px, objects=(1, 1))
+        self.images = np.concatenate([several.images, single.images])
+        self.objects = several.objects + single.objects
         self.validation = scenes("validation", extra["report_images"], side_px=config.height_px)
         rng = np.random.default_rng(0)
         self.references = [
@@ -87,25 +94,29 @@ class CaptionerTask:
             for objects in self.validation.objects
         ]
         self.data_sha256 = {
-            "train": _sha256(self.training),
-            "validation": _sha256(self.validation),
+            "train": _sha256(self.images),
+            "validation": _sha256(self.validation.images),
         }
         self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
         """Images [b h w 3] uint8, and tokens [b t] of a new caption each, start and end included.
 
-        An epoch takes every image once.
+        At first all scenes have one object, then fewer and fewer of them.
         """
-        total, size = len(self.training.images), self.recipe.batch
-        per_epoch = max(1, total // size)
-        epoch, place = divmod(step, per_epoch)
-        order = np.random.default_rng((self.model.config.seed, epoch)).permutation(total)
-        rows = order[place * size : (place + 1) * size]
-        tokens = self._tokens([caption(self.training.objects[row], rng) for row in rows])
+        extra = self.recipe.extra
+        passed = min(1.0, step / max(1.0, extra["singles_first"] * self.recipe.steps))
+        share = 1 - (1 - extra["singles_last"]) * passed
+        several, total = extra["scenes"], len(self.images)
+        rows = np.where(
+            rng.random(self.recipe.batch) < share,
+            rng.integers(several, total, self.recipe.batch),
+            rng.integers(several, size=self.recipe.batch),
+        )
+        tokens = self._tokens([caption(self.objects[row], rng) for row in rows])
         used = int((tokens != PAD).sum(1).max())
         return {
-            "images": torch.from_numpy(self.training.images[rows]),
+            "images": torch.from_numpy(self.images[rows]),
             "tokens": torch.from_numpy(tokens[:, :used]),
         }
 
@@ -122,18 +133,24 @@ class CaptionerTask:
         """CIDEr-D of greedy captions, and the share of them that is true of the scene."""
         found, _ = self._captions(self.recipe.extra["validate_images"], beam=1)
         references = self.references[: len(found)]
-        return {"cider_d": float(cider_d(found, references).mean()), "true": self._true(found)}
+        return {"cider": float(cider(found, references).mean()), "true": self._true(found)}
 
     def report(self) -> dict[str, float]:
-        """All scores with the configured beam, and the share of cells that have no attention."""
+        """All scores with the configured beam, and what the output attention is like."""
         found, maps = self._captions(self.recipe.extra["report_images"])
+        repeated = [
+            repetition(text.split(), [each.split() for each in known])
+            for text, known in zip(found, self.references, strict=True)
+        ]
+        looked = [each for each in maps if len(each)]  # an empty caption looked nowhere
         return {
-            "cider_d": float(cider_d(found, self.references).mean()),
-            "bleu_4": bleu_4(found, self.references),
+            "cider": float(cider(found, self.references).mean()),
+            "bleu4": bleu4(found, self.references),
             "rouge_l": float(rouge_l(found, self.references).mean()),
-            "repetition": repetition(found, self.references),
+            "repetition": _mean(repeated),
             "true": self._true(found),
-            "zero_attention": float(np.mean(np.concatenate(maps) == 0)),
+            "zero_attention": _mean([(each == 0).mean() for each in looked]),
+            "jensen_shannon": _mean([jensen_shannon(each) for each in looked]),
         }
 
     def _captions(self, count: int, beam: int | None = None) -> tuple[list[str], list[np.ndarray]]:
@@ -156,7 +173,7 @@ class CaptionerTask:
         """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
         config = self.model.config
         rng = np.random.default_rng(0)
-        shown = self.training.objects[:CALIBRATION_IMAGES]
+        shown = self.objects[:CALIBRATION_IMAGES]
         return {
             "config": config.to_dict(),
             "preprocessing": Preprocessing(
@@ -164,11 +181,15 @@ class CaptionerTask:
             ),
             "labels": (),
             "calibration": {
-                "image": self.training.images[:CALIBRATION_IMAGES],
+                "image": self.images[:CALIBRATION_IMAGES],
                 "tokens": self._tokens([caption(objects, rng) for objects in shown]),
             },
         }
 
 
-def _sha256(drawn: Scenes) -> str:
-    return hashlib.sha256(drawn.images.tobytes()).hexdigest()
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def _sha256(images: np.ndarray) -> str:
+    return hashlib.sha256(images.tobytes()).hexdigest()

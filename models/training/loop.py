@@ -228,10 +228,11 @@ def _copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
+    config: Any = task.model.config
     return {
         "family": task.family,
         "recipe": asdict(task.recipe),
-        "configuration": task.model.config.to_dict(),
+        "configuration": config.to_dict(),
         "data": dict(task.data_sha256),
         "--seed": options.seed,
         "--device": options.device,

@@ -47,11 +47,30 @@ class Task(Protocol):
     the card where they are more than `validate` gives; `card`, a mapping that the card takes over.
     """
 
-    family: str
-    model: "nn.Module"
-    recipe: Recipe
-    data: str  # its name, for the card
-    data_sha256: Mapping[str, str]  # by split
+    @property
+    def family(self) -> str:
+        """As a checkpoint names it."""
+        ...
+
+    @property
+    def model(self) -> "nn.Module":
+        """What is trained; it has `config`."""
+        ...
+
+    @property
+    def recipe(self) -> Recipe:
+        """With the options' changes in it."""
+        ...
+
+    @property
+    def data(self) -> str:
+        """The name of the data, for the card."""
+        ...
+
+    @property
+    def data_sha256(self) -> Mapping[str, str]:
+        """By split."""
+        ...
 
     def batch(self, step: int, rng: np.random.Generator) -> Any:
         """One training batch (a tensor, or tuples, lists and dicts of them), on the CPU.

@@ -83,9 +83,8 @@ def check_keys(path: Path) -> list[str]:
         converted = official.convert(Official(path.name, tensors))
         model = SoT(converted.config, fresh=False)
         model.load_state_dict(converted.weights)
-        if left := set(tensors) - set(converted.names.values()):
-            left -= {"cls_token", "pos_embed"}
-            lines += [f"{path.name}: {key} was not taken" for key in sorted(left)]
+        left = sorted(set(tensors) - set(converted.names.values()))
+        lines += [f"{path.name}: {key} was not taken" for key in left]
         if (found := sum(each.numel() for each in model.parameters())) != wanted:
             lines.append(f"{path.name}: {found} parameters, expected {wanted}")
     return lines
@@ -146,7 +145,7 @@ def _covariance(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]
     leaves = {"input": x}
     if config["cross"]:
         leaves["input2"] = _leaf(arrays, "input2")
-    x, y = x, leaves.get("input2", x)
+    y = leaves.get("input2", x)
     if config["conv"]:
         # Maps [b c h w] lose the mean of each channel, and are averaged over places.
         x, y = (each.flatten(2).mT for each in (x, y))
@@ -172,10 +171,8 @@ def _mpn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> An
 
 def _covariance_mpn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
     x = _leaf(arrays)
-    covariance = cross_covariance(x, x, x.shape[2], None, "none")
-    if case["config"]["remove_mean"]:
-        covariance = cross_covariance(x, x, x.shape[1], None, "scalar")
-        covariance = covariance * (x.shape[1] / x.shape[2])
+    removal = "scalar" if case["config"]["remove_mean"] else "none"
+    covariance = cross_covariance(x, x, x.shape[1], None, removal) * (x.shape[1] / x.shape[2])
     root = square_root(covariance, case["config"]["iterNum"])
     rows, columns = torch.triu_indices(*root.shape[-2:])
     return _with_gradients(arrays, root[:, rows, columns], {"input": x})
@@ -237,10 +234,8 @@ def _classifier(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]
     fields, _ = read_head(reading, "", config["input_dim"], config)
     head = Head(SoTConfig(**{"dim": config["input_dim"], "heads": 1} | fields))
     _loaded(head, reading, "head.")
-    if fields["fusion"] == "visual":
-        answer = head(None, x)
-    else:
-        answer = head(x[:, :1], x[:, 1:])
+    visual = fields["fusion"] == "visual"
+    answer = head(None, x) if visual else head(x[:, :1], x[:, 1:])
     return _both(answer.class_logits, answer.word_logits, fields["fusion"], "output")
 
 
@@ -262,7 +257,9 @@ def _block(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> 
     reading = _read({f"blocks.0.{name}": each for name, each in weights.items()}, case)
     fields = block_fields(reading)
     reading.rename(BLOCK)
-    block = Block(fields["dim"], config["num_heads"], fields["mlp_dim"], qkv_bias=fields["qkv_bias"])
+    block = Block(
+        fields["dim"], config["num_heads"], fields["mlp_dim"], qkv_bias=fields["qkv_bias"]
+    )
     _loaded(block, reading, "trunk.blocks.0.")
     if config.get("qk_scale"):
         # A scale of its own instead of 1 / sqrt(width of a head) goes into the queries.

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -45,6 +46,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LABELS = {family: tuple(f"answer {index}" for index in range(5)) for family in ("sot", "vqa")}
+BUDGETS: dict[str, tuple[float | str, ...]] = {
+    "sot": ("exact", "class"), "sparo": (1, 0.5), "slot-attention": ("t2",),
+}  # fmt: skip
+OUTPUTS = dict.fromkeys(CONFIGS, ()) | {"slot-attention": ("reconstruction",)}
 SAMPLES = 256
 
 
@@ -75,3 +80,20 @@ def tiny(family: str, path: Path) -> Checkpoint:
         calibration=calibration,
         card={"data": "random", "seed": 0},
     )
+
+
+def exported(family: str, place: Path) -> Path:
+    """The folder of that model; the gate has tests of its own, so it looks at few samples here."""
+    from saccade.export import gate, samples
+    from saccade.export.exported import ExportOptions, export
+
+    tiny(family, place / f"{family}.safetensors")
+    options = ExportOptions(
+        out=place / "folder", name=family, budget=BUDGETS.get(family, ()), outputs=OUTPUTS[family]
+    )
+    with (
+        mock.patch.object(gate, "BATCHES", (1, 4)),
+        mock.patch.object(samples, "REAL_INPUTS", 16),
+        mock.patch.object(samples, "RANDOM_INPUTS", 8),
+    ):
+        return export(place / f"{family}.safetensors", options).folder

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sparse and structured attention, and exact svPN, cost a whole model in ONNX Runtime.
+
+    python benchmarks/model_cost.py          # writes results/model_cost.json
+
+One thread, the custom ops by their kernels, whole files on random inputs, rounds interleaved. The
+aims: the VQA network and the captioner's step take at most 1.1 (sparsemax) and 1.3 (TVMAX) times
+the softmax model's time, SoT-Tiny with exact svPN at most 1.1 times that with the fast one.
+"""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from interleaved import in_blocks
+from result_file import write_result
+
+from saccade.export.runners import onnx_session
+from saccade.export.tracing import trace_part
+from saccade.models.captioner_config import PRESETS as CAPTIONERS
+from saccade.models.families import build
+from saccade.models.interface import part_named
+from saccade.models.sot_config import PRESETS as SOT_MODELS
+from saccade.models.vqa_config import PRESETS as VQA_MODELS
+from saccade.plugins import onnxruntime_library
+from saccade.serving.machine import this_machine
+
+RESULT = Path(__file__).with_name("results") / "model_cost.json"
+ROUNDS, MOMENT_S = 9, 2.0
+AIMS = {"sparsemax": 1.1, "tvmax": 1.3}
+
+
+def session_of(family: str, config: Any, role: str, setting: str | None = None) -> Any:
+    """The folded model as a session with the ops' kernels."""
+    model: Any = build(family, config.to_dict()).eval()
+    if setting is not None:
+        model = model.at(model.setting(setting))
+    folded = model.fold()
+    part = part_named(folded, role)
+    proto = trace_part(folded, part, inputs_of(part, 3), part.outputs)
+    return onnx_session(proto.SerializeToString(), kernels=onnxruntime_library()), part
+
+
+def inputs_of(part: Any, count: int) -> dict[str, np.ndarray]:
+    """Random inputs, the same for the same part."""
+    rng = np.random.default_rng(0)
+    if part.random:
+        return dict(part.random(rng, count))
+    return {
+        each.name: rng.integers(0, 256, (count, *each.shape[1:]), dtype=np.uint8)
+        for each in part.inputs
+    }
+
+
+def compared(dear: tuple[Any, Any], cheap: tuple[Any, Any], batch: int, aim: float) -> Any:
+    """Time of the dear model over that of the cheap one on the same inputs."""
+    inputs = inputs_of(dear[1], batch)
+    found = in_blocks(
+        lambda index: cheap[0].run(None, inputs),
+        lambda index: dear[0].run(None, inputs),
+        rounds=ROUNDS,
+        moment_s=MOMENT_S,
+    ).to_dict()
+    return {
+        "batch": batch,
+        "times": found["peer_over_ours"],
+        "quartiles": found["quartiles"],
+        "cheap_us": found["ours_us"],
+        "dear_us": found["peer_us"],
+        "aim": aim,
+    }
+
+
+def attention_costs(family: str, config: Any, role: str, batch: int) -> dict[str, Any]:
+    """Sparsemax and TVMAX against softmax, nothing else changed."""
+    sessions = {
+        kind: session_of(family, replace(config, attention=kind), role)
+        for kind in ("softmax", *AIMS)
+    }
+    return {
+        kind: compared(sessions[kind], sessions["softmax"], batch, aim)
+        for kind, aim in AIMS.items()
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    torch.set_num_threads(1)
+    vqa = replace(VQA_MODELS["vqa-grid"], self_attention="softmax", solver="exact")
+    result: dict[str, Any] = {"machine": this_machine().to_dict()}
+    result["vqa"] = attention_costs("vqa", vqa, "", 1)
+    result["vqa small"] = attention_costs("vqa", VQA_MODELS["vqa-shapes"], "", 1)
+    result["captioner step"] = attention_costs(
+        "captioner", CAPTIONERS["captioner-paper"], "step", 1
+    )
+    tiny = SOT_MODELS["sot-tiny"]
+    exact, fast = (session_of("sot", tiny, "", name) for name in ("exact", "fast"))
+    result["sot-tiny"] = {
+        f"exact over fast, batch {batch}": compared(exact, fast, batch, 1.1) for batch in (1, 8)
+    }
+    write_result(RESULT, result)
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every family and named size: what `saccade models` lists."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from saccade.models.families import FAMILIES, family_class
+from saccade.models.interface import Part
+from saccade.plugins.errors import SaccadeError, require
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_READ_WHILE_LISTING = 100_000  # numbers of a tensor that a description may look at
+
+
+@dataclass(frozen=True)
+class Row:
+    """One named size of a family."""
+
+    family: str
+    name: str
+    parameters: int
+    inputs: dict[str, tuple[str, ...]]  # by role of the part, "name [axes]"
+    outputs: dict[str, tuple[str, ...]]  # by role of the part
+    optional: dict[str, tuple[str, ...]]  # exported where --outputs names them
+    settings: tuple[str, ...]  # labels of the variants that are exported by default
+    unit: str  # what a budget keeps
+    source: str  # the paper
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+
+def presets(family: str) -> dict[str, Any]:
+    """The configurations of a family by name.
+
+    Raises: SaccadeError if there is no such family.
+    """
+    found: Mapping[str, Any] = _home(family).PRESETS
+    return dict(found)
+
+
+def preset(name: str) -> tuple[str, Any]:
+    """The family and configuration of a named size.
+
+    Raises: SaccadeError if no family has it.
+    """
+    for family in FAMILIES:
+        if name in presets(family):
+            return family, presets(family)[name]
+    names = [each for family in FAMILIES for each in presets(family)]
+    raise SaccadeError(f"size {name!r} is unknown. Expected one of: {', '.join(names)}.")
+
+
+def catalogue(family: str | None = None) -> list[Row]:
+    """A row for every named size, of one family or of all; no weights are made.
+
+    Raises: SaccadeError if there is no such family.
+    """
+    require("torch", extra="export")
+    chosen = list(FAMILIES) if family is None else [family]
+    return [row(each, name) for each in chosen for name in presets(each)]
+
+
+def row(family: str, name: str) -> Row:
+    """What is to be said of one size.
+
+    Raises: SaccadeError if there is no such family or size.
+    """
+    sizes = presets(family)
+    if name not in sizes:
+        raise SaccadeError(f"{family} has no size {name!r}. Expected one of: {', '.join(sizes)}.")
+    model: Any = _outline(family, sizes[name])
+    parts: tuple[Part, ...] = model.parts()
+    settings = model.settings()
+    return Row(
+        family=family,
+        name=name,
+        parameters=sum(each.numel() for each in model.parameters()),
+        inputs={
+            part.role: tuple(f"{spec.name} [{spec.axes}]" for spec in part.inputs) for part in parts
+        },
+        outputs={part.role: part.outputs for part in parts},
+        optional={part.role: part.optional for part in parts if part.optional},
+        settings=tuple(setting.label for setting in settings),
+        unit=settings[0].unit,
+        source=_home(family).SOURCE,
+    )
+
+
+def _home(family: str) -> Any:
+    """The module of the family's configuration, with its PRESETS and SOURCE."""
+    return import_module(family_class(family).config_class.__module__)
+
+
+def _outline(family: str, config: Any) -> "nn.Module":
+    """The model with all shapes and no values: memory that is not touched costs nothing."""
+    import torch
+
+    with torch.device("meta"):
+        model: nn.Module = family_class(family)(config, fresh=False)
+    model = model.to_empty(device="cpu").eval()
+    with torch.no_grad():
+        for each in (*model.parameters(), *model.buffers()):
+            if each.numel() <= _READ_WHILE_LISTING:
+                each.zero_()
+    return model

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade select`: which slots of a SPARO checkpoint to keep, by data, as a file for export."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.zero_shot import prompts
+from saccade.plugins.errors import SaccadeError, require
+from saccade.plugins.files import read_lines, refuse_existing
+
+if TYPE_CHECKING:
+    from saccade.models.sparo import Sparo
+
+_SCENES = 1_000  # validation scenes
+
+
+@dataclass(frozen=True)
+class SelectOptions:
+    """What to choose slots by, and where the choice goes."""
+
+    out: Path  # JSON to write, for `saccade export --slots`
+    data: str = "shapes"  # validation data: shapes, a folder of class folders, or an .npz
+    masks: Literal["slot", "dimension"] | None = None  # train masks on hard negatives instead
+    templates: Path | None = None  # prompts, one a line, {} stands for the label
+    epochs: int = 100  # of the masks
+    seed: int = 0  # of the masks' batches
+    force: bool = False  # replace what stands at --out
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The choice as it was written, and what it was made by.
+
+    `scores` are each slot's accuracy, or of masks the share of true sentences that are nearer
+    without and with the mask.
+    """
+
+    selection: dict[str, Any]
+    scores: tuple[float, ...]
+
+
+def select(path: Path, options: SelectOptions) -> Selected:
+    """Rank slots by the zero-shot accuracy of each alone, or train masks of the image code.
+
+    Raises: SaccadeError if the checkpoint has no slots or no text tower, or the data cannot be
+        used.
+    Source: Vani et al. 2024, sections 5.1 and 5.2.
+    """
+    require("torch", extra="export")
+    from saccade.models.sparo_select import selection, write_selection
+
+    refuse_existing(options.out, force=options.force)
+    checkpoint = load(path)
+    model = _model(checkpoint)
+    named: dict[str, Any] = {"data": options.data, "checkpoint_sha256": checkpoint.sha256}
+    if options.masks is None:
+        order, scores = _ranked(checkpoint, model, options)
+        chosen = selection(kind="accuracy", order=order, **named)
+    else:
+        mask, scores = _masked(model, options)
+        chosen = selection(kind=options.masks, mask=mask, **named)
+    write_selection(options.out, chosen)
+    return Selected(chosen, scores)
+
+
+def _model(checkpoint: Checkpoint) -> "Sparo":
+    config = checkpoint.config
+    if checkpoint.family != "sparo" or config["pooling"] != "sparo" or not config["text"]:
+        raise SaccadeError(
+            f"{checkpoint.path}: is of family '{checkpoint.family}' without slots in two towers. "
+            "Slots are selected in a CLIP with SPARO."
+        )
+    model: Any = checkpoint.build()
+    if model.config.masked:
+        model.slot_mask.fill_(1)  # an earlier selection's, which the new one replaces
+    return model
+
+
+def _ranked(
+    checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
+) -> tuple[list[int], tuple[float, ...]]:
+    from saccade.models.data.datasets import load_data
+    from saccade.models.sparo_select import rank_slots
+    from saccade.models.training.sparo_scenes import image_slots, text_slots
+
+    data = load_data(options.data, "validation", preprocessing=checkpoint.preprocessing)
+    written = prompts(data.class_names, _templates(model, options))
+    texts = text_slots(model, [text for each in written for text in each])
+    texts = texts.reshape(len(written), -1, *texts.shape[1:])
+    order, scores = rank_slots(image_slots(model, data.images), data.labels, texts)
+    return order, tuple(scores.tolist())
+
+
+def _templates(model: "Sparo", options: SelectOptions) -> tuple[str, ...]:
+    if options.templates is not None:
+        return read_lines(options.templates, "template")
+    return ("a {}",) if model.config.tokenizer == "words" else ("a photo of a {}.",)
+
+
+def _masked(model: "Sparo", options: SelectOptions) -> tuple[np.ndarray, tuple[float, ...]]:
+    from saccade.models.data.shapes import scenes
+    from saccade.models.sparo_select import train_masks
+    from saccade.models.training.sparo_scenes import image_slots, text_slots, told
+
+    if options.data != "shapes":
+        raise SaccadeError(
+            f"--masks are trained on false sentences, which data '{options.data}' does not have. "
+            "Pass --data shapes, or leave --masks out."
+        )
+    assert options.masks is not None
+    found = told(scenes("validation", _SCENES, side_px=model.config.height_px))
+    images = image_slots(model, found.images)[found.owner]
+    true = text_slots(model, found.sentences)[found.owner]
+    codes = images, true, text_slots(model, found.false)
+    _, before = train_masks(*codes, kind=options.masks, epochs=0)
+    mask, after = train_masks(*codes, kind=options.masks, epochs=options.epochs, seed=options.seed)
+    return mask, (before, after)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands that call a running server are told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """How an image is sent to a running server."""
+
+    model: str  # name of the router in the repository
+    budget: float | None = None  # the largest variant with at most this budget
+    url: str = "127.0.0.1:8001"  # the server's gRPC address
+    timeout_s: float = 10.0  # deadline of one request
+
+
+@dataclass(frozen=True)
+class ClassifyOptions(CallOptions):
+    """What the answer has to satisfy: at most one of --budget, --min-score, --max-latency-ms."""
+
+    min_score: float | None = None  # the fastest variant surely at least this good
+    max_latency_ms: float | None = None  # the best variant with a measured p95 within this
+    top: int = 3  # labels an image
+    labels: Path | None = None  # zero-shot: a text file with a label a line
+    templates: Path | None = None  # with --labels: a prompt a line, with {} for the label
+
+
+@dataclass(frozen=True)
+class EmbedOptions(CallOptions):
+    """Where the embeddings go."""
+
+    out: Path = Path("embeddings.npz")  # vectors, names, variant and its hash
+    texts: Path | None = None  # in place of images: a text file with a text a line
+    truncate: bool = False  # cut texts that are longer than the model reads
+    append: bool = False  # add to an existing file of the same variant
+    force: bool = False  # replace what stands at --out
+
+
+@dataclass(frozen=True)
+class SegmentOptions(CallOptions):
+    """Where the slots of an image begin, and where the masks go."""
+
+    out: Path = Path("masks")  # folder; <image>-slots.png in it, a palette with a colour a slot
+    seed: int = 0  # draws where the slots begin
+    slots: int | None = None  # how many; default: as in training
+    force: bool = False  # replace files in --out
+
+
+@dataclass(frozen=True)
+class AnswerOptions(CallOptions):
+    """What is asked of each image."""
+
+    question: str = ""  # the same for all images
+    top: int = 3  # answers an image
+
+
+@dataclass(frozen=True)
+class CaptionOptions(CallOptions):
+    """How a sentence is searched; default: as the model was trained."""
+
+    beam: int | None = None  # sentences kept at a time; 1: the likeliest word at each step
+    max_length: int | None = None  # words at most
+    end: str | None = None  # the word that ends a sentence
+
+
+@dataclass(frozen=True)
+class EditOptions(CallOptions):
+    """What happens to one slot of the image."""
+
+    slot: int = 0  # which one, as `saccade segment` numbers them
+    move: tuple[float, ...] = (0.0, 0.0)  # down and right, in halves of the picture
+    scale: float = 1.0  # multiplies its size
+    remove: bool = False  # leave the slot out
+    seed: int = 0  # draws where the slots begin
+    slots: int | None = None  # how many; default: as in training
+    out: Path = Path("edited.png")  # what the model draws
+    force: bool = False  # replace what stands at --out
+
+
+@dataclass(frozen=True)
+class ShowOptions(CallOptions):
+    """What the picture shows beside the image."""
+
+    out: Path = Path("looked.png")  # the picture
+    question: str = ""  # of a model that answers questions
+    against: str | None = None  # another router of the same family, to compare its maps
+    seed: int = 0  # draws where the slots begin
+    force: bool = False  # replace what stands at --out

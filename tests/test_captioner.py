@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The captioner: the paper's equations, its folded form, its search, its files, its training."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+from saccade.models.caption_search import (  # noqa: E402
+    WrongSearch,
+    beam_search,
+    check_search,
+    greedy_search,
+    step_of,
+)
+from saccade.models.captioner import Captioner  # noqa: E402
+from saccade.models.captioner_config import ATTENTIONS, PRESETS, CaptionerConfig  # noqa: E402
+from saccade.models.interface import part_named  # noqa: E402
+from saccade.plugins.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.plugins.ops import OPS  # noqa: E402
+
+TINY = PRESETS["captioner-tiny"]
+
+
+def model_of(attention="tvmax", **changes):
+    """Weights that make captions differ from image to image; batch norms that do something."""
+    torch.manual_seed(0)
+    model = Captioner(replace(TINY, attention=attention, **changes)).double()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if not name.startswith(("conv", "position", "embedding")):
+                value *= 3
+        if model.config.encoder == "cnn":
+            shown = torch.from_numpy(images(32, seed=9))
+            for layer in model.convolutions:
+                layer.momentum = 1.0  # of batch norms: the statistics of what is shown
+            model.train().encode(shown)
+            # Sure of itself, and no token likelier than another over many states.
+            model.head.weight *= 20
+            tokens = torch.randint(0, model.config.vocabulary, (32, 6))
+            logits, _ = model.eval()(shown, tokens)
+            model.head.bias -= logits.mean((0, 1))
+    return model.eval()
+
+
+def images(count=6, seed=0):
+    coarse = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    return coarse.repeat(4, 1).repeat(4, 2)
+
+
+def affine(layer, x):
+    found = x @ layer.weight.detach().numpy().T
+    return found if layer.bias is None else found + layer.bias.detach().numpy()
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_step_is_what_the_paper_says(attention):
+    model = model_of(attention)
+    with torch.no_grad():
+        features, h, c = model.encode(torch.from_numpy(images(3)))
+        token = torch.tensor([1, 4, 6])
+        found = model.step(features, h, c, token)
+    v, h, c = (each.numpy() for each in (features[..., : TINY.dim], h, c))
+
+    def scores(kind, state):
+        key, query, score = (getattr(model, f"{kind}_{name}") for name in ("key", "query", "score"))
+        return affine(score, np.tanh(affine(key, v) + affine(query, state)[:, None, None]))[..., 0]
+
+    z = np.exp(scores("input", h))
+    alpha = z / z.sum((1, 2), keepdims=True)
+    seen = np.einsum("bhw,bhwd->bd", alpha, v)
+    x = np.concatenate([model.embedding.weight.detach().numpy()[token], seen], 1)
+    lstm = model.lstm
+    gates = x @ lstm.weight_ih.detach().numpy().T + h @ lstm.weight_hh.detach().numpy().T
+    gates = gates + (lstm.bias_ih + lstm.bias_hh).detach().numpy()
+    admit, forget, cell, show = np.split(gates, 4, 1)
+    c = sigmoid(forget) * c + sigmoid(admit) * np.tanh(cell)
+    h = sigmoid(show) * np.tanh(c)
+    z = scores("output", h)
+    if attention == "tvmax":
+        p = OPS["TVMax"](z, lam=0.01)
+    elif attention == "sparsemax":
+        p = OPS["Sparsemax"](z.reshape(3, -1)).reshape(z.shape)
+    else:
+        p = np.exp(z) / np.exp(z).sum((1, 2), keepdims=True)
+    r = np.tanh(affine(model.image_layer, np.einsum("bhw,bhwd->bd", p, v)))
+    logits = affine(model.head, np.concatenate([r, h], 1))
+    np.testing.assert_allclose(found.input_attention, alpha, atol=1e-10)
+    np.testing.assert_allclose(found.attention, p, atol=3e-6)
+    np.testing.assert_allclose(found.logits, logits, atol=1e-4)
+    np.testing.assert_allclose(found.h, h, atol=1e-10)
+
+
+@pytest.mark.parametrize("changes", [{}, {"position": False}, {"encoder": "features"}])
+def test_folded_form_is_the_same_function(changes):
+    model = model_of("tvmax", **changes)
+    folded = model.fold()
+    given = torch.from_numpy(images())
+    if changes.get("encoder") == "features":
+        given = torch.randn(6, 4, 4, TINY.feature_dim)
+    token = torch.arange(6)
+    with torch.no_grad():
+        one, two = model.encode(given), folded.encode(given)
+        pairs = list(zip(one, two, strict=True))
+        pairs += zip(model.step(*one, token), folded.step(*one, token), strict=True)
+    assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-10
+    assert [part.role for part in folded.parts()] == ["encode", "step"]
+
+
+def test_teacher_forcing_takes_the_same_steps():
+    model = model_of()
+    tokens = torch.tensor([[1, 4, 5, 2], [1, 6, 7, 2]])
+    image = torch.from_numpy(images(2))
+    with torch.no_grad():
+        logits, maps = model(image, tokens)
+        state = model.encode(image)
+        features = state[0]
+        for place in range(4):
+            found = model.step(features, *state[1:], tokens[:, place])
+            state = (features, found.h, found.c)
+            torch.testing.assert_close(found.logits, logits[:, place])
+            torch.testing.assert_close(found.attention, maps[:, place])
+
+
+def table_step(rows):
+    """A language whose next word depends on the last one: log-probabilities by token."""
+    logs = np.log(np.array(rows))
+
+    def step(token, state):
+        return logs[token], np.zeros((len(token), 1, 1)), {"last": token}
+
+    return step
+
+
+def every_caption(rows, end, start, length):
+    found = {}
+    for count in range(length):
+        for words in product([i for i in range(len(rows)) if i != end], repeat=count):
+            steps = list(zip((start, *words), (*words, end), strict=True))
+            found[words] = sum(np.log(rows[a][b]) for a, b in steps)
+    return found
+
+
+def test_a_wide_beam_finds_the_likeliest_captions():
+    rng = np.random.default_rng(3)
+    rows = rng.dirichlet((0.5, 0.5, 0.5, 0.8), 4)
+    known = every_caption(rows, end=3, start=0, length=5)
+    best = max(known.values())
+    state = {"last": np.zeros(1, np.int64)}
+    found = beam_search(table_step(rows), state, start=0, end=3, beam=60, max_length=5)
+    assert found[0].score == pytest.approx(best) and found[0].ended
+    assert found[0].tokens == max(known, key=known.get)
+    for each in found:
+        assert each.score == pytest.approx(known[each.tokens])
+    assert [each.score for each in found] == sorted((e.score for e in found), reverse=True)
+
+
+def test_beam_beats_greedy_where_the_first_word_misleads():
+    rows = [[0.0001, 0.55, 0.4499], [0.4, 0.3, 0.3], [0.001, 0.001, 0.998]]
+    step, state = table_step([*rows]), {"last": np.zeros(1, np.int64)}
+    # Start 0, end 2 from 0 has 0.4499; through 1 it has at most 0.55 * 0.3.
+    options = {"start": 0, "end": 2, "max_length": 4}
+    (greedy,) = greedy_search(step, state, **options)
+    (one,) = beam_search(step, state, beam=1, **options)
+    assert greedy.tokens == one.tokens and greedy.tokens[0] == 1
+    assert greedy.score == pytest.approx(one.score)
+    best = beam_search(step, state, beam=2, **options)[0]
+    assert best.tokens == () and best.score == pytest.approx(np.log(0.4499))
+    assert best.attention.shape == (0, 1, 1)
+
+
+def test_ties_and_the_length_limit_are_deterministic():
+    step, state = table_step(np.full((4, 4), 0.25)), {"last": np.zeros(2, np.int64)}
+    options = {"start": 3, "end": 3, "max_length": 3}
+    captions = greedy_search(step, state, **options)
+    assert [each.tokens for each in captions] == [(0, 0, 0)] * 2 and not captions[0].ended
+    state = {"last": np.zeros(1, np.int64)}
+    found = beam_search(step, state, beam=2, **options)
+    assert [each.tokens for each in found] == [(0, 0, 0), (0, 0, 1)] and not found[0].ended
+
+
+def test_wrong_searches_are_refused():
+    fits = {"beam": 1, "max_length": 5, "end": 2, "longest": 8, "vocabulary": 4}
+    check_search(**fits)
+    for wrong in ({"beam": 0}, {"beam": 1.5}, {"beam": True}, {"max_length": 9}, {"end": 4}):
+        with pytest.raises(WrongSearch, match=f"{next(iter(wrong))} is "):
+            check_search(**fits | wrong)
+    model = model_of()
+    with pytest.raises(SaccadeError, match="max_length is 99, expected a whole number from 1 to 8"):
+        model.caption(images(1), max_length=99)
+    with pytest.raises(WrongSearch, match="NaN"):
+        greedy_search(
+            table_step([[np.nan]]), {"last": np.zeros(1, int)}, start=0, end=0, max_length=1
+        )
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The tiny model with TVMax through the whole gate."""
+    from saccade.export.exported import ExportOptions, export
+    from saccade.models.checkpoint import save
+    from saccade.models.preprocessing import Preprocessing
+
+    folder = tmp_path_factory.mktemp("captioner")
+    model = model_of().float()
+    config = model.config
+    save(
+        folder / "tiny.safetensors",
+        family="captioner",
+        config=config.to_dict(),
+        weights=model.state_dict(),
+        preprocessing=Preprocessing(16, 16, 3, config.mean, config.std),
+        labels=(),
+        calibration={"image": images(256)},
+        card={},
+    )
+    export(folder / "tiny.safetensors", ExportOptions(folder / "out"))
+    return model, folder / "out"
+
+
+def test_exported_files_caption_like_the_model(exported):
+    from saccade.export.runners import onnx_runner, onnx_session
+
+    model, folder = exported
+    files = {role: next(folder.glob(f"*-{role}-*.onnx")) for role in ("encode", "step")}
+    encode, step = (onnx_runner(onnx_session(files[role])) for role in ("encode", "step"))
+    asked = images(5, seed=1)
+    start = {"start": model.config.start, "end": model.config.end, "max_length": 8}
+    state = encode({"image": asked})
+    greedy = greedy_search(step_of(step), state, **start)
+    expected = model.caption(asked, beam=1)
+    assert [each.tokens for each in greedy] == [each.tokens for each in expected]
+    assert len({each.tokens for each in greedy}) > 1, "the test should see different captions"
+    for place, wanted in enumerate(model.caption(asked, beam=3)):
+        row = {name: value[place : place + 1] for name, value in state.items()}
+        found = beam_search(step_of(step), row, beam=3, **start)[0]
+        assert found.tokens == wanted.tokens and found.ended == wanted.ended
+        assert found.score == pytest.approx(wanted.score, abs=1e-3)
+        assert found.attention.shape == (len(found.tokens), 4, 4)
+        np.testing.assert_allclose(found.attention, wanted.attention, atol=1e-4)
+
+
+def test_laws_fail_on_weights_that_break_them():
+    model = model_of("tvmax")
+    part = part_named(model, "step")
+    inputs = part.real({"image": images(16)})
+    assert len(set(inputs["token"].tolist())) > 1 and inputs["features"].dtype == np.float32
+    given = {name: torch.from_numpy(each) for name, each in inputs.items()}
+    given = {k: v.double() if v.is_floating_point() else v for k, v in given.items()}
+    with torch.no_grad():
+        true = {name: each.numpy() for name, each in part.run(**given).items()}
+    assert max(law(inputs, true, true) for law in part.laws.values()) <= 1
+    uneven = true | {"attention": true["attention"] * 1.0001}
+    dense = true | {"attention": true["attention"] * 0.9 + 0.1 / 16}
+    above = true | {"attention_excess": true["attention_excess"] + 1e-5}
+    assert part.laws["attention_sum"](inputs, uneven, true) > 1
+    assert part.laws["attention_support"](inputs, dense, true) > 1
+    assert part.laws["tvmax_bound"](inputs, above, true) > 1
+
+
+def test_configuration_is_checked_and_comes_back():
+    assert CaptionerConfig.from_dict(TINY.to_dict()) == TINY
+    for wrong, words in (
+        ({"attention": "entmax"}, "softmax, sparsemax, tvmax"),
+        ({"height_px": 20}, "4 px a cell"),
+        ({"strides": (2,)}, "one whole number for each"),
+        ({"words": ("a", "a")}, "more than once"),
+        ({"beam": 0}, "at least 1"),
+        ({"lam": float("nan")}, "at least 0"),
+    ):
+        with pytest.raises(SaccadeError, match=words):
+            replace(TINY, **wrong)
+    with pytest.raises(SaccadeError, match="unknown field 'depth'"):
+        CaptionerConfig.from_dict({"depth": 3})
+    with pytest.raises(ShapeError, match="Resize"):
+        model_of().encode(torch.zeros(1, 8, 8, 3))
+    with pytest.raises(SaccadeError, match="expected 1"):
+        model_of().setting("0.01")
+    assert model_of().setting("1") == model_of().settings()[0]
+
+
+def test_training_lowers_the_loss_and_saves(tmp_path: Path):
+    from saccade.models.checkpoint import load, save
+    from saccade.models.training import captioner as training
+    from saccade.models.training.options import TrainOptions
+
+    few = training.EXTRA | {"scenes": 256, "singles": 64, "validate_images": 8, "report_images": 8}
+    quick = replace(training.QUICK, extra=few)
+    small = {"dim": 32, "hidden_dim": 32, "widths": [8, 16, 16], "feature_dim": 16}
+    options = TrainOptions(out=tmp_path / "c.safetensors", set={"attention": "sparsemax", **small})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "QUICK", quick)
+        task = training.task(options)
+        with pytest.raises(SaccadeError, match="--data digits"):
+            training.task(replace(options, data="digits"))
+    optimizer = torch.optim.AdamW(task.model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(12):
+        loss = task.loss(task.batch(step, np.random.default_rng(step)), step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 2.5 and losses[-1] < 0.75 * losses[0]
+    again = task.batch(3, np.random.default_rng(3))
+    assert all(torch.equal(again[k], v) for k, v in task.batch(3, np.random.default_rng(3)).items())
+    task.model.eval()
+    scores = task.validate() | task.report()
+    assert {"cider", "bleu4", "rouge_l", "true", "zero_attention", "repetition"} <= set(scores)
+    path = tmp_path / "c.safetensors"
+    save(path, family="captioner", weights=task.model.state_dict(), card={}, **task.saved())
+    checkpoint = load(path)
+    assert checkpoint.build().config == task.model.config
+    assert checkpoint.calibration["tokens"].shape == (256, 20)

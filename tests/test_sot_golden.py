@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SoT against what the authors' code answered, and against its lists of keys."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+GOLDEN = Path(__file__).with_name("golden") / "sot"
+CASES = json.loads((GOLDEN / "manifest.json").read_text())["cases"]
+
+
+@pytest.fixture(scope="module")
+def golden():
+    path = Path(__file__).with_name("golden_cases") / "sot.py"
+    spec = importlib.util.spec_from_file_location("golden_sot", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_recorded_case(case, golden):
+    assert golden.failures(GOLDEN, case) == []
+
+
+def test_there_is_a_case_of_every_kind(golden):
+    assert {case["kind"] for case in CASES} == set(golden._KINDS)
+    assert golden.count(GOLDEN) == len(CASES) + 1
+
+
+def test_full_size_keys_load_in_both_forms_of_the_dense_block(golden):
+    assert golden.check_keys(GOLDEN / "SoT_Tiny.keys.json") == []
+
+
+@pytest.mark.parametrize("kind", ["classifier", "mgcrp", "token_embed", "sot", "mpn"])
+def test_other_weights_would_be_seen(kind, golden, monkeypatch):
+    case = next(case for case in CASES if case["kind"] == kind)
+    arrays = golden._arrays
+
+    def moved(folder, of):
+        return {
+            name: each * 1.001 if name in ("input", "image") else each
+            for name, each in arrays(folder, of).items()
+        }
+
+    monkeypatch.setattr(golden, "_arrays", moved)
+    assert golden.failures(GOLDEN, case)
