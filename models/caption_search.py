@@ -117,7 +117,8 @@ def beam_search(
     for _ in range(max_length):
         logs, attention, state = step(token, state)
         totals = np.array([each["score"] for each in live])[:, None] + _checked(logs)
-        following, parents = [], []
+        following: list[dict[str, Any]] = []
+        parents: list[int] = []
         for rank, flat in enumerate(_best(totals.ravel(), 2 * beam)):
             parent, word = divmod(int(flat), totals.shape[1])
             score = float(totals[parent, word])

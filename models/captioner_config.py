@@ -141,7 +141,7 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-_TINY = {
+_TINY: dict[str, Any] = {
     "words": ("a", "red", "circle", "blue", "square", "left", "of"),
     "max_length": 8,
     "height_px": 16,

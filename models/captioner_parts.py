@@ -42,25 +42,8 @@ def _grid(config: CaptionerConfig) -> str:
 
 
 def _step(model: Any) -> Part:
-    """One word; `attention_excess` (TVMax) is by how much its error is above its tolerance: 0."""
     config: CaptionerConfig = model.config
     source = _source(config)
-    # In float32 the op raises a tolerance that its arithmetic cannot certify.
-    allowed = 1.001 * max(config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
-
-    def run(features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> dict[str, Tensor]:
-        found = model.step(features, h, c, token)
-        named = {
-            "logits": found.logits,
-            "log_probabilities": found.logits.log_softmax(-1),
-            "next_h": found.h,
-            "next_c": found.c,
-            "attention": found.attention,
-            "input_attention": found.input_attention,
-        }
-        if found.error is not None:
-            named["attention_excess"] = torch.relu(found.error - allowed)
-        return named
 
     def real(arrays: Arrays) -> dict[str, np.ndarray]:
         return _states(model, arrays[source.name])
@@ -87,11 +70,31 @@ def _step(model: Any) -> Part:
         ),
         outputs=(*OUTPUTS, "attention_excess") if bounds else OUTPUTS,
         optional=("input_attention",),
-        run=run,
+        run=lambda features, h, c, token: _stepped(model, features, h, c, token),
         real=real,
         random=random,
         laws={"attention_sum": _sums_to_one, **sparse, **bounds},
     )
+
+
+def _stepped(
+    model: Any, features: Tensor, h: Tensor, c: Tensor, token: Tensor
+) -> dict[str, Tensor]:
+    """One word; `attention_excess` is by how much TVMax's error is above its tolerance."""
+    found = model.step(features, h, c, token)
+    named = {
+        "logits": found.logits,
+        "log_probabilities": found.logits.log_softmax(-1),
+        "next_h": found.h,
+        "next_c": found.c,
+        "attention": found.attention,
+        "input_attention": found.input_attention,
+    }
+    if found.error is not None:
+        # In float32 the op raises a tolerance that its arithmetic cannot certify.
+        allowed = 1.001 * max(model.config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
+        named["attention_excess"] = torch.relu(found.error - allowed)
+    return named
 
 
 def _states(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:

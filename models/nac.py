@@ -111,7 +111,7 @@ class NAC(nn.Module):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Everything that is exported, of one pass.
+        """Everything that is always exported, of one pass.
 
         Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
         """

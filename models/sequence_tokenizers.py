@@ -22,6 +22,8 @@ class TokenProjection(nn.Module):
     Shapes: tokens [b n token_dim], n at most max_tokens where that is set -> [b n dim].
     """
 
+    position: nn.Parameter | None
+
     def __init__(self, config: NACConfig) -> None:
         super().__init__()
         self.config = config
@@ -97,6 +99,8 @@ class SymbolTokenizer(nn.Module):
 
     Shapes: symbols [b n] of whole numbers, n at most max_tokens, length [b] -> tokens [b n dim].
     """
+
+    position: nn.Parameter | None
 
     def __init__(self, config: NACConfig) -> None:
         super().__init__()

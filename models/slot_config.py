@@ -92,9 +92,11 @@ class SlotConfig:
 
     def __post_init__(self) -> None:
         for name in LISTS:
-            kind = float if name in ("mean", "std") else int
-            kind = bool if name == "decoder_transposed" else kind
-            object.__setattr__(self, name, tuple(kind(value) for value in getattr(self, name)))
+            values = tuple(getattr(self, name))
+            if name in ("mean", "std"):
+                values = tuple(float(value) for value in values)
+            object.__setattr__(self, name, values)
+            self._check_list(name, values)
         for name, allowed in CHOICES.items():
             self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name in COUNTS:
@@ -105,6 +107,13 @@ class SlotConfig:
             self._expect(name, type(value) is int and value >= 0, "a whole number of at least 0")
         self._check_sizes()
         self._check_numbers()
+
+    def _check_list(self, name: str, values: tuple[Any, ...]) -> None:
+        if name == "decoder_transposed":
+            self._expect(name, all(type(each) is bool for each in values), "truth values")
+        elif name not in ("mean", "std"):
+            fits = all(type(each) is int and each >= 1 for each in values)
+            self._expect(name, fits, "whole numbers of at least 1")
 
     def _check_sizes(self) -> None:
         self._expect("channels", self.channels in (1, 3), "1 or 3")
@@ -118,14 +127,17 @@ class SlotConfig:
         self._expect("grid_mlp_dim", fits, "at least 1 where attention is not 'sa'")
         fits = self.rounds >= 1 or self.equivariant
         self._expect("rounds", fits, "at least 1 where attention is 'sa'")
-        self._expect("decoder_channels", len(self.decoder_channels) >= 1, "at least one layer")
+        for name in ("decoder_channels", "resnet_stages"):
+            self._expect(name, len(getattr(self, name)) >= 1, "at least one number")
+        fits = self.encoder != "resnet" or self.resnet_width % 32 == 0
+        self._expect("resnet_width", fits, "a multiple of 32, the groups of its norms")
         parts = ["encoder"] if self.encoder == "simple-cnn" else []
         for part in [*parts, *(["decoder"] if self.decoder == "cnn" else [])]:
             layers = len(getattr(self, f"{part}_channels"))
             for name in ("channels", "kernels", "strides"):
                 values = getattr(self, f"{part}_{name}")
-                fits = len(values) == layers >= 1 and min(values) >= 1
-                self._expect(f"{part}_{name}", fits, f"{layers} numbers of at least 1")
+                fits = len(values) == layers >= 1
+                self._expect(f"{part}_{name}", fits, f"{max(layers, 1)} values, one a layer")
         if self.decoder == "cnn":
             fits = len(self.decoder_transposed) == len(self.decoder_channels)
             self._expect("decoder_transposed", fits, "one truth value a layer")

@@ -49,7 +49,9 @@ class Projection(nn.Module):
     """f up to its ReLU as a function of (token, relative position), most of it done per token.
 
     f's first layer sees u = token W' + b_g + G r. With C = I - 11'/D, which takes the mean away,
-    W1 diag(gamma) C u is A + B r, and the variance is the quadratic a + b r + r'M r.
+    W1 diag(gamma) C u is A + B r, and the variance is the quadratic a + b r + r'M r. The hidden
+    units relu((A + B r) / sigma + c) are relu(A + B r + sigma c) / sigma: the division is left to
+    the one number that each token becomes for each slot.
 
     Shapes: tokens [b n c] -> A [b n h], and in one tensor a, b [b n 3].
     """
@@ -60,7 +62,6 @@ class Projection(nn.Module):
     grid: Tensor
     turn: Tensor
     moments: Tensor
-    offset: Tensor
 
     def __init__(self, layer: nn.Linear, source: GridReader, *, live: bool = False) -> None:
         super().__init__()
@@ -80,9 +81,8 @@ class Projection(nn.Module):
             "bias": bias,
             "widen": widen,
             "grid": grid,
-            "turn": (widen @ grid).mT,
+            "turn": torch.cat([(widen @ grid).mT, offset[None]]),
             "moments": grid.mT @ grid / len(grid),
-            "offset": offset,
         }
         for name, value in constants.items():
             if live:
@@ -97,21 +97,26 @@ class Projection(nn.Module):
         slope = centred @ self.grid * (2 / centred.shape[-1])
         return centred @ self.widen.mT, torch.cat([size, slope], -1)
 
-    def forward(self, prepared: Seen, relative: Tensor) -> Tensor:
-        """Shapes: relative [b k n 2] -> [b k n h]."""
+    def forward(self, prepared: Seen, relative: Tensor) -> Seen:
+        """The hidden units times sigma, and 1 / sigma.
+
+        Shapes: relative [b k n 2] -> [b k n h], [b k n].
+        """
         hidden, moments = (each[:, None] for each in prepared)
-        if self.eps is None:
-            return (hidden + (relative @ self.turn + self.offset)).relu()
-        bent = (relative @ self.moments + moments[..., 1:]) * relative
-        variance = (moments[..., :1] + bent.sum(-1, keepdim=True)).clamp(min=0) + self.eps
-        scale = variance.rsqrt()
-        return torch.addcmul((relative * scale) @ self.turn + self.offset, hidden, scale).relu()
+        sigma = torch.ones_like(relative[..., :1])
+        if self.eps is not None:
+            bent = (relative @ self.moments + moments[..., 1:]) * relative
+            variance = moments[..., :1] + bent.sum(-1, keepdim=True)
+            sigma = (variance.clamp(min=0) + self.eps).sqrt()
+        # In place: these are the only tensors of slots x tokens x width, and time goes with them.
+        units = (torch.cat([relative, sigma], -1) @ self.turn).add_(hidden).relu_()
+        return units, 1 / sigma.squeeze(-1)
 
 
 class FoldedGridReader(nn.Module):
     """f's second layer never runs per token: queries go through it backwards, updates once.
 
-    Shapes: as GridReader, but keys and values are hidden units [b k n h].
+    Shapes: as GridReader, but keys and values are hidden units [b k n h] with their scale.
     Source: equal to the unfolded reader up to rounding; Biza et al. 2023, Algorithm 1.
     """
 
@@ -134,16 +139,18 @@ class FoldedGridReader(nn.Module):
             of_values = self.values(of_values, relative)
         return self.keys(of_keys, relative), of_values
 
-    def logits(self, keys: Tensor, queries: Tensor) -> Tensor:
+    def logits(self, keys: Seen, queries: Tensor) -> Tensor:
+        units, scale = keys
         turned = queries @ self.narrow.weight
         bias = queries @ self.narrow.bias[:, None]
-        return ((keys @ turned[..., None]).squeeze(-1) + bias)[:, None]
+        return (scale * (units @ turned[..., None]).squeeze(-1) + bias)[:, None]
 
-    def update(self, values: Tensor, weights: Tensor) -> Tensor:
+    def update(self, values: Any, weights: Tensor) -> Tensor:
         if self.values is None:
             return self.plain_values((weights @ values).squeeze(1))
+        units, scale = values
         weights = weights.squeeze(1)
-        pooled = (weights[:, :, None] @ values).squeeze(2)
+        pooled = ((weights * scale)[:, :, None] @ units).squeeze(2)
         # The weights sum to S / (S + epsilon), not to 1, and the bias goes with them.
         return pooled @ self.narrow.weight.mT + self.narrow.bias * weights.sum(-1, keepdim=True)
 
@@ -162,7 +169,7 @@ class FoldedDecoder(Decoder):
     def __init__(self, source: Decoder) -> None:
         super().__init__(source.config)
         self.to(source.alpha.weight.dtype).load_state_dict(source.state_dict())
-        first = self.backbone.layers[0]
+        first: Any = self.backbone.layers[0]
         constants = {
             "readout_weight": torch.cat([self.alpha.weight, self.colour.weight]),
             "readout_bias": torch.cat([self.alpha.bias, self.colour.bias]),
@@ -176,7 +183,8 @@ class FoldedDecoder(Decoder):
     def forward(self, state: SlotState) -> Painting:
         if self.config.decoder != "mlp":
             return super().forward(state)
-        first, *others = self.backbone.layers
+        layers: list[Any] = list(self.backbone.layers)
+        first, *others = layers
         slots = state.slots @ first.weight.mT + self.first_bias
         x = (slots[:, :, None, None] + self.relative(state) @ self.first_grid.mT).relu()
         for layer in others:

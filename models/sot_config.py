@@ -240,15 +240,25 @@ def swin(
     return SoTConfig(**_IMAGENET | fixed | values)
 
 
-def _tiny(dim: int, heads: int, layers: int, mlp_dim: int, m: int, **values: Any) -> SoTConfig:
+def _paper(dim: int, heads: int, layers: int, mlp_dim: int, m: int, **values: Any) -> SoTConfig:
     sizes = {"dim": dim, "heads": heads, "layers": layers, "mlp_dim": mlp_dim, "m": m, "n": m}
     return official_sot(**sizes | values)
 
 
+# What this package's own data sets are learned with.
+SMALL: dict[str, Any] = {
+    "dim": 64,
+    "layers": 4,
+    "heads": 4,
+    "mlp_dim": 160,
+    "pool_heads": 6,
+    "m": 8,
+    "n": 8,
+}
 PRESETS: dict[str, SoTConfig] = {
-    "sot-tiny": _tiny(240, 4, 12, 600, 14),
-    "sot-small": _tiny(384, 6, 14, 1344, 24, pool_dropout=0.5),
-    "sot-base": _tiny(528, 8, 24, 1584, 38, pool_dropout=0.7),
+    "sot-tiny": _paper(240, 4, 12, 600, 14),
+    "sot-small": _paper(384, 6, 14, 1344, 24, pool_dropout=0.5),
+    "sot-base": _paper(528, 8, 24, 1584, 38, pool_dropout=0.7),
     "vit-s16": vit(384, 12),
     "vit-b16": vit(768, 12),
     "vit-b32": vit(768, 12, patch_px=32),
@@ -259,16 +269,11 @@ PRESETS: dict[str, SoTConfig] = {
     "deit-tiny-sot": deit(192, 12, fusion="sum"),
     "swin-tiny": swin(96, (2, 2, 6, 2), (3, 6, 12, 24)),
     "swin-tiny-sot": swin(96, (2, 2, 6, 2), (3, 6, 12, 24), pooling="mgcrp", m=24, n=24),
-    "sot-digits": SoTConfig(),
     "sot-shapes": SoTConfig(
-        height_px=64,
-        width_px=64,
-        channels=3,
-        patch_px=8,
+        **SMALL | {"height_px": 64, "width_px": 64, "channels": 3, "patch_px": 8, "classes": 16},
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
-        layers=4,
-        dim=64,
-        mlp_dim=160,
     ),
+    "sot-digits": SoTConfig(**SMALL),
+    "tiny": SoTConfig(dim=16, heads=2, layers=1, mlp_dim=24, pool_heads=2, m=4, n=4),
 }

@@ -263,4 +263,7 @@ class SparoConfig:
 
 
 PRESETS = {name: SparoConfig(**values) for name, values in PRESET_FIELDS.items()}
-SOURCE = "Vani et al. 2024, SPARO: Selective Attention for Robust and Compositional Transformers"
+SOURCE = (
+    "Vani et al. 2024, SPARO: Selective Attention for Robust and Compositional Transformer "
+    "Encodings for Vision"
+)

@@ -5,6 +5,8 @@ Written in tensor operations of fixed shape, so that it exports to standard ONNX
 are solved together, then its rows, in one loop over the rounds.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,9 +37,24 @@ def tv_dykstra(
     values = torch.where(masked, MASKED, values) if _is_double(z) else _lowered(values, masked, lam)
     down, across = _edges(inside.mT.contiguous()).to(z.dtype), _edges(inside).to(z.dtype)
 
-    def unfinished(rounds_left: Tensor, active: Tensor, *state: Tensor) -> Tensor:
-        return active.any() & (rounds_left > 0)
+    start = (
+        torch.full((), rounds, dtype=torch.int64, device=z.device),
+        torch.ones_like(sizes[:, :1, None], dtype=torch.bool),
+        values,
+        torch.zeros_like(values),
+        torch.zeros_like(values),
+        down,
+        across,
+    )
+    solved = _repeat(_unfinished, _round_of(lam, stop), start)[2]
+    return torch.where(inside & ~masked, solved, z)
 
+
+def _unfinished(rounds_left: Tensor, active: Tensor, *state: Tensor) -> Tensor:
+    return active.any() & (rounds_left > 0)
+
+
+def _round_of(lam: float, stop: float) -> Callable[..., tuple[Tensor, ...]]:
     def one_round(
         rounds_left: Tensor,
         active: Tensor,
@@ -55,17 +72,7 @@ def tv_dykstra(
         x = torch.where(active, rows, x)
         return rounds_left - 1, still, x, p, q, down + 0, across + 0
 
-    start = (
-        torch.full((), rounds, dtype=torch.int64, device=z.device),
-        torch.ones_like(sizes[:, :1, None], dtype=torch.bool),
-        values,
-        torch.zeros_like(values),
-        torch.zeros_like(values),
-        down,
-        across,
-    )
-    solved = _repeat(unfinished, one_round, start)[2]
-    return torch.where(inside & ~masked, solved, z)
+    return one_round
 
 
 def inside_grid(sizes: Tensor, height: int, width: int) -> Tensor:
@@ -83,10 +90,18 @@ def _edges(inside: Tensor) -> Tensor:
     return inside & F.pad(inside[..., 1:], (0, 1))
 
 
-def _repeat(condition, body, state):  # type: ignore[no-untyped-def]
-    """A loop that ends when the data says so: one node in a file, plain Python otherwise."""
+def _repeat(
+    condition: Callable[..., Tensor],
+    body: Callable[..., tuple[Tensor, ...]],
+    state: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    """A loop that ends when the data says so: one node in a file, plain Python otherwise.
+
+    The exporter wants a state that leaves the body as new tensors with the strides it came with.
+    """
     if torch.compiler.is_exporting():
-        return torch.ops.higher_order.while_loop(condition, body, state, ())
+        found: tuple[Tensor, ...] = torch.ops.higher_order.while_loop(condition, body, state, ())
+        return found
     while bool(condition(*state)):
         state = body(*state)
     return state

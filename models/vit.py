@@ -19,8 +19,8 @@ POSITION_STD = 0.02
 class Tokens(NamedTuple):
     """What a trunk answers.
 
-    Shapes: class tokens [b k d] where it has them, words [b n d], the last block's attention of
-            the class tokens' first to all tokens [b heads k+n] where it has one.
+    Shapes: class tokens [b k d] where it has them, words [b n d], in evaluation the attention of
+            the first class token to all tokens in the last block [b heads k+n].
     """
 
     class_tokens: Tensor | None
@@ -70,7 +70,8 @@ class ViT(nn.Module):
             x = block(x)
         last = self.blocks[-1]
         assert isinstance(last, Block)
-        attention = class_attention(last, x)
+        # Computed beside the block that uses it too: in training nobody asks.
+        attention = None if self.training else class_attention(last, x)
         x = self.norm(last(x))
         return Tokens(x[:, : self.specials], x[:, self.specials :], attention)
 

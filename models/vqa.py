@@ -191,9 +191,11 @@ def given_rows(features: Tensor, places: GridPlaces, dtype: torch.dtype) -> tupl
     rows = features.to(dtype)
     if rows.dim() == 4:
         rows = rows.flatten(1, 2)
-    masked = rows.abs().sum(-1) == 0
     outside = places.outside_rows()
-    return rows, masked if outside is None else masked | outside
+    if outside is not None:
+        # Whatever stands there, NaN included, would come back as 0 x NaN.
+        rows = rows.masked_fill(outside[..., None], 0)
+    return rows, rows.abs().sum(-1) == 0
 
 
 def given_boxes(inputs: dict[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -210,7 +212,8 @@ def given_boxes(inputs: dict[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, 
             "Leave out images without boxes."
         )
     behind = torch.arange(most, device=boxes.device) >= count[:, None]
-    return boxes, behind | (boxes.abs().sum(-1) == 0)
+    boxes = boxes.masked_fill(behind[..., None], 0)
+    return boxes, boxes.abs().sum(-1) == 0
 
 
 def check_question(question: Tensor, config: VQAConfig) -> None:

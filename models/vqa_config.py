@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is decided about a network that answers questions on images."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from saccade.plugins.errors import SaccadeError
@@ -216,20 +216,12 @@ _MCAN = VQAConfig(
     eps=1e-6,
     answer="sigmoid",
 )
-_TINY = {"word_dim": 16, "dim": 32, "layers": 1, "hidden": 64, "pool_hidden": 32, "pool_dim": 48}
-
-
-def _presets() -> dict[str, VQAConfig]:
-    from dataclasses import replace
-
-    tiny = replace(VQAConfig(), feature_dim=32, **_TINY)
-    return {
-        "vqa-grid": _MCAN,
-        "vqa-boxes": replace(_MCAN, image="boxes"),
-        "vqa-both": replace(_MCAN, image="both"),
-        "vqa-shapes": VQAConfig(),
-        "vqa-tiny": tiny,
-    }
-
-
-PRESETS = _presets()
+PRESETS = {
+    "vqa-grid": _MCAN,
+    "vqa-boxes": replace(_MCAN, image="boxes"),
+    "vqa-both": replace(_MCAN, image="both"),
+    "vqa-shapes": VQAConfig(),
+    "vqa-tiny": VQAConfig(
+        feature_dim=32, word_dim=16, dim=32, layers=1, hidden=64, pool_hidden=32, pool_dim=48
+    ),
+}

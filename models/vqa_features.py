@@ -25,7 +25,8 @@ class ImageCells(nn.Module):
         self.size = (config.height_px, config.width_px, config.channels)
         self.register_buffer("mean", torch.tensor(config.mean), persistent=False)
         self.register_buffer("std", torch.tensor(config.std), persistent=False)
-        layers, before = [], config.channels
+        layers: list[nn.Conv2d] = []
+        before = config.channels
         for stride, width in zip(config.strides, _widths(config), strict=True):
             layers.append(
                 nn.Conv2d(before, width, 5 if not layers else 3, stride, 2 - bool(layers))

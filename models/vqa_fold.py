@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from saccade.models.image_attention import grid_attention
 from saccade.models.interface import Part
-from saccade.models.mcan import Norm, attention_weights
+from saccade.models.mcan import EncoderLayer, attention_weights
 from saccade.models.vqa import (
     VQA,
     answered,
@@ -41,14 +41,17 @@ class FoldedVQA(nn.Module):
     Source: equal to the unfolded model up to rounding; Martins et al. 2020, section 3.2.
     """
 
+    position: Tensor
+
     @torch.no_grad()
     def __init__(self, source: VQA) -> None:
         super().__init__()
         self.config = source.config
         self.words = FoldedWords(source)
-        self.encoder = nn.ModuleList(FoldedEncoderLayer(each) for each in source.encoder)
-        last: Norm = source.encoder[-1].norm_feed  # type: ignore[assignment]
-        self.encoder[-1].norm_feed = BareNorm(last)
+        layers = [each for each in source.encoder if isinstance(each, EncoderLayer)]
+        folded, last = [FoldedEncoderLayer(each) for each in layers], layers[-1].norm_feed
+        folded[-1].norm_feed = BareNorm(last)
+        self.encoder = nn.ModuleList(folded)
         self.question_pool = FoldedPool(source.question_pool, last)
         bias = source.question_pool.merge.bias + shifted(source.question_pool, last)
         if self.config.has_grid:

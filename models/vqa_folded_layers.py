@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.mcan import MASKED, Attention, Norm, Pool, attend, spread_norm
+from saccade.models.mcan import (
+    MASKED,
+    Attention,
+    DecoderLayer,
+    EncoderLayer,
+    Norm,
+    Pool,
+    attend,
+    spread_norm,
+)
 from saccade.models.vqa import VQA
 
 _LARGEST_TABLE = 2**22  # numbers in a table of the words' gates
@@ -18,15 +27,15 @@ class FoldedWords(nn.Module):
 
     def __init__(self, source: VQA) -> None:
         super().__init__()
-        lstm, embedding = source.lstm, source.embedding.weight
-        bias = lstm.bias_ih_l0 + lstm.bias_hh_l0
-        self.recurrent = nn.Parameter(lstm.weight_hh_l0)
-        self.project = nn.Identity()
+        embedding, lstm = source.embedding.weight, dict(source.lstm.named_parameters())
+        bias = lstm["bias_ih_l0"] + lstm["bias_hh_l0"]
+        self.recurrent = lstm["weight_hh_l0"]
+        self.project: nn.Module = nn.Identity()
         if len(embedding) * len(bias) <= _LARGEST_TABLE:
-            self.table = nn.Parameter(F.linear(embedding, lstm.weight_ih_l0, bias))
+            self.table = nn.Parameter(F.linear(embedding, lstm["weight_ih_l0"], bias))
         else:
             self.table = nn.Parameter(embedding)
-            self.project = folded_linear(lstm.weight_ih_l0, bias)
+            self.project = folded_linear(lstm["weight_ih_l0"], bias)
 
     def forward(self, question: Tensor) -> Tensor:
         gates = self.project(F.embedding(question, self.table))
@@ -64,11 +73,16 @@ class FoldedSelfAttention(nn.Module):
 
 
 class FoldedEncoderLayer(nn.Module):
-    def __init__(self, source: nn.Module) -> None:
+    """An encoder layer in evaluation; whoever reads it alone may take over its last gain.
+
+    Shapes: x [b n d], masked [b n] -> [b n d].
+    """
+
+    def __init__(self, source: EncoderLayer | DecoderLayer) -> None:
         super().__init__()
-        self.attention = FoldedSelfAttention(source.attention)  # type: ignore[arg-type]
+        self.attention = FoldedSelfAttention(source.attention)
         self.feed, self.norm_attention = source.feed, source.norm_attention
-        self.norm_feed = source.norm_feed
+        self.norm_feed: nn.Module = source.norm_feed
 
     def forward(self, x: Tensor, masked: Tensor) -> Tensor:
         x = self.norm_attention(x + self.attention(x, masked))
@@ -76,11 +90,14 @@ class FoldedEncoderLayer(nn.Module):
 
 
 class FoldedDecoderLayer(FoldedEncoderLayer):
-    """`last` is the encoder's last normalisation, whose gain and bias end here."""
+    """`last` is the encoder's last normalisation, whose gain and bias end here.
 
-    def __init__(self, source: nn.Module, last: Norm) -> None:
+    Shapes: x [b n d]; keys, values [b t d]; masked [b n], question_masked [b t] -> [b n d].
+    """
+
+    def __init__(self, source: DecoderLayer, last: Norm) -> None:
         super().__init__(source)
-        guided: Attention = source.guided  # type: ignore[assignment]
+        guided = source.guided
         self.heads, self.norm_guided = guided.heads, source.norm_guided
         scale = 1 / math.sqrt(guided.queries.out_features // guided.heads)
         self.queries = folded_linear(scale * guided.queries.weight, scale * guided.queries.bias)
@@ -89,6 +106,7 @@ class FoldedDecoderLayer(FoldedEncoderLayer):
     def look(
         self, x: Tensor, keys: Tensor, values: Tensor, masked: Tensor, question_masked: Tensor
     ) -> Tensor:
+        """The layer, given what it reads of the question."""
         x = self.norm_attention(x + self.attention(x, masked))
         seen = attend(self.queries(x), keys, values, question_masked, self.heads, "softmax")
         x = self.norm_guided(x + self.out(seen))
@@ -96,28 +114,33 @@ class FoldedDecoderLayer(FoldedEncoderLayer):
 
 
 class FoldedDecoder(nn.Module):
-    """Layers of a decoder with its pooling; what they read of the question is one product."""
+    """Layers of a decoder with its pooling; what they read of the question is one product.
+
+    `constant` is what its pooling adds to the answer's state whatever it sees.
+    Shapes: x [b n d], question [b t d], masked [b n], question_masked [b t] -> [b n d].
+    """
 
     def __init__(
         self, first: nn.Linear, layers: nn.ModuleList, pool: Pool, last_of_question: Norm
     ) -> None:
         super().__init__()
         self.first = first
-        self.layers = nn.ModuleList(FoldedDecoderLayer(each, last_of_question) for each in layers)
-        read = [part.weight for each in layers for part in (each.guided.keys, each.guided.values)]
+        sources = [layer for layer in layers if isinstance(layer, DecoderLayer)]
+        folded = [FoldedDecoderLayer(layer, last_of_question) for layer in sources]
+        read = [part.weight for each in sources for part in (each.guided.keys, each.guided.values)]
         self.read = folded_linear(torch.cat(read) * last_of_question.weight)
-        last: Norm = layers[-1].norm_feed  # type: ignore[assignment]
+        last = sources[-1].norm_feed
+        folded[-1].norm_feed = BareNorm(last)
+        self.layers = nn.ModuleList(folded)
         self.pool = FoldedPool(pool, last)
         self.constant = pool.merge.bias + shifted(pool, last)
-        self.layers[-1].norm_feed = BareNorm(last)
 
     def forward(
         self, x: Tensor, question: Tensor, masked: Tensor, question_masked: Tensor
     ) -> Tensor:
         read = self.read(question).chunk(2 * len(self.layers), -1)
-        for index, layer in enumerate(self.layers):
-            keys, values = read[2 * index : 2 * index + 2]
-            x = layer.look(x, keys, values, masked, question_masked)
+        for layer, keys, values in zip(self.layers, read[::2], read[1::2], strict=True):
+            x = layer.look(x, keys, values, masked, question_masked)  # type: ignore[operator]
         return x
 
 

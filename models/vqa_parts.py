@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the file of a question-answering network takes and answers, and what a client must know."""
 
-import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from saccade.models.image_attention import allowed_error
 from saccade.models.interface import Arrays, Law, Part, Setting, TensorSpec
 from saccade.models.vqa_config import VQAConfig
-from saccade.models.word_tokens import WordVocabulary
+from saccade.models.vqa_questions import question_tokens as question_tokens
 from saccade.plugins.errors import SaccadeError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _WHOLE = Setting("b1000", 1.0, 1, 1, "model")
 _SUM_TOLERANCE = 1e-4  # of a map's weights, from 1
 _SUPPORT_TOLERANCE = 1e-4  # a weight that only one of two answers has may be this large
 _ZERO_ROW_SHARE = 0.05  # of random features
-_DROPPED = re.compile(r"[.,'!?\"()*#:;]")
-_LISTED_UNKNOWN = 1
 
 
 class Detailed(Protocol):
@@ -27,7 +26,7 @@ class Detailed(Protocol):
 
     config: VQAConfig
 
-    def details(self, **inputs: Tensor) -> dict[str, Tensor]:
+    def details(self, **inputs: "Tensor") -> "dict[str, Tensor]":
         """Named outputs of one pass."""
         ...
 
@@ -39,15 +38,14 @@ def vqa_part(model: Detailed) -> Part:
     def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         return random_inputs(config, rng, count)
 
-    optional = ("box_attention",) if config.image == "both" else ()
-    if _has_error(config):
-        optional = (*optional, "tv_error")
+    outputs = ("logits", "probabilities", "attention")
     return Part(
         role="",
         inputs=input_specs(config),
-        outputs=("logits", "probabilities", "attention"),
+        # The gate's law on TVMAX needs the bound, so it is in every file.
+        outputs=(*outputs, "tv_error") if _has_error(config) else outputs,
         run=model.details,
-        optional=optional,
+        optional=("box_attention",) if config.image == "both" else (),
         random=random,
         laws=_laws(config),
     )
@@ -168,6 +166,7 @@ def vqa_facts(config: VQAConfig) -> dict[str, Any]:
     return {
         "words": list(config.words),
         "vocabulary": config.vocabulary,
+        "tokens": config.tokens,
         "question_length": config.question_length,
         "grid": list(config.grid) if config.has_grid else None,
         "boxes": config.boxes if config.has_boxes else 0,
@@ -175,30 +174,3 @@ def vqa_facts(config: VQAConfig) -> dict[str, Any]:
         "layout": config.layout,
         "attention": config.attention if config.has_grid else config.box_attention,
     }
-
-
-def question_tokens(facts: Mapping[str, Any], text: str, *, truncate: bool = False) -> np.ndarray:
-    """A question as the model was taught to read it; `facts` are those of `vqa_facts`.
-
-    Shapes: -> [question_length] int64.
-    Raises: SaccadeError if there is no vocabulary, no word, or more words than fit.
-    """
-    words, length = facts["words"], facts["question_length"]
-    if not words:
-        raise SaccadeError(
-            "question: this model has no vocabulary, it takes token ids. "
-            "Convert it with --vocabulary FILE, or send the ids."
-        )
-    if facts["vocabulary"] == "words":
-        return WordVocabulary(words).encode(text, length, truncate=truncate)
-    place = {word: index for index, word in enumerate(words)}
-    asked = _DROPPED.sub("", text.lower()).replace("-", " ").replace("/", " ").split()
-    if not asked or (len(asked) > length and not truncate):
-        raise SaccadeError(
-            f"question {text!r:.60} has {len(asked)} words, expected 1 to {length}. "
-            "Shorten it, or ask for truncation."
-        )
-    tokens = np.zeros(length, dtype=np.int64)
-    ids = [place.get(word, _LISTED_UNKNOWN) for word in asked[:length]]
-    tokens[: len(ids)] = ids
-    return tokens

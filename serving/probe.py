@@ -120,7 +120,8 @@ class Prober:
 def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
     """Zeros of the shapes that a model declares, or a small picture where it takes files.
 
-    Of a router `wanted` says which of its inputs make a request, and with which parameters.
+    Whole numbers are ones: as sizes, counts, lengths and ids all models take them. Of a router
+    `wanted` says which of its inputs make a request, and with which parameters.
     """
     from tritonclient.grpc import InferInput
     from tritonclient.utils import triton_to_np_dtype
@@ -134,7 +135,8 @@ def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[s
         if declared.datatype == "BYTES":
             found.set_data_from_numpy(np.full(shape, small_picture(), dtype=object))
         else:
-            found.set_data_from_numpy(np.zeros(shape, triton_to_np_dtype(declared.datatype)))
+            make = np.ones if declared.datatype == "INT64" else np.zeros
+            found.set_data_from_numpy(make(shape, triton_to_np_dtype(declared.datatype)))
         inputs.append(found)
     parameters = wanted["parameters"] if wanted else {}
     return {"inputs": inputs, **({"parameters": parameters} if parameters else {})}

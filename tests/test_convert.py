@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,12 +19,14 @@ from saccade.models.checkpoint import load
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.official import convert as driver
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.convert import SOURCES, ConvertOptions, Source, convert
+from saccade.models.official.convert import ConvertOptions, convert
 from saccade.models.official.report import ConversionFailed
+from saccade.models.official.sources import OPTIONAL, SOURCES, Source
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 
 CONFIG = NACConfig(modules=6, dim=16, heads=2, code_dim=8, signature_dim=4, ffn_dim=16, classes=3)
+TAKES = ("labels", "attention", "lam", "backbone")
 TIED = ("theirs.head.weight", "theirs.tied_head.weight")
 
 
@@ -55,7 +58,7 @@ def fake_source(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("fake.source")
     module.convert = read  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake.source", module)
-    monkeypatch.setitem(SOURCES, "fake", Source("fake.source", "nobody's", "teacher"))
+    monkeypatch.setitem(SOURCES, "fake", Source("fake.source", "nobody's", TAKES, "teacher"))
 
 
 @pytest.fixture
@@ -205,7 +208,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field of the input": ({"preprocessing": '{"hieght": 1}'}, "hieght"),
     "no such part": ({"checkpoint_key": "ema"}, "no 'ema' at its top"),
     "an empty part": ({"checkpoint_key": "student"}, "holds no tensors"),
-    "a negative lam": ({"lam": -1.0}, "--lam is -1"),
+    "a negative lam": ({"lam": -1.0, "attention": "tvmax"}, "--lam is -1"),
+    "lam without tvmax": ({"lam": 0.1}, "--lam is 0.1 with --attention None"),
+    "what the source does not know": ({"vocabulary": Path("words")}, "--vocabulary is given"),
 }
 
 
@@ -223,6 +228,29 @@ def test_refuses(
     with pytest.raises(SaccadeError, match=reason):
         convert(source, their_file(), replace(options, **changes))
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_trunk_from_a_second_file(
+    their_file: Callable[..., Path], options: ConvertOptions, tmp_path: Path
+) -> None:
+    trunk = torch.load(their_file())["teacher"]
+    head = {key: trunk.pop(key) for key in list(trunk) if "head" in key}
+    # A classifier of the trunk's own is not read, whatever its shape.
+    torch.save({"model": trunk | {"head.weight": torch.zeros(7, 7)}}, tmp_path / "trunk.pth")
+    torch.save(head, tmp_path / "head.pth")
+    options = replace(options, backbone=tmp_path / "trunk.pth")
+    report = convert("fake", tmp_path / "head.pth", options)
+    assert "trunk from trunk.pth" in report.to_text()
+    x = torch.zeros(2, 8, 8, 1)
+    assert torch.equal(load(options.out).build()(x), NAC(CONFIG).eval()(x))
+
+
+def test_every_source_says_what_it_takes() -> None:
+    for source in SOURCES.values():
+        assert set(source.takes) <= set(OPTIONAL)
+        assert source.module == "fake.source" or hasattr(
+            import_module(f"saccade.models.official.{source.module}"), "convert"
+        )
 
 
 def test_a_file_of_another_source(

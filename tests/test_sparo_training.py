@@ -41,7 +41,7 @@ TINY = {
 @pytest.fixture(scope="module")
 def few(module_patch):
     """A recipe of a few steps on a few small scenes."""
-    extra = {"scenes": 300, "validation_scenes": 40}
+    extra = {"scenes": 300, "validation_images": 40}
     quick = replace(sparo.QUICK, steps=12, batch=24, config=sparo.SMALL | TINY, extra=extra)
     module_patch.setattr(sparo, "QUICK", quick)
     module_patch.setattr(selecting, "_SCENES", 60)
@@ -101,9 +101,22 @@ def test_the_loss_falls_and_shares_equal_sentences(few, tmp_path):
     assert one.item() == pytest.approx(other.item(), abs=1e-5)
 
 
-def test_data_without_sentences_is_refused(tmp_path):
-    with pytest.raises(SaccadeError, match="no sentences"):
-        sparo.task(TrainOptions(tmp_path / "x.safetensors", data="digits"))
+def test_a_users_images_are_told_by_the_names_of_their_classes(few, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 2
+    images = (
+        rng.integers(0, 90, (400, 8, 12, 3), dtype=np.uint8)
+        + 120 * labels.astype(np.uint8)[:, None, None, None]
+    )
+    names = np.array(["dark room", "bright room"])
+    data = tmp_path / "rooms.npz"
+    np.savez(data, images=images, labels=labels, class_names=names)
+    sizes = {"height_px": 8, "width_px": 12, "patch_px": 4}
+    out = tmp_path / "rooms.safetensors"
+    checkpoint = train("sparo", TrainOptions(out, data=str(data), set=sizes, steps=20))
+    assert checkpoint.config["words"] == ["a", "bright", "dark", "room"]
+    assert checkpoint.card["validation"]["zero_shot_top1"] == 1.0
+    assert load(out).build().facts()["context_length"] == 5
 
 
 def test_slots_are_selected_by_accuracy_and_by_masks(trained, tmp_path):

@@ -79,6 +79,9 @@ def test_laws_hold_and_can_fail(form: str) -> None:
     broken = {name for name, law in part.laws.items() if law(given, wrong, found) > 1}
     assert "attention_sums_to_one" in broken
     assert ("attention_support" in broken) == (model.config.attention != "softmax")
+    if "tv_error" in part.laws:
+        far = found | {"tv_error": found["tv_error"] * 2}
+        assert part.laws["tv_error"](given, far, found) > 1
 
 
 @pytest.mark.parametrize("solver", ["exact", "authors"])
@@ -88,7 +91,7 @@ def test_layouts_agree_and_nothing_outside_counts(solver: str) -> None:
     other = VQA(replace(flat, layout="grid"), fresh=False).double().eval()
     other.load_state_dict(model.state_dict())
     inputs = _inputs(model)
-    cells = torch.full((9, 4, 5, 12), torch.pi, dtype=torch.float32)
+    cells = torch.full((9, 4, 5, 12), torch.nan, dtype=torch.float32)
     rows = inputs["features"].clone()
     for index, (h, w) in enumerate(inputs["sizes"].tolist()):
         cells[index, :h, :w] = rows[index, : h * w].unflatten(0, (h, w))

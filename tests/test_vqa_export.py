@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-onnxruntime = pytest.importorskip(
-    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
-)
+pytest.importorskip("onnxruntime", reason="install onnxruntime: pip install 'saccade[cpu]'")
 
+import onnxruntime
 import torch
 
 from saccade.export.tracing import trace_part

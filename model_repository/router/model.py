@@ -25,6 +25,7 @@ from initial_state import initial_state
 from intake import check_axes, count_rows, own_parameters, part_for
 from labels import OUTPUTS, Labels
 from lane import Lane, Ticket
+from limits import check_numbers
 from PIL import Image
 from routes import Route, read_routes
 
@@ -92,6 +93,7 @@ class TritonPythonModel:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         role = part_for(self.routes, set(inputs))
         check_axes(inputs, self.routes, role)
+        check_numbers(inputs, route.facts)
         now, timeout_us = time.monotonic(), request.timeout()
         ticket = Ticket(
             role=role,

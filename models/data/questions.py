@@ -86,7 +86,9 @@ def _attribute(name: str) -> Callable[[Sequence[Object], np.random.Generator], A
     def ask(objects: Sequence[Object], rng: np.random.Generator) -> Asked:
         thing = objects[int(rng.integers(len(objects)))]
         phrase = _alone(thing, objects, rng, [each for each in ATTRIBUTES if each != name])
-        return phrase and (f"what {name} is the {phrase} ?", getattr(thing, name))
+        if phrase is None:
+            return None
+        return f"what {name} is the {phrase} ?", getattr(thing, name)
 
     return ask
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -18,38 +18,16 @@ from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.given_files import names_from, object_from
 from saccade.models.official.reading import read_tensors
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
+from saccade.models.official.sources import OPTIONAL, SOURCES
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import refuse_existing, sha256_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
-class Source:
-    """A code whose checkpoints are read: where its `convert` is, and what to say of it."""
-
-    module: str
-    reads: str  # whose checkpoints of what
-    checkpoint_key: str | None = None  # read where the file has it and the user names none
-
-
-SOURCES = {
-    "sparo-clip": Source("sparo_clip", "SPARO's fork of OpenCLIP: slots in both towers"),
-    "open-clip": Source("open_clip", "OpenCLIP and SPARO's baselines"),
-    "sparo-dino": Source(
-        "sparo_dino", "DINO with SPARO (keys inferred, no official file seen)", "teacher"
-    ),
-    "sot": Source("sot", "SoT: second-order heads and trunks"),
-    "tvmax-vqa": Source("tvmax_vqa", "TVMAX: the MCAN network for VQA"),
-    "invariant-slot-attention": Source(
-        "invariant_slot_attention", "Invariant Slot Attention (Flax)"
-    ),
-    "vit": Source("vit", "ViT of timm or torchvision"),
-    "deit": Source("deit", "DeiT"),
-    "swin": Source("swin", "Swin Transformer"),
-}
+_CLASSIFIERS = ("head.", "head_dist.", "classifier.")
 
 
 @dataclass(frozen=True)
@@ -64,7 +42,7 @@ class ConvertOptions:
     attention: Literal["softmax", "sparsemax", "tvmax"] | None = None  # of tvmax-vqa's read-out
     lam: float | None = None  # strength of tvmax's total variation
     checkpoint_key: str | None = None  # which part of the file to read, such as student
-    backbone: Path | None = None  # a second file with the trunk's weights
+    backbone: Path | None = None  # the trunk's weights, where the file holds the head alone
     numerics: Literal["authors", "exact"] = "authors"  # exact: the papers' own formulas
     calibration: str | None = None  # data name or folder of images; none: generated scenes
     force: bool = False  # replace what stands at --out
@@ -83,6 +61,9 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     converted = _with_preprocessing(read(official), options)
     model = build(converted.family, converted.config.to_dict())
     expected = model.state_dict()
+    notes = converted.notes
+    if options.backbone is not None:
+        notes += (f"trunk from {options.backbone.name}, {sha256_of(options.backbone)}",)
     report = ConversionReport(
         source=source,
         file=path.name,
@@ -92,7 +73,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
         parameters=sum(each.numel() for each in model.parameters()),
         rows=compared(converted, expected, official.tensors),
         ignored=dict(converted.ignored),
-        notes=converted.notes,
+        notes=notes,
     )
     if report.rows:
         raise ConversionFailed(report)
@@ -106,17 +87,27 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
 
     Raises: SaccadeError if one of the files cannot be read.
     """
+    tensors = read_tensors(path, options.checkpoint_key, likely=SOURCES[source].checkpoint_key)
+    backbone = None if options.backbone is None else read_tensors(options.backbone)
     return Official(
         path=str(path),
-        tensors=read_tensors(path, options.checkpoint_key, likely=SOURCES[source].checkpoint_key),
+        tensors=tensors if backbone is None else with_trunk(tensors, backbone),
         config=object_from(options.config, "--config"),
         labels=names_from(options.labels, "--labels"),
         vocabulary=names_from(options.vocabulary, "--vocabulary"),
         attention=options.attention,
         lam=options.lam,
-        backbone=None if options.backbone is None else read_tensors(options.backbone),
+        backbone=backbone,
         numerics=options.numerics,
     )
+
+
+def with_trunk(
+    tensors: "Mapping[str, Tensor]", backbone: "Mapping[str, Tensor]"
+) -> "dict[str, Tensor]":
+    """The tensors of both; the trunk's own classifier gives way to the head of the first file."""
+    trunk = {key: value for key, value in backbone.items() if not key.startswith(_CLASSIFIERS)}
+    return {**trunk, **tensors}
 
 
 def _module(source: str) -> str:
@@ -130,8 +121,16 @@ def _check(source: str, options: ConvertOptions) -> None:
     if options.out.suffix != ".safetensors":
         raise SaccadeError(f"--out is {options.out}, expected a name that ends in .safetensors.")
     refuse_existing(options.out, force=options.force)
-    if options.lam is not None and not options.lam >= 0:
-        raise SaccadeError(f"--lam is {options.lam}, expected at least 0.")
+    for name in OPTIONAL:
+        if getattr(options, name) is not None and name not in SOURCES[source].takes:
+            raise SaccadeError(
+                f"--{name} is given, but source '{source}' reads no such thing. Leave it out."
+            )
+    if options.lam is not None and not (options.lam >= 0 and options.attention == "tvmax"):
+        raise SaccadeError(
+            f"--lam is {options.lam} with --attention {options.attention}, expected at least 0 "
+            "with --attention tvmax."
+        )
 
 
 def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Converted:

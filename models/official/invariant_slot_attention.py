@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 SOURCE = "invariant-slot-attention"
 # In the scope of the attention: with scale first, its name holds the other one's.
 _KINDS = {"TranslScaleEquiv": "ts-sa", "TranslEquiv": "t-sa", "SlotAttention_": "sa"}
-_STANDARD = {"rounds": 3, "values_see_grid": True, "decoder_scales_factor": 5.0}
+# What every configuration of the authors has and no file tells, by kind.
+_STANDARD: dict[str, dict[str, Any]] = {
+    "sa": {"rounds": 3},
+    "t-sa": {"rounds": 3, "values_see_grid": True},
+    "ts-sa": {
+        "rounds": 3,
+        "values_see_grid": True,
+        "scales_factor": 5.0,
+        "decoder_scales_factor": 5.0,
+    },
+}
 
 
 def convert(official: Official) -> Converted:
@@ -36,15 +46,16 @@ def convert(official: Official) -> Converted:
     decoder(translation, scopes["decoder"], "decoder.", config)
     translation.copy("initial.slots", scopes["initial"] + "state_init")
     size = (config.height_px, config.width_px, config.channels)
-    assumed = {name: value for name, value in _STANDARD.items() if name not in given}
-    notes = (f"assumed, as every configuration of the authors has it: {assumed}",) * bool(assumed)
+    standard = _STANDARD[config.attention].items()
+    assumed = [f"{name} {value}" for name, value in standard if name not in given]
+    notes = (f"assumed, as the authors' configurations have it: {', '.join(assumed)}",)
     return Converted(
         family="slot-attention",
         config=config,
         weights=translation.weights,
         names=translation.names,
         preprocessing=Preprocessing(*size, mean=config.mean, std=config.std),
-        notes=notes,
+        notes=notes if assumed else (),
     )
 
 
@@ -152,14 +163,12 @@ def _scopes(official: Official) -> dict[str, str]:
 
 def _config(official: Official, scopes: Mapping[str, str], given: dict[str, Any]) -> SlotConfig:
     tensors = official.tensors
-    values: dict[str, Any] = dict(_STANDARD)
-    values |= _attention_sizes(official, scopes["attention"], given)
+    values = _attention_sizes(official, scopes["attention"], given)
+    values |= _STANDARD.get(values["attention"], {})
     values |= _encoder_sizes(tensors, scopes["encoder"])
     values |= _decoder_sizes(tensors, scopes["decoder"])
     slots, slot_dim = tensors[scopes["initial"] + "state_init"].shape
     values |= {"slots": slots, "slot_dim": slot_dim}
-    if values["attention"] == "ts-sa":
-        values["scales_factor"] = 5.0
     wanted = ["encoder_strides"] if values["encoder"] == "simple-cnn" else []
     if values["decoder"] == "cnn":
         wanted += ["decoder_strides", "decoder_transposed"]

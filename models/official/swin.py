@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Swin checkpoints, with the authors' names or timm's later ones, or with SoT's head on top."""
+"""Swin checkpoints with the authors', timm's or torchvision's names, or SoT's head on top."""
 
 import re
 from typing import Any
@@ -35,9 +35,9 @@ def convert(official: Official) -> Converted:
 
     The image is 224 pixels wide (384 with windows of 12) unless --config says {"img_size": ...}.
     Raises: SaccadeError if the file is no Swin.
-    Source: Liu et al. 2021, the authors' names and timm's.
+    Source: Liu et al. 2021, the authors' names, timm's and torchvision's.
     """
-    reading = Reading(official.path, official.tensors)
+    reading = Reading.of(official)
     fields = _trunk(reading, official)
     width = fields["dim"] * 2 ** (len(fields["stage_layers"]) - 1)
     notes: tuple[str, ...] = ()

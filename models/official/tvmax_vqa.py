@@ -98,34 +98,18 @@ def _check(official: Official) -> None:
 
 
 def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQAConfig:
-    if unknown := sorted(key for key in given if key.islower() and key not in _KNOWN):
-        raise SaccadeError(
-            f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
-            "IMG_FEAT_PAD_SIZE, ...), grid, image, question_length."
-        )
     shapes = {key: tuple(value.shape) for key, value in official.tensors.items()}
-    dim, features = shapes["img_feat_linear.weight"]
+    dim = shapes["img_feat_linear.weight"][0]
     tokens, word_dim = shapes["embedding.weight"]
     answers, pool_dim = shapes["proj.weight"]
-    rows = int(given.get("IMG_FEAT_PAD_SIZE", _PADDED_ROWS))
     layers = len({key.split(".")[2] for key in shapes if key.startswith("backbone.enc_list.")})
-    for name, found in (("HIDDEN_SIZE", dim), ("LAYER", layers)):
-        if given.get(name, found) != found:
-            raise SaccadeError(
-                f"--config: {name} is {given[name]}, the weights of {official.path} have {found}. "
-                "Give the configuration that the checkpoint was trained with."
-            )
+    _check_config(official.path, given, {"HIDDEN_SIZE": dim, "LAYER": layers})
     words = tuple(official.vocabulary or ())
     _check_length(official.path, "--labels", len(official.labels or ()), answers)
     if words:
         _check_length(official.path, "--vocabulary", len(words), tokens)
-    place = (
-        {"image": "boxes", "boxes": rows, "box_dim": features}
-        if boxes
-        else {"image": "grid", "rows": rows, "feature_dim": features, "grid": _grid(given, rows)}
-    )
     return VQAConfig(
-        **place,
+        **_place(given, shapes["img_feat_linear.weight"][1], boxes),
         features="given",
         layout="flat",
         tokens=tokens,
@@ -148,6 +132,27 @@ def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQACon
         eps=_EPS,
         answer="sigmoid",
     )
+
+
+def _check_config(path: str, given: Mapping[str, Any], found: Mapping[str, int]) -> None:
+    if unknown := sorted(key for key in given if key.islower() and key not in _KNOWN):
+        raise SaccadeError(
+            f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
+            "IMG_FEAT_PAD_SIZE, ...), grid, image, question_length."
+        )
+    for name, value in found.items():
+        if given.get(name, value) != value:
+            raise SaccadeError(
+                f"--config: {name} is {given[name]}, the weights of {path} have {value}. "
+                "Give the configuration that the checkpoint was trained with."
+            )
+
+
+def _place(given: Mapping[str, Any], features: int, boxes: bool) -> dict[str, Any]:
+    rows = int(given.get("IMG_FEAT_PAD_SIZE", _PADDED_ROWS))
+    if boxes:
+        return {"image": "boxes", "boxes": rows, "box_dim": features}
+    return {"image": "grid", "rows": rows, "feature_dim": features, "grid": _grid(given, rows)}
 
 
 def _box_attention(official: Official, boxes: bool) -> str:
@@ -199,8 +204,9 @@ def _our_name(key: str, boxes: bool) -> str:
     for theirs, ours in _RENAMED:
         name = name.replace(theirs, ours)
     if ".norm" in name:
-        norms = ("norm_attention", "norm_guided", "norm_feed")
-        norms = norms if decodes else (norms[0], norms[2])
+        norms = ["norm_attention", "norm_guided", "norm_feed"]
+        if not decodes:
+            norms.remove("norm_guided")
         for number, norm in enumerate(norms, start=1):
             name = name.replace(f".norm{number}.", f".{norm}.")
     pools = "_pool." in name

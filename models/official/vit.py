@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ViT checkpoints with timm's names, with their own classifier or SoT's head on top."""
+"""ViT checkpoints with timm's or torchvision's names, or SoT's head on top."""
 
 from typing import Any
 
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.sot import converted
 from saccade.models.official.sot_head_keys import has_head, read_head
+from saccade.models.official.torchvision_keys import is_torchvision
 from saccade.models.official.vit_keys import (
     BLOCK,
     Reading,
@@ -14,7 +15,7 @@ from saccade.models.official.vit_keys import (
     square_side,
     take_specials,
 )
-from saccade.models.sot_config import SoTConfig
+from saccade.models.sot_config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
 from saccade.plugins.errors import SaccadeError
 
 TRUNK = (
@@ -25,22 +26,26 @@ TRUNK = (
 
 
 def convert(official: Official) -> Converted:
-    """Read a ViT: pixels from -1 to 1, LayerNorm epsilon 1e-6, a class token.
+    """Read a ViT: LayerNorm epsilon 1e-6, a class token, pixels from -1 to 1 (torchvision's:
+    with ImageNet's mean and standard deviation).
 
     Raises: SaccadeError if it has a distillation token, or no class token.
-    Source: timm's vision_transformer; `pre_logits` is the tanh layer of the models of ImageNet-21k.
+    Source: timm's and torchvision's vision_transformer; `pre_logits` is the tanh layer of the
+            models of ImageNet-21k.
     """
-    if "dist_token" in official.tensors:
+    if "dist_token" in {*official.tensors, *(official.backbone or ())}:
         raise SaccadeError(
             f"{official.path}: has a distillation token, which SOURCE 'deit' reads. "
             "Run: saccade convert deit ..."
         )
+    if is_torchvision({*official.tensors, *(official.backbone or ())}):
+        return convert_vit(official, IMAGENET_MEAN, IMAGENET_STD)
     return convert_vit(official, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def convert_vit(official: Official, mean: tuple[float, ...], std: tuple[float, ...]) -> Converted:
     """Read a ViT or DeiT whose images are scaled by that mean and standard deviation."""
-    reading = Reading(official.path, official.tensors)
+    reading = Reading.of(official)
     fields = trunk_fields(reading, official)
     channels = fields["channels"]
     notes: tuple[str, ...] = ()

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from saccade.models.official.conversion import Official
+from saccade.models.official.torchvision_keys import is_torchvision, timm_name
 from saccade.plugins.errors import SaccadeError
 
 if TYPE_CHECKING:
@@ -25,13 +27,24 @@ BLOCK: Rules = (
 
 @dataclass
 class Reading:
-    """A file's tensors on their way to our names."""
+    """A file's tensors on their way to our names, by timm's where they have torchvision's."""
 
     path: str
     tensors: "Mapping[str, Tensor]"
     weights: "dict[str, Tensor]" = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
+    file_keys: dict[str, str] = field(default_factory=dict)  # where they are not timm's
+
+    @classmethod
+    def of(cls, official: Official) -> "Reading":
+        """A file of timm or torchvision; what it lacks may come from the --backbone's file."""
+        tensors = {**(official.backbone or {}), **official.tensors}
+        if not is_torchvision(tensors):
+            return cls(official.path, tensors)
+        names = {timm_name(key): key for key in tensors}
+        renamed = {name: tensors[key] for name, key in names.items()}
+        return cls(official.path, renamed, file_keys=names)
 
     def rename(self, rules: Rules) -> None:
         """Take every tensor whose name one of the rules knows."""
@@ -44,13 +57,13 @@ class Reading:
     def put(self, ours: str, value: "Tensor", *keys: str) -> None:
         """One of our tensors, and the keys of the file that it was made of."""
         self.weights[ours] = value
-        self.names[ours] = ", ".join(keys)
+        self.names[ours] = ", ".join(self.file_keys.get(key, key) for key in keys)
 
     def ignore(self, pattern: str, reason: str) -> None:
         """Leave out every tensor of that name."""
         for key in self.tensors:
             if re.fullmatch(pattern, key):
-                self.ignored[key] = reason
+                self.ignored[self.file_keys.get(key, key)] = reason
 
     def shape(self, key: str) -> tuple[int, ...]:
         """The shape of a tensor that the file must have.

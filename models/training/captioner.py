@@ -28,23 +28,23 @@ NEARLY = 0.0  # a generated relation is true if it holds at all
 EXTRA: dict[str, Any] = {
     "scenes": 8_000,  # drawn once; their captions are new in every batch
     "singles": 2_000,  # further scenes of one object, where words and looks belong together
-    "singles_first": 0.3,  # share of the steps in which the batch goes from all of these ...
+    "singles_first": 0.5,  # share of the steps in which the batch goes from all of these ...
     "singles_last": 0.1,  # ... to so many of them
     "validate_images": 200,  # while training, greedily
     "report_images": 500,  # at the end, with the configured beam
 }
 QUICK = Recipe(
-    steps=1_500,
-    batch=64,
-    learning_rate=2e-3,
+    steps=3_000,
+    batch=32,
+    learning_rate=3e-3,
     weight_decay=0.01,
     extra=EXTRA,
-    validate_every=300,
+    validate_every=500,
 )
 SHIPPED = Recipe(
     steps=20_000,
     batch=64,
-    learning_rate=2e-3,
+    learning_rate=3e-3,
     weight_decay=0.01,
     extra={**EXTRA, "scenes": 30_000, "singles": 5_000},
     validate_every=1_000,

@@ -31,7 +31,7 @@ SMALL = {
 # Tables 4: Adam, so no decay of the weights; the learning rate is higher and the run shorter.
 _ADAM: dict[str, Any] = {"weight_decay": 0.0, "betas": (0.9, 0.999), "clip_norm": 0.5}
 QUICK = Recipe(
-    steps=1500,
+    steps=1000,
     batch=32,
     learning_rate=1e-3,
     config=SMALL,
@@ -40,7 +40,7 @@ QUICK = Recipe(
     **_ADAM,
 )
 SHIPPED = Recipe(
-    steps=15_000,
+    steps=20_000,
     batch=32,
     learning_rate=1e-3,
     config=SMALL,
@@ -48,8 +48,11 @@ SHIPPED = Recipe(
     extra={"validation": 320},
     **_ADAM,
 )
-# The baseline knows places from a learned embedding, as in Locatello et al. 2020.
-BASELINE = {"grid_embedding": "project_add", "grid_embedding_mlp": 64}
+# What else differs by `attention`: the baseline knows places from a learned embedding.
+KINDS: dict[str, dict[str, Any]] = {
+    "sa": {"grid_embedding": "project_add", "grid_embedding_mlp": 64},
+    "ts-sa": {"scales_factor": 5.0},
+}
 CALIBRATION = 256
 
 
@@ -74,9 +77,8 @@ class SlotTask:
     def __init__(self, options: TrainOptions, recipe: Recipe, source: SceneSource) -> None:
         self.recipe, self.source = recipe, source
         self.data, self.data_sha256 = source.name, source.sha256
-        kind = options.set.get("attention", source.fields.get("attention"))
-        baseline = BASELINE if kind == "sa" else {}
-        parts = (recipe.config, source.fields, baseline)
+        kind = options.set.get("attention", source.fields["attention"])
+        parts = (recipe.config, source.fields, KINDS.get(kind, {}))
         config = chosen_config(SlotConfig, options, *parts, known=SOURCE_FIELDS)
         self.model = SlotModel(config)
 

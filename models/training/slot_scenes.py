@@ -16,6 +16,11 @@ from saccade.plugins.errors import SaccadeError
 
 SOURCE_FIELDS = ("positions", "side_px")  # of --set, for generated scenes
 _SIDES = {"tetrominoes": 20, "shapes": 32}
+# The functions of each world: a fixed split, and scenes without end.
+_DRAWN: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "tetrominoes": (tetrominoes, tetromino_batch),
+    "shapes": (scenes, scene_batch),
+}
 _MOST_OBJECTS = {"tetrominoes": PIECES, "shapes": 4}
 
 
@@ -55,8 +60,7 @@ def scene_source(options: TrainOptions, validation: int) -> SceneSource:
 def _generated(name: str, options: TrainOptions, validation: int) -> SceneSource:
     side = options.set.get("side_px", _SIDES[name])
     positions = options.set.get("positions", "anywhere")
-    splits: Callable[..., Any] = {"tetrominoes": tetrominoes, "shapes": scenes}[name]
-    batches: Callable[..., Any] = {"tetrominoes": tetromino_batch, "shapes": scene_batch}[name]
+    splits, batches = _DRAWN[name]
     like = splits("validation", validation, side_px=side, positions=positions)
     scored = [("", like.images, like.masks)]
     if positions != "anywhere":
@@ -96,7 +100,7 @@ def _fields(name: str, side: int) -> dict[str, Any]:
         "attention": "t-sa",
     }
     if name == "shapes":
-        fields |= {"encoder_strides": (2, 1, 1), "attention": "ts-sa", "scales_factor": 5.0}
+        fields |= {"encoder_strides": (2, 1, 1), "attention": "ts-sa"}
     return fields
 
 

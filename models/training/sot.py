@@ -11,17 +11,16 @@ from torch import Tensor
 from saccade.models.interface import Setting
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sot import SoT, SoTConfig
+from saccade.models.sot_config import SMALL
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.sot_images import ImageSource, image_source
 from saccade.models.training.task import Recipe
 
 CALIBRATION, VALIDATION = 256, 1000
 _BATCH = 100  # images of one pass in validation
-# The paper's form of the head in small: exact svPN of 6 heads, summed with the class token.
-_SMALL = {"dim": 64, "layers": 4, "heads": 4, "mlp_dim": 160, "pool_heads": 6, "m": 8, "n": 8}
-QUICK = Recipe(steps=1200, batch=64, learning_rate=1e-3, config=_SMALL)
+QUICK = Recipe(steps=1200, batch=64, learning_rate=1e-3, config=SMALL)
 SHIPPED = Recipe(
-    steps=12_000, batch=64, learning_rate=1e-3, config=_SMALL, warm_up_steps=400, ema=0.999
+    steps=12_000, batch=64, learning_rate=1e-3, config=SMALL, warm_up_steps=400, ema=0.999
 )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from saccade.models.clip_tokens import encode_texts
 from saccade.models.data.captions import caption, caption_with_negatives
-from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
+from saccade.models.data.scene_labels import scene_label
 from saccade.models.data.shapes import Scenes, scenes
 from saccade.models.sparo import Sparo
 from saccade.models.zero_shot import encode_classes, zero_shot_logits
@@ -127,10 +127,15 @@ def labelled(split: str, count: int, side_px: int) -> tuple[np.ndarray, np.ndarr
     return drawn.images, np.array([scene_label(each) for each in drawn.objects], np.int64)
 
 
-def zero_shot_top1(model: Sparo, images: np.ndarray, labels: np.ndarray) -> float:
-    """Share of one-object scenes whose class has the nearest prompt."""
+def zero_shot_top1(
+    model: Sparo, images: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> float:
+    """Share of images whose class has the nearest prompt.
+
+    Shapes: images [n h w c] uint8, labels [n].
+    """
     classes = encode_classes(
-        lambda texts: text_slots(model, texts).reshape(len(texts), -1), SCENE_LABELS, TEMPLATES
+        lambda texts: text_slots(model, texts).reshape(len(texts), -1), names, TEMPLATES
     )
     codes = image_slots(model, images).reshape(len(images), -1)
     return float((zero_shot_logits(codes, classes, 1.0).argmax(1) == labels).mean())

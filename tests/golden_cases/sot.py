@@ -127,13 +127,8 @@ def _leaf(arrays: Arrays, name: str = "input") -> Tensor:
 def _svpn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
     config, q = case["config"], _leaf(arrays)
     start = weights.get("weight", torch.ones(q.shape[-1])).requires_grad_(True)
-    y = svpn_fast(
-        q,
-        start,
-        alpha=config["alpha"],
-        singular_values=config["svNum"] or 0,
-        iterations=config["iterNum"],
-    )
+    steps = {"singular_values": config["svNum"] or 0, "iterations": config["iterNum"]}
+    y = svpn_fast(q, start, alpha=config["alpha"], **steps)
     if config["vec"] == "triu":
         rows, columns = torch.triu_indices(*q.shape[-2:])
         return _with_gradients(arrays, y[:, rows, columns, None], {"input": q, "weight": start})
@@ -207,23 +202,16 @@ def _mgcrp(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> 
     config, x = case["config"], _leaf(arrays)
     side, heads, dim = config["wr_dim"], config["num_heads"], config["dim"]
     named = {f"representation.{name}": each for name, each in weights.items()}
-    named |= {
-        "visual_fc.weight": torch.zeros(2, heads * side * side),
-        "visual_fc.bias": torch.zeros(2),
-        "cls_fc.weight": torch.zeros(2, dim),
-        "cls_fc.bias": torch.zeros(2),
-    }
+    for name, width in (("visual_fc", heads * side * side), ("cls_fc", dim)):
+        named |= {f"{name}.weight": torch.zeros(2, width), f"{name}.bias": torch.zeros(2)}
     reading = _read(named, case)
     fields, _ = read_head(reading, "", dim, {"representationConfig": {"args": config}})
     head = Head(SoTConfig(**{"dim": dim, "heads": 1} | fields))
     module = _loaded(head, reading, "head.").pool
     assert isinstance(module, MultiHeadCrossCovariance)
     leaves = {"input": x, "wr.weight": module.project.weight, "wr.bias": module.project.bias}
-    for theirs, ours in (("weight", "start"), ("weight", "weight"), ("bias", "bias")):
-        if isinstance(tensor := getattr(module.norm, ours, None), torch.nn.Parameter):
-            leaves[f"norm.{theirs}"] = tensor
-    if isinstance(factor := getattr(module.norm, "factor", None), torch.nn.Parameter):
-        leaves["norm.factor"] = factor
+    for name, tensor in module.norm.named_parameters():
+        leaves[f"norm.{'weight' if name == 'start' else name}"] = tensor
     leaves = {name: leaf for name, leaf in leaves.items() if f"grad/{name}" in arrays}
     return _with_gradients(arrays, module(x).vector, leaves)
 

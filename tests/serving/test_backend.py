@@ -50,17 +50,9 @@ def pb(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
     monkeypatch.syspath_prepend(str(ROOT / "router"))
     yield module
-    for name in (
-        "calls",
-        "choose",
-        "decode",
-        "initial_state",
-        "intake",
-        "labels",
-        "lane",
-        "routes",
-    ):
-        sys.modules.pop(name, None)
+    for source in (ROOT / "router").glob("*.py"):
+        if source.stem != "model":
+            sys.modules.pop(source.stem, None)
 
 
 def load(path: Path) -> ModuleType:

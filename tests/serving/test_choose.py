@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROUTER = Path(__file__).resolve().parents[2] / "model_repository" / "router"
@@ -14,6 +15,7 @@ sys.path.insert(0, str(ROUTER))
 try:
     routing = importlib.import_module("routes")
     choosing = importlib.import_module("choose")
+    limits = importlib.import_module("limits")
 finally:
     sys.path.remove(str(ROUTER))
 
@@ -172,3 +174,35 @@ def test_a_familys_own_parameters_do_not_choose(case):
     assert choosing.choose(known, parameters).name == expected
     with pytest.raises(choosing.RequestRefused, match="unknown parameter"):
         choosing.choose(PLAIN, parameters)
+
+
+FACTS = {
+    "grid": [3, 4], "boxes": 5, "max_tokens": 6, "condition_tokens": 2, "vocabulary": "words",
+    "words": ["a", "b"],
+}  # fmt: skip
+NUMBERS = {
+    "sizes": ([[3, 4], [1, 1]], [[3, 4], [4, 1]], "sample 1 is 4,1, expected 1 to 3,4"),
+    "box_count": ([[1], [5]], [[0], [5]], "sample 0 is 0, expected 1 to 5"),
+    "length": ([[6]], [[7]], "is 7, expected 1 to 6"),
+    "length_b": ([[1]], [[0]], "is 0, expected 1 to 6"),
+    "condition_length": ([[2]], [[3]], "expected 1 to 2"),
+    "question": ([[0, 5]], [[0, 6]], "is 0,6, expected 0 to 5"),
+    "characters": ([[-9, 2**40]], None, ""),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_a_model_would_misread_are_refused(name):
+    good, bad, words = NUMBERS[name]
+    limits.check_numbers({name: np.array(good)}, FACTS)
+    if bad is not None:
+        with pytest.raises(choosing.RequestRefused, match=words):
+            limits.check_numbers({name: np.array(bad)}, FACTS)
+
+
+def test_a_flat_layout_has_as_many_cells_as_rows():
+    given = {"features": np.zeros((1, 6, 2), np.float32), "sizes": np.array([[2, 3]])}
+    facts = {**FACTS, "layout": "flat"}
+    limits.check_numbers(given, facts)
+    with pytest.raises(choosing.RequestRefused, match="at most 6 cells"):
+        limits.check_numbers({**given, "sizes": np.array([[3, 3]])}, facts)

@@ -2,7 +2,9 @@
 """Every family behind a server: what the client gets is what its files answer in this process."""
 
 import importlib.util
+import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +34,12 @@ def tiny_families():
 
 
 @pytest.fixture(scope="module")
-def served(needs_server, tmp_path_factory):
-    """Export a tiny model of a family once, and serve it while its tests run."""
+def deployed(needs_server, tmp_path_factory):
+    """A tiny model of a family, exported and deployed once."""
     made = {}
 
-    def serve(family):
+    def make(family):
         if family not in made:
-            for running, _ in made.values():
-                running.__exit__(None, None, None)
-            made.clear()
             place = tmp_path_factory.mktemp(family)
             folder = tiny_families().exported(family, place)
             options = {}
@@ -49,13 +48,27 @@ def served(needs_server, tmp_path_factory):
                 (place / "templates.txt").write_text("\n".join(TEMPLATES))
                 options = {"labels": place / "labels.txt", "templates": place / "templates.txt"}
             deploy(folder, RepositoryOptions(out=place / "repository", **options))
-            running = Server(place / "repository", ServeOptions(**FREE_PORTS))
-            made[family] = (running.__enter__(), folder)
+            made[family] = place / "repository", folder
         return made[family]
 
-    yield serve
-    for running, _ in made.values():
-        running.__exit__(None, None, None)
+    return make
+
+
+@pytest.fixture(scope="module")
+def served(deployed):
+    """The server of one family at a time, and the files behind it."""
+    with ExitStack() as stack:
+        now = {}
+
+        def serve(family):
+            repository, folder = deployed(family)
+            if family not in now:
+                stack.close()
+                now.clear()
+                now[family] = stack.enter_context(Server(repository, ServeOptions(**FREE_PORTS)))
+            return now[family], folder
+
+        yield serve
 
 
 @pytest.fixture
@@ -150,6 +163,36 @@ def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):
     assert same.shape == (16, 16, 3) and not np.array_equal(same, removed)
 
 
+def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
+    from PIL import Image
+
+    from saccade.serving.cli import run
+
+    pytest.importorskip("matplotlib")
+    running, _ = served("slot-attention")
+    scene = tmp_path / "scene.png"
+    Image.fromarray(IMAGES[0]).save(scene)
+    where = ("--model", "slot-attention", "--url", running.url, "--json")
+
+    def call(command, *arguments):
+        assert run([command, str(scene), *map(str, arguments), *where]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    (found,) = call("segment", "--out", tmp_path / "masks", "--slots", 2)
+    assert [each["slot"] for each in found["slots"]] == [0, 1]
+    assert sum(each["share"] for each in found["slots"]) == pytest.approx(1)
+    with Image.open(tmp_path / "masks" / "scene-slots.png") as masks:
+        assert masks.mode == "P" and masks.size == (16, 16)
+    call("edit", "--slot", 1, "--move", "-0.01,0.02", "--out", tmp_path / "edited.png")
+    call("show", "--out", tmp_path / "looked.png")
+    for name in ("edited.png", "looked.png"):
+        with Image.open(tmp_path / name) as picture:
+            picture.load()
+    before = (tmp_path / "edited.png").read_bytes()
+    code = run(["edit", str(scene), "--out", str(tmp_path / "edited.png"), *where])
+    assert code == 2 and (tmp_path / "edited.png").read_bytes() == before
+
+
 def test_masks_are_a_palette_of_the_slots(tmp_path):
     from PIL import Image
 
@@ -224,6 +267,9 @@ REFUSED = {
     "no slot": ("slot-attention", {"image": IMAGES}, {"slots": "0"}, "from 1 to 64"),
     "another family's parameter": ("vqa", {"image": IMAGES}, {"seed": "1"}, "unknown parameter"),
     "no question": ("vqa", {"image": IMAGES}, {}, "expected image and question"),
+    "no such word": (
+        "vqa", {"image": IMAGES, "question": np.full((3, 6), 99)}, {}, "expected 0 to 15",
+    ),
     "no word of the model": ("captioner", {"image": SMALL}, {"end": "zebra"}, "'zebra'"),
     "longer than was trained": ("captioner", {"image": SMALL}, {"max_length": "99"}, "1 to 6"),
     "an unknown input": ("captioner", {"images": SMALL}, {}, "no input 'images'"),

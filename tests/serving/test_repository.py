@@ -224,6 +224,54 @@ def test_the_same_folder_gives_the_same_bytes(folder, out, tmp_path):
     assert first == second
 
 
+LABELLINGS = {
+    "no text part": ("red\nblue\n", "a {}\n", "no text part"),
+    "no place for the label": ("red\n", "a thing\n", "place"),
+    "a label twice": ("red\nred\n", None, "more than once"),
+    "no label": ("\n", None, "empty"),
+    "templates alone": (None, "a {}\n", "without --labels"),
+}
+
+
+@pytest.mark.parametrize("case", LABELLINGS)
+def test_labels_that_cannot_be_deployed_leave_nothing(folder, out, tmp_path, case):
+    given, words = {}, LABELLINGS[case][2]
+    for name, text in zip(("labels", "templates"), LABELLINGS[case][:2], strict=True):
+        if text is not None:
+            given[name] = tmp_path / f"{name}.txt"
+            given[name].write_text(text)
+    with pytest.raises(SaccadeError, match=words):
+        deploy(folder, RepositoryOptions(out, **given))
+    assert not out.exists()
+
+
+def test_the_library_of_kernels_is_named_where_an_op_needs_it(folder, out, monkeypatch, tmp_path):
+    library = tmp_path / "ops.so"
+    library.write_bytes(b"")
+    monkeypatch.setattr("saccade.plugins.onnxruntime_library", lambda: library)
+    with pytest.raises(SaccadeError, match="no custom op"):
+        deploy(folder, RepositoryOptions(out, op_library=True))
+    path = folder / f"{NAMES[0]}.manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "custom_ops": ["Sparsemax"]}))
+    deploy(folder, RepositoryOptions(out, op_library=True))
+    named = [list(config_of(out, name).model_operations.op_library_filename) for name in NAMES]
+    assert named == [[str(library)], [], [], []]
+
+
+def test_an_axis_that_differs_between_variants_is_open_in_the_router(folder, out):
+    path = folder / f"{NAMES[1]}.manifest.json"
+    content = json.loads(path.read_text())
+    content["outputs"][2]["axes"] = "b 7"
+    path.write_text(json.dumps(content))
+    deploy(folder, RepositoryOptions(out))
+    dims = {each.name: list(each.dims) for each in config_of(out, "nac").output}
+    assert (dims["logits"], dims["embedding"]) == ([10], [-1])
+    content["outputs"][2]["axes"] = "b 7 2"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SaccadeError, match="embedding"):
+        deploy(folder, RepositoryOptions(out, force=True))
+
+
 def spoil_model(out):
     (out / NAMES[0] / "1" / "model.onnx").write_bytes(b"other")
 
