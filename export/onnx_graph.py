@@ -130,11 +130,11 @@ def _share_initializers(graph: onnx.GraphProto) -> None:
         replaced[tensor.name] = first.setdefault(
             bare.SerializeToString(deterministic=True), tensor.name
         )
-    used = {replaced.get(name, name) for node in graph.node for name in node.input}
+    used = {replaced.get(name, name) for node in all_nodes(graph) for name in node.input}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    for node in graph.node:
+    for node in all_nodes(graph):
         node.input[:] = [replaced.get(name, name) for name in node.input]
 
 
@@ -157,20 +157,59 @@ def _rename(graph: onnx.GraphProto, parts: list[str], root: str) -> None:
             counts["constant"] += 1
         tensor.name = names[tensor.name]
     for node in graph.node:
+        _rename_inside(node, names)
         node.input[:] = [names[name] for name in node.input]
         node.output[:] = [names[name] for name in node.output]
     for value in graph.output:
         value.name = names[value.name]
 
 
+def _rename_inside(node: onnx.NodeProto, outer: dict[str, str]) -> None:
+    """The graphs inside a Loop or If: what they make is named after it, what they take follows."""
+    for graph in _graphs_inside(node):
+        names, counts = dict(outer), Counter[str]()
+        for index, value in enumerate(graph.input):
+            names[value.name] = f"{node.name}/input_{index}"
+        for inner in graph.node:
+            stem = f"{node.name}/{inner.op_type}"
+            inner.name = f"{stem}_{counts[stem]}"
+            counts[stem] += 1
+            for index, output in enumerate(inner.output):
+                names[output] = inner.name if index == 0 else f"{inner.name}.{index}"
+        for tensor in graph.initializer:
+            names[tensor.name] = f"{node.name}/constant_{counts['constant']}"
+            counts["constant"] += 1
+        names[""] = ""
+        for inner in graph.node:
+            _rename_inside(inner, names)
+            inner.input[:] = [names[name] for name in inner.input]
+            inner.output[:] = [names[name] for name in inner.output]
+        for value in (*graph.input, *graph.output, *graph.initializer):
+            value.name = names[value.name]
+        del graph.value_info[:]
+
+
+def _graphs_inside(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    found = []
+    for attribute in node.attribute:
+        found += [attribute.g] if attribute.HasField("g") else []
+        found += attribute.graphs
+    return found
+
+
 def _strip(proto: onnx.ModelProto) -> None:
     graph = proto.graph
     proto.producer_name, proto.producer_version = "saccade", ""
     proto.domain, proto.model_version, graph.name = "", 0, "saccade"
+    inside = [each for node in all_nodes(graph) for each in _graphs_inside(node)]
+    for each in inside:
+        each.name = "inside"
     for message in (
         proto,
         graph,
-        *graph.node,
+        *inside,
+        *(value for each in inside for value in (*each.input, *each.output, *each.initializer)),
+        *all_nodes(graph),
         *graph.input,
         *graph.output,
         *graph.initializer,

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every family and named size: what `saccade models` lists."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.models.families import FAMILIES, family_class
@@ -13,6 +15,7 @@ from saccade.plugins.errors import SaccadeError, require
 if TYPE_CHECKING:
     from torch import nn
 
+COSTS = Path(__file__).with_name("model_costs.json")  # written by benchmarks/models_cost.py
 _READ_WHILE_LISTING = 100_000  # numbers of a tensor that a description may look at
 
 
@@ -23,6 +26,7 @@ class Row:
     family: str
     name: str
     parameters: int
+    multiply_adds: dict[str, int]  # of one sample, by role; of the first of the settings
     inputs: dict[str, tuple[str, ...]]  # by role of the part, "name [axes]"
     outputs: dict[str, tuple[str, ...]]  # by role of the part
     optional: dict[str, tuple[str, ...]]  # exported where --outputs names them
@@ -56,6 +60,23 @@ def preset(name: str) -> tuple[str, Any]:
     raise SaccadeError(f"size {name!r} is unknown. Expected one of: {', '.join(names)}.")
 
 
+def preset_of(family: str, name: str) -> Any:
+    """The configuration of one size of a family.
+
+    Raises: SaccadeError if there is no such family or size.
+    """
+    sizes = presets(family)
+    if name not in sizes:
+        raise SaccadeError(f"{family} has no size {name!r}. Expected one of: {', '.join(sizes)}.")
+    return sizes[name]
+
+
+def known_costs() -> dict[str, dict[str, Any]]:
+    """By family and size what was counted from the graphs: parameters, multiply-adds by role."""
+    found: dict[str, dict[str, Any]] = json.loads(COSTS.read_bytes()) if COSTS.exists() else {}
+    return found
+
+
 def catalogue(family: str | None = None) -> list[Row]:
     """A row for every named size, of one family or of all; no weights are made.
 
@@ -71,16 +92,14 @@ def row(family: str, name: str) -> Row:
 
     Raises: SaccadeError if there is no such family or size.
     """
-    sizes = presets(family)
-    if name not in sizes:
-        raise SaccadeError(f"{family} has no size {name!r}. Expected one of: {', '.join(sizes)}.")
-    model: Any = _outline(family, sizes[name])
+    model: Any = _outline(family, preset_of(family, name))
     parts: tuple[Part, ...] = model.parts()
     settings = model.settings()
     return Row(
         family=family,
         name=name,
         parameters=sum(each.numel() for each in model.parameters()),
+        multiply_adds=known_costs().get(family, {}).get(name, {}).get("multiply_adds", {}),
         inputs={
             part.role: tuple(f"{spec.name} [{spec.axes}]" for spec in part.inputs) for part in parts
         },

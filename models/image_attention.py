@@ -78,12 +78,12 @@ class GridPlaces:
 def grid_attention(
     scores: Tensor, places: GridPlaces, config: VQAConfig
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The weights of the rows, as a map, and with exact TVMAX a bound on its error.
+    """The weights of the rows, as a map, and by how much exact TVMAX misses its tolerance.
 
     A zero row inside a grid comes in masked and stays without weight under TVMAX, where it pulls
     its neighbours down by lam. A grid of nothing but masked cells counts as one without any.
 
-    Shapes: scores [b n], masked rows at -1e9 -> weights [b n], map [b H W], error [b].
+    Shapes: scores [b n], masked rows at -1e9 -> weights [b n], map [b H W], excess [b].
     Source: Martins et al. 2020, section 3.2.
     """
     if config.attention != "tvmax":
@@ -100,15 +100,8 @@ def grid_attention(
         return _authors(z, masked, places, config)
     options = {"tolerance": config.tolerance, "max_iterations": config.max_iterations}
     weights, error = tvmax(z, config.lam, places.sizes, return_error=True, **options)
-    return places.to_rows(weights), weights, error.clamp(min=allowed_error(config))
-
-
-def allowed_error(config: VQAConfig) -> float:
-    """What TVMAX is asked for; a bound below it says no more in one precision than in another.
-
-    Units: Euclidean distance of a map from the exact one.
-    """
-    return max(config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
+    excess = (error - max(config.tolerance, SMALLEST_FLOAT32_TOLERANCE)).clamp(min=0)
+    return places.to_rows(weights), weights, excess
 
 
 def _authors(

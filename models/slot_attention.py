@@ -26,8 +26,8 @@ class InitialSlots(nn.Module):
     Learned: one content a slot. Gaussian: a mean and a width that all slots share, so that any
     number of them can be drawn.
 
-    Shapes: drawn [b k s]: what the rule of slot_initial draws, with learned contents left out or
-            of any value -> state [b k s], differentiable in the contents.
+    Shapes: noise [b k d] from N(0, 1), for gaussian contents only; pose [b k p], positions and
+            scales -> state [b k d+p], differentiable in the contents.
     """
 
     def __init__(self, config: SlotConfig) -> None:
@@ -46,7 +46,6 @@ class InitialSlots(nn.Module):
         return {"mean": self.mean, "std": self.log_std.exp()}
 
     def forward(self, noise: Tensor, pose: Tensor) -> Tensor:
-        """A state from standard normal noise [b k d] (gaussian only) and a pose [b k p]."""
         if self.config.initial_slots == "learned":
             slots = self.slots[: pose.shape[1]].expand(pose.shape[0], -1, -1)
         else:

@@ -72,7 +72,8 @@ class VQA(nn.Module):
         """Everything that is computed and of use outside.
 
         Shapes: -> logits, probabilities [b answers]; attention [b H W] (boxes alone: [b m]), with
-                both box_attention [b m]; with exact TVMAX tv_error [b].
+                both box_attention [b m]; with exact TVMAX attention_excess [b], which is 0
+                where its error is within the tolerance.
         """
         question, masked = self.read(inputs["question"])
         weights = self.question_pool.scores(question, masked).softmax(-1)
@@ -114,10 +115,12 @@ class VQA(nn.Module):
         x = self.grid_linear(rows)
         for layer in self.grid_decoder:
             x = layer(x, question, masked, question_masked)
-        weights, attention, error = grid_attention(self.grid_pool.scores(x, masked), places, config)
+        weights, attention, excess = grid_attention(
+            self.grid_pool.scores(x, masked), places, config
+        )
         found["attention"] = attention
-        if error is not None:
-            found["tv_error"] = error
+        if excess is not None:
+            found["attention_excess"] = excess
         return self.grid_pool.merged(x, weights)
 
     def _look_at_boxes(

@@ -116,9 +116,9 @@ class FoldedVQA(nn.Module):
             y = self.grid.first(rows)
         y = self.grid(y, question, masked, question_masked)
         scores = self.grid.pool.scores(y, masked)
-        weights, found["attention"], error = grid_attention(scores, places, self.config)
-        if error is not None:
-            found["tv_error"] = error
+        weights, found["attention"], excess = grid_attention(scores, places, self.config)
+        if excess is not None:
+            found["attention_excess"] = excess
         return self.grid.pool(y, weights)
 
     def parts(self) -> tuple[Part, ...]:

@@ -2,18 +2,15 @@
 """What the file of a question-answering network takes and answers, and what a client must know."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
-from saccade.models.image_attention import allowed_error
 from saccade.models.interface import Arrays, Law, Part, Setting, TensorSpec
 from saccade.models.vqa_config import VQAConfig
 from saccade.models.vqa_questions import question_tokens as question_tokens
 from saccade.plugins.errors import SaccadeError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _WHOLE = Setting("b1000", 1.0, 1, 1, "model")
 _SUM_TOLERANCE = 1e-4  # of a map's weights, from 1
@@ -26,7 +23,7 @@ class Detailed(Protocol):
 
     config: VQAConfig
 
-    def details(self, **inputs: "Tensor") -> "dict[str, Tensor]":
+    def details(self, **inputs: Tensor) -> dict[str, Tensor]:
         """Named outputs of one pass."""
         ...
 
@@ -42,8 +39,8 @@ def vqa_part(model: Detailed) -> Part:
     return Part(
         role="",
         inputs=input_specs(config),
-        # The gate's law on TVMAX needs the bound, so it is in every file.
-        outputs=(*outputs, "tv_error") if _has_error(config) else outputs,
+        # The gate's law on TVMAX needs it, so it is in every file.
+        outputs=(*outputs, "attention_excess") if _has_bound(config) else outputs,
         run=model.details,
         optional=("box_attention",) if config.image == "both" else (),
         random=random,
@@ -51,7 +48,7 @@ def vqa_part(model: Detailed) -> Part:
     )
 
 
-def _has_error(config: VQAConfig) -> bool:
+def _has_bound(config: VQAConfig) -> bool:
     return config.has_grid and config.attention == "tvmax" and config.solver == "exact"
 
 
@@ -109,15 +106,13 @@ def _laws(config: VQAConfig) -> Mapping[str, Law]:
     laws: dict[str, Law] = {"attention_sums_to_one": _sums_to_one}
     if (config.attention if config.has_grid else config.box_attention) != "softmax":
         laws["attention_support"] = _same_support
-    if _has_error(config):
-        allowed = allowed_error(config) * (1 + 1e-6)  # it comes as float32
-
-        def tv_error(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-            error = found.get("tv_error")
-            return 0.0 if error is None else float(np.max(error, initial=0.0) / allowed)
-
-        laws["tv_error"] = tv_error
+    if _has_bound(config):
+        laws["tvmax_bound"] = _no_excess
     return laws
+
+
+def _no_excess(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+    return 0.0 if (found["attention_excess"] == 0).all() else float("inf")
 
 
 def _maps(outputs: Arrays) -> list[np.ndarray]:

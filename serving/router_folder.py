@@ -52,8 +52,8 @@ def write_router(place: Path, plan: RouterPlan) -> None:
     Raises: SaccadeError if one router cannot answer for all variants.
     """
     (place / "1").mkdir(parents=True)
-    for name, content in _code(plan.family).items():
-        (place / "1" / name).write_bytes(content)
+    for name, source in _code(plan.family).items():
+        (place / "1" / name).write_bytes(source)
     for variant, vectors in plan.classes.items():
         np.save(place / "1" / f"{variant}.npy", vectors, allow_pickle=False)
     content = {

@@ -172,7 +172,7 @@ def _ask(
             f"looked. Export again with --outputs {','.join(missing)}, then write the repository."
         )
     found = client.infer(inputs, [*outputs, "variant"], options.budget)
-    return {**found, "by": found["variant"].ravel()[0].decode()}
+    return {**found, "by": found["variant"].item(0).decode()}
 
 
 def _grid(view: RouterView, tokens: int) -> tuple[int, int]:

@@ -32,7 +32,7 @@ def question_tokens(questions: Sequence[str], facts: Mapping[str, Any]) -> np.nd
     Shapes: -> [n question_length] int64.
     Raises: SaccadeError if a question is too long, or the model has no vocabulary.
     """
-    from saccade.models.vqa_parts import question_tokens as tokens_of
+    from saccade.models.vqa_questions import question_tokens as tokens_of
 
     check_texts(questions)
     return np.stack([tokens_of(facts, question) for question in questions])

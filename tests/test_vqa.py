@@ -79,9 +79,9 @@ def test_laws_hold_and_can_fail(form: str) -> None:
     broken = {name for name, law in part.laws.items() if law(given, wrong, found) > 1}
     assert "attention_sums_to_one" in broken
     assert ("attention_support" in broken) == (model.config.attention != "softmax")
-    if "tv_error" in part.laws:
-        far = found | {"tv_error": found["tv_error"] * 2}
-        assert part.laws["tv_error"](given, far, found) > 1
+    if "tvmax_bound" in part.laws:
+        far = found | {"attention_excess": found["attention_excess"] + 1e-9}
+        assert part.laws["tvmax_bound"](given, far, found) > 1
 
 
 @pytest.mark.parametrize("solver", ["exact", "authors"])

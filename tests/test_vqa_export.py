@@ -17,9 +17,6 @@ from saccade.models.vqa import VQA
 from saccade.models.vqa_config import PRESETS
 
 
-@pytest.mark.xfail(
-    reason="the exporter's clean-up drops constants that only a Loop's body reads", strict=False
-)
 def test_the_authors_solver_runs_in_a_file() -> None:
     config = replace(
         PRESETS["vqa-tiny"],

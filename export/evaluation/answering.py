@@ -8,7 +8,7 @@ from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.scenes import Asked, asked_scenes
 from saccade.export.evaluation.subject import Subject
 from saccade.models.scores.attention import zero_share
-from saccade.models.vqa_parts import question_tokens
+from saccade.models.vqa_questions import question_tokens
 from saccade.plugins.errors import SaccadeError
 
 

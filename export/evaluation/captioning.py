@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What captions are worth: against five true sentences a scene, and how they were looked for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from saccade.export.evaluation.scenes import (
 )
 from saccade.export.evaluation.subject import Subject
 from saccade.models.caption_search import Caption, greedy_search, step_of
-from saccade.models.scores.attention import jensen_shannon, zero_share
-from saccade.models.scores.captions import bleu_4, cider_d, repetition, rouge_l
+from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
+from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.scores.intervals import bootstrap_of
 from saccade.models.word_tokens import WordVocabulary
 from saccade.plugins.errors import SaccadeError
@@ -40,12 +40,12 @@ def caption(subject: Subject, options: EvaluateOptions) -> Found:
     captions = _captions(subject, drawn.images)
     words = WordVocabulary(subject.facts["words"])
     texts = [words.decode(each.tokens) for each in captions]
-    per_caption = cider_d(texts, truth)
+    per_caption = cider(texts, truth)
     scores = (
         mean("CIDEr-D", per_caption, unit="CIDEr-D"),
-        _of_all("BLEU-4", bleu_4, texts, truth),
+        _bleu(texts, truth),
         mean("ROUGE-L", rouge_l(texts, truth)),
-        _of_all("REP", repetition, texts, truth, unit="per 100 words", higher=False),
+        mean("REP", _repetition(texts, truth), unit="per 100 words", higher=False),
         *_attention_scores(captions),
     )
     sha256 = scenes_sha256(drawn, [text for each in truth for text in each])
@@ -68,22 +68,21 @@ def _captions(subject: Subject, images: np.ndarray) -> list[Caption]:
     return found
 
 
-def _of_all(
-    name: str,
-    score: Callable[[Sequence[str], Sequence[Sequence[str]]], float],
-    texts: Sequence[str],
-    truth: Sequence[Sequence[str]],
-    *,
-    unit: str = "share",
-    higher: bool = True,
-) -> Score:
+def _bleu(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> Score:
     """A figure of the whole corpus, with the interval of resampled corpora."""
 
     def of(chosen: np.ndarray) -> float:
-        return score([texts[index] for index in chosen], [truth[index] for index in chosen])
+        return bleu4([texts[index] for index in chosen], [truth[index] for index in chosen])
 
     interval = bootstrap_of(of, len(texts), samples=_RESAMPLES)
-    return Score(name, score(texts, truth), interval, len(texts), unit, higher)
+    return Score("BLEU-4", bleu4(texts, truth), interval, len(texts))
+
+
+def _repetition(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> list[float]:
+    return [
+        repetition(text.split(), [each.split() for each in others])
+        for text, others in zip(texts, truth, strict=True)
+    ]
 
 
 def _attention_scores(captions: list[Caption]) -> list[Score]:

@@ -8,7 +8,7 @@ from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.subject import Subject
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.data.listops import CLASS_NAMES, listops
-from saccade.models.scores.classification import top_k_correct
+from saccade.models.scores.classification import correct
 from saccade.plugins.errors import SaccadeError
 
 _TOP5_CLASSES = 6  # with fewer, the right one is nearly always among five
@@ -21,10 +21,10 @@ def top1(subject: Subject, options: EvaluateOptions) -> Found:
     """
     inputs, labels, name, sha256 = _test_data(subject, options)
     scores = subject.part("")(inputs)["logits"]
-    right = top_k_correct(scores, labels)
+    right = correct(scores, labels)
     found = [proportion("top-1", right)]
     if scores.shape[-1] >= _TOP5_CLASSES:
-        found.append(proportion("top-5", top_k_correct(scores, labels, 5)))
+        found.append(proportion("top-5", correct(scores, labels, top=5)))
     return Found(subject.name, "top1", name, sha256, tuple(found), right.astype(np.float64))
 
 

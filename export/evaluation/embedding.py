@@ -8,7 +8,7 @@ from saccade.export.evaluation.found import Found, proportion
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.subject import Subject
 from saccade.models.data.datasets import Dataset
-from saccade.models.scores.classification import knn_predictions, probe_predictions
+from saccade.models.scores.classification import knn_predict, probe_predict
 
 
 def knn(subject: Subject, options: EvaluateOptions) -> Found:
@@ -17,14 +17,14 @@ def knn(subject: Subject, options: EvaluateOptions) -> Found:
     Source: Caron et al. 2021, Emerging Properties in Self-Supervised Vision Transformers.
     """
     train, test, codes = _embedded(subject, options)
-    labels = knn_predictions(codes[0], train.labels, codes[1])
+    labels = knn_predict(codes[0], train.labels, codes[1], classes=len(test.class_names))
     return _found(subject, "knn", "20-NN top-1", test, labels)
 
 
 def probe(subject: Subject, options: EvaluateOptions) -> Found:
     """Top-1 of logistic regression on the frozen embedding."""
     train, test, codes = _embedded(subject, options)
-    labels = probe_predictions(codes[0], train.labels, codes[1])
+    labels = probe_predict(codes[0], train.labels, codes[1])
     return _found(subject, "probe", "linear probe top-1", test, labels)
 
 

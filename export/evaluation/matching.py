@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images against texts: zero-shot classes, retrieval both ways, hard negatives."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,8 +12,8 @@ from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.scenes import Described, described_scenes
 from saccade.export.evaluation.subject import Subject
 from saccade.models.clip_tokens import encode_texts
-from saccade.models.scores.classification import top_k_correct
-from saccade.models.scores.retrieval import retrieval_ranks
+from saccade.models.scores.classification import correct
+from saccade.models.scores.retrieval import cosines, ranks
 from saccade.models.zero_shot import encode_classes, zero_shot_logits
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import read_lines
@@ -28,29 +29,34 @@ def zero_shot(subject: Subject, options: EvaluateOptions) -> Found:
     )
     images = subject.part("image")({"image": data.images})["embedding"]
     logits = zero_shot_logits(images, classes, float(subject.facts["logit_scale"]))
-    right = top_k_correct(logits, data.labels)
+    right = correct(logits, data.labels)
     scores = (
         proportion("zero-shot top-1", right),
-        proportion("zero-shot top-5", top_k_correct(logits, data.labels, 5)),
+        proportion("zero-shot top-5", correct(logits, data.labels, top=5)),
     )
     samples = right.astype(np.float64)
     return Found(subject.name, "zero-shot", data.name, data.sha256, scores, samples)
 
 
 def retrieval(subject: Subject, options: EvaluateOptions) -> Found:
-    """R@1 and R@5, texts of an image and images of a text; no sentence comes twice."""
+    """R@1 and R@5, texts of an image and images of a text.
+
+    A sentence may be said of several scenes: each of them is right for it.
+    """
     found = _scenes(subject, options)
-    first = {text: index for index, text in reversed(list(enumerate(found.captions)))}
-    kept = sorted(first.values())
-    images = subject.part("image")({"image": found.images[kept]})["embedding"]
-    texts = _text_codes(subject, [found.captions[index] for index in kept])
-    ranks = dict(zip(("text", "image"), retrieval_ranks(images, texts), strict=True))
+    images = subject.part("image")({"image": found.images})["embedding"]
+    similarity = cosines(images, _text_codes(subject, found.captions))
+    saying: dict[str, set[int]] = defaultdict(set)
+    for index, text in enumerate(found.captions):
+        saying[text].add(index)
+    truth = [saying[text] for text in found.captions]
+    of_texts, of_images = ranks(similarity, truth), ranks(similarity.T, truth)
     scores = [
         proportion(f"{wanted} R@{top}", each <= top)
-        for wanted, each in ranks.items()
+        for wanted, each in (("text", of_texts), ("image", of_images))
         for top in (1, 5)
     ]
-    samples = (ranks["text"] <= 1).astype(np.float64)
+    samples = (of_texts <= 1).astype(np.float64)
     return Found(subject.name, "retrieval", found.data, found.sha256, tuple(scores), samples)
 
 

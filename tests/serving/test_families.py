@@ -205,7 +205,7 @@ def test_masks_are_a_palette_of_the_slots(tmp_path):
 
 
 def test_questions_are_answered(asked):
-    from saccade.models.vqa_parts import question_tokens
+    from saccade.models.vqa_questions import question_tokens
 
     client, run = asked("vqa")
     questions = ["what is left ?", "red circle", "blue ?"]

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The multiply-adds of every named size, which `saccade models` shows.
+
+    python benchmarks/models_cost.py                  # all of them, into models/model_costs.json
+    python benchmarks/models_cost.py sot/sot-tiny     # only these, the others stay as they are
+
+Each is traced with random weights and counted from the graph. No clock is read, so a busy machine
+changes nothing; the largest need a few GB and minutes.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from saccade.export.catalogue_cost import cost_of_size
+from saccade.models.catalogue import COSTS, known_costs, presets
+from saccade.models.families import FAMILIES
+from saccade.plugins.files import json_bytes, write_atomically
+
+
+def main() -> None:
+    """Count and write after each, so that a run may be cut and go on."""
+    torch.set_num_threads(1)
+    sizes = [(family, name) for family in FAMILIES for name in presets(family)]
+    wanted = [tuple(text.split("/")) for text in sys.argv[1:]] or sizes
+    for family, name in wanted:
+        found = cost_of_size(family, name)
+        costs = known_costs()
+        costs.setdefault(family, {})[name] = found
+        kept = {
+            family: {name: each for name, each in rows.items() if (family, name) in sizes}
+            for family, rows in costs.items()
+        }
+        write_atomically(COSTS, json_bytes(kept))
+        print(f"{family}/{name}: {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multiply-adds of a named size, counted from its graph: random weights, no checkpoint."""
+
+from typing import Any
+
+import numpy as np
+
+from saccade.export.cost import cost_of, parameters_of
+from saccade.models.catalogue import preset_of
+from saccade.models.families import build
+from saccade.models.interface import Part
+
+_SAMPLES = 3  # as many as tracing wants
+
+
+def cost_of_size(family: str, name: str) -> dict[str, Any]:
+    """Parameters, and the multiply-adds of one sample by part, of the largest default variant.
+
+    Raises: SaccadeError if there is no such family or size.
+    """
+    from saccade.export.tracing import trace_part
+
+    model: Any = build(family, preset_of(family, name).to_dict()).eval()
+    parameters = parameters_of(model)
+    folded = model.at(model.settings()[0]).fold().float()
+    counts = {}
+    for part in folded.parts():
+        inputs = _inputs(part)
+        proto = trace_part(folded, part, inputs, part.outputs)
+        counts[part.role] = cost_of(proto, parameters, inputs).multiply_adds.total
+    return {"parameters": parameters, "multiply_adds": counts}
+
+
+def _inputs(part: Part) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    if part.random:
+        return dict(part.random(rng, _SAMPLES))
+    found: dict[str, np.ndarray] = {}
+    for spec in part.inputs:
+        shape = (_SAMPLES, *(int(axis) for axis in spec.shape[1:]))
+        if spec.dtype == "uint8":
+            found[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
+        else:
+            found[spec.name] = rng.standard_normal(shape, dtype=np.float32)
+    return found
