@@ -63,8 +63,8 @@ class Part:
     real: Callable[[Arrays], dict[str, np.ndarray]] | None = None
     # Seeded random inputs, so many samples; none: bytes at random, floats from N(0, 1).
     random: Callable[[np.random.Generator, int], dict[str, np.ndarray]] | None = None
-    # Outputs and calibration arrays of the same samples -> share in [0, 1]; none: top-1 where
-    # there are logits and labels.
+    # Outputs and calibration arrays of the same samples -> share in [0, 1], NaN without right
+    # answers; none: top-1 where there are logits and labels.
     score: Callable[[Arrays, Arrays], float] | None = None
     laws: Mapping[str, Law] = field(default_factory=dict)  # by name, lower case with _
 

@@ -79,12 +79,12 @@ def random_tokens(config: SparoConfig, rng: np.random.Generator, count: int) -> 
 def nearest_neighbour(outputs: Arrays, arrays: Mapping[str, np.ndarray]) -> float:
     """Share of images whose nearest other image, by cosine, has the same label.
 
-    Without labels there is nothing to score: 0.
+    Without labels there is nothing to score: NaN.
 
     Shapes: outputs["embedding"] [n e], arrays["labels"] [n].
     """
     if "labels" not in arrays:
-        return 0.0
+        return float("nan")
     codes = np.asarray(outputs["embedding"], np.float64)
     codes = codes / np.linalg.norm(codes, axis=1, keepdims=True).clip(1e-30)
     cosine = codes @ codes.T

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from saccade.export.manifest import read_folder
-from saccade.plugins.errors import SaccadeError, ShapeError
+from saccade.export.variants import ROLES
+from saccade.models.scores.intervals import paired_bootstrap
+from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, write_atomically
+from saccade.serving.variant_parts import grouped
 
 SCHEMA = "saccade.frontier"
 VERSION = 1
 FILE_NAME = "frontier.json"
-_Z95 = 1.959963984540054
 _POINT = re.compile(r"batch_[1-9][0-9]*|(router_)?concurrency_[1-9][0-9]*")
 _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
 
@@ -49,9 +51,12 @@ class Entry:
     device: str
     score: Score
     top5: float | None
-    in_process: dict[str, Any]  # threads, best_batch, and a point for each batch_<n>
-    grpc: dict[str, Any] | None  # a point for each concurrency_<n>, router_concurrency_<n>
+    # threads, best_batch, a point for each batch_<n>; the same under the name of another part
+    in_process: dict[str, Any]
+    # a point for each concurrency_<n>, router_concurrency_<n>; the same of another part
+    grpc: dict[str, Any] | None
     dominated_by: str | None = None
+    embedding_bytes: int | None = None  # where the budget saves these, and no time
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -60,10 +65,14 @@ class Entry:
 
     @property
     def speed(self) -> float:
-        """Inferences per second: through gRPC at the highest concurrency, else in process."""
-        direct = [key for key in self.grpc or () if key.startswith("concurrency_")]
-        if self.grpc and direct:
-            return float(self.grpc[max(direct, key=_count)]["inferences_per_second"])
+        """Inferences per second: through gRPC at the highest concurrency, else in process.
+
+        Through the router, where no single model answers.
+        """
+        for kind in ("concurrency_", "router_concurrency_"):
+            points = [key for key in self.grpc or () if key.startswith(kind)]
+            if self.grpc and points:
+                return float(self.grpc[max(points, key=_count)]["inferences_per_second"])
         return float(self.in_process[f"batch_{self.best_batch}"]["inferences_per_second"])
 
     @property
@@ -132,7 +141,7 @@ def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
         raise SaccadeError(
             f"{path}: is the frontier of {old.model!r}, expected {model!r}. Remove it."
         )
-    present = {manifest.file.sha256 for manifest in read_folder(folder)}
+    present = {variant.sha256 for variant in grouped(read_folder(folder))}
     kept = (entry for entry in old.entries if entry.sha256 in present)
     merged = {entry.key: entry for entry in (*kept, *entries)}
 
@@ -145,67 +154,48 @@ def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
 
 
 def mark_dominated(
-    entries: Iterable[Entry], correct: Mapping[str, np.ndarray], *, seed: int = 0
+    entries: Iterable[Entry], values: Mapping[str, np.ndarray], *, seed: int = 0
 ) -> tuple[Entry, ...]:
     """The entries with `dominated_by` set.
 
-    A is dominated by B, both on the same runtime and device, if B is at least as fast and the
-    paired bootstrap's 95 % interval of score(B) - score(A) lies above 0; or if both are right on
-    exactly the same images and B is faster. A difference that the data cannot tell from chance
-    dominates nobody. Of several such B the best-scoring one is named, then the faster.
-    Shapes: correct[variant] [n], 0 or 1 for each test image in the same order.
+    A is dominated by B, both on the same runtime and device, if B costs no more and the paired
+    bootstrap's 95 % interval of how much better B scores lies above 0; or if both have the same
+    value on each sample and B costs less. What costs is time, or where the budget saves no time
+    the bytes of an embedding. A difference that the data cannot tell from chance dominates
+    nobody. Of several such B the best-scoring one is named, then the cheaper.
+    Shapes: values[variant] [n], of each test sample in the same order; their mean is the score.
     """
     entries = tuple(entries)
 
     def dominates(b: Entry, a: Entry) -> bool:
-        if (b.runtime, b.device) != (a.runtime, a.device) or b.speed < a.speed or b is a:
+        if (b.runtime, b.device) != (a.runtime, a.device) or b is a:
             return False
-        if np.array_equal(correct[b.variant], correct[a.variant]):
-            return b.speed > a.speed
-        return paired_bootstrap(correct[b.variant], correct[a.variant], seed)[0] > 0
+        saved = _saved(b, a)
+        if saved < 0:
+            return False
+        better, worse = values[b.variant], values[a.variant]
+        if np.array_equal(better, worse):
+            return saved > 0
+        if not b.score.higher_is_better:
+            better, worse = worse, better
+        return paired_bootstrap(better, worse, seed)[0] > 0
 
     def strongest(a: Entry) -> str | None:
         above = [b for b in entries if dominates(b, a)]
-        return max(above, key=lambda b: (b.score.value, b.speed)).variant if above else None
+        return max(above, key=lambda b: (_goodness(b), _saved(b, a))).variant if above else None
 
     return tuple(replace(entry, dominated_by=strongest(entry)) for entry in entries)
 
 
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """The 95 % score interval of a proportion.
-
-    Source: Wilson 1927, without continuity correction.
-    """
-    if not (n > 0 and 0 <= successes <= n):
-        raise ValueError(f"{successes} of {n} is no proportion")
-    share, z2 = successes / n, _Z95**2
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+def _saved(b: Entry, a: Entry) -> float:
+    """What B costs less than A; below 0 where it costs more."""
+    if a.embedding_bytes is not None and b.embedding_bytes is not None:
+        return a.embedding_bytes - b.embedding_bytes
+    return b.speed - a.speed
 
 
-def paired_bootstrap(
-    correct_a: np.ndarray, correct_b: np.ndarray, seed: int, *, samples: int = 10_000
-) -> tuple[float, float]:
-    """The 95 % percentile interval of mean(a) - mean(b) under resampling of the images.
-
-    A resample of n pairs is a multinomial draw of how many favour a, b and neither.
-    Shapes: correct_a, correct_b [n], 0 or 1, the same image at the same place.
-    Raises: ShapeError if they are not two such vectors of one length.
-    """
-    a, b = np.asarray(correct_a).astype(np.int64), np.asarray(correct_b).astype(np.int64)
-    if a.ndim != 1 or a.shape != b.shape or not len(a) or not np.isin((a, b), (0, 1)).all():
-        raise ShapeError(
-            f"correct answers have shapes {a.shape} and {b.shape}, expected two vectors of 0 and 1 "
-            "of one length. Take both on the same images."
-        )
-    n = len(a)
-    for_a, for_b = int(np.sum(a > b)), int(np.sum(a < b))
-    draws = np.random.default_rng(seed).multinomial(
-        n, np.array([for_a, for_b, n - for_a - for_b]) / n, size=samples
-    )
-    low, high = np.percentile((draws[:, 0] - draws[:, 1]) / n, (2.5, 97.5))
-    return float(low), float(high)
+def _goodness(entry: Entry) -> float:
+    return entry.score.value if entry.score.higher_is_better else -entry.score.value
 
 
 _AGAIN = "Measure again with: saccade bench FOLDER"
@@ -216,6 +206,7 @@ def entry_of(value: Any) -> Entry:
 
     Raises: ValueError that names the key.
     """
+    value = {"embedding_bytes": None, **value}  # as files had it before there were embeddings
     _require_keys(value, Entry, "entry")
     where = f"entry {value['variant']!r}: "
     score = value["score"]
@@ -230,6 +221,8 @@ def entry_of(value: Any) -> Entry:
     ):
         for key in keys:
             _of_type(holder[key], kind, where + key)
+    if value["embedding_bytes"] is not None:
+        _of_type(value["embedding_bytes"], int, where + "embedding_bytes")
     low, high = (float(_of_type(each, float, where + "interval")) for each in score["interval"])
     _check_points(value["in_process"], where + "in_process")
     best = _of_type(value["in_process"].get("best_batch"), int, where + "best_batch")
@@ -249,6 +242,8 @@ def _check_points(points: Any, where: str) -> None:
                     float,
                     f"{where} {key} {figure}",
                 )
+        elif key in ROLES[1:]:
+            _check_points(point, f"{where} {key}")
         elif key not in ("threads", "best_batch"):
             raise ValueError(f"{where}: key {key!r} is not known")
 

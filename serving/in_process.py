@@ -1,21 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a variant does without a server: its answers on a data set, and how fast it gives them."""
+"""How fast a variant is without a server, at several batch sizes."""
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from saccade.plugins.errors import ShapeError
+from saccade.export.runners import Runner
+from saccade.models.interface import Arrays
 from saccade.plugins.progress import Advance
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _AS_FAST_AS = 0.95  # of the highest throughput: below that, the difference is more than noise
 _USUAL_BATCH = 8
-_SCORE_BATCH = 8  # a circuit of many modules is fastest at about eight images a call
+_LONGEST_CALL_S = 5.0  # where a call takes longer, larger batches are left out
+_WARM_S = 0.5  # calls longer than that are not repeated to warm up
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Measured(Protocol):
+    """What can be called, and the inputs that it is called with, [n ...] each."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def run(self) -> Runner: ...
+
+    @property
+    def inputs(self) -> Arrays: ...
 
 
 @dataclass
@@ -31,12 +47,12 @@ class Calls:
 
     @property
     def inferences_per_second(self) -> float:
-        """Images over time, all calls together."""
+        """Samples over time, all calls together."""
         return self.batch * len(self.seconds) / sum(self.seconds)
 
     @property
     def core_ms_per_image(self) -> float:
-        """Processor time an image, in milliseconds."""
+        """Processor time a sample, in milliseconds."""
         return 1e3 * self.core_s / (self.batch * len(self.seconds))
 
     def summary(self) -> dict[str, float]:
@@ -50,19 +66,21 @@ class Calls:
         }
 
 
-def sample(session: Any, images: np.ndarray, calls: Calls, *, seconds: float) -> None:
-    """Call the session on the same batch for a while and add the durations to `calls`.
+def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None:
+    """Call with the same batch for a while and add the durations to `calls`.
 
-    Shapes: images [n h w c]; the batch repeats them as often as it takes.
+    Shapes: inputs [n ...]; the batch repeats them as often as it takes.
     """
-    batch = np.resize(images, (calls.batch, *images.shape[1:]))
-    feed = {session.get_inputs()[0].name: batch}
-    session.run(None, feed)  # the first call of a shape plans its memory
+    batch = {
+        name: np.resize(each, (calls.batch, *each.shape[1:])) for name, each in inputs.items()
+    }
+    if not calls.seconds or calls.seconds[-1] < _WARM_S:
+        run(batch)  # the first call of a shape plans its memory
     core = time.process_time()
     end = time.perf_counter() + seconds
     while True:
         start = time.perf_counter()
-        session.run(None, feed)
+        run(batch)
         stop = time.perf_counter()
         calls.seconds.append(round(stop - start, 8))
         if stop >= end:
@@ -72,12 +90,8 @@ def sample(session: Any, images: np.ndarray, calls: Calls, *, seconds: float) ->
 
 @dataclass(frozen=True)
 class InProcess:
-    """One variant without a server.
+    """One kind of request without a server: its calls by batch size."""
 
-    Shapes: logits float32 [n classes], one row for each image.
-    """
-
-    logits: np.ndarray
     calls: dict[int, Calls]
 
     @property
@@ -102,53 +116,28 @@ def best_batch(calls: Mapping[int, Calls]) -> int:
 
 
 def measure(
-    sessions: Mapping[str, Any],
-    images: np.ndarray,
-    *,
-    seconds: float,
-    rounds: int,
-    advance: Advance,
-) -> dict[str, InProcess]:
-    """Every session's answers, and its speed at each batch size, taking turns.
+    works: Mapping[_Key, Measured], *, seconds: float, rounds: int, advance: Advance
+) -> dict[_Key, InProcess]:
+    """The speed of each at each batch size, taking turns.
 
-    Units:  seconds a session and batch size over all rounds.
-    Raises: ShapeError if the images are not what the models take.
+    Where a call takes more than 5 s, larger batches are left out.
+
+    Units:  seconds for each work and batch size over all rounds.
     """
-    answers = {name: logits(session, images) for name, session in sessions.items()}
-    calls = {name: {size: Calls(size) for size in BATCHES} for name in sessions}
-    for _ in range(rounds):
+    calls: dict[_Key, dict[int, Calls]] = {key: {} for key in works}
+    for turn in range(rounds):
         for size in BATCHES:
-            for name, session in sessions.items():
-                sample(session, images, calls[name][size], seconds=seconds / rounds)
-                advance(1, f"{name} in process, batch {size}")
-    return {name: InProcess(answers[name], calls[name]) for name in sessions}
+            for key, work in works.items():
+                advance(1, f"{work.title} in process, batch {size}")
+                if turn == 0 and not _too_slow(calls[key], size):
+                    calls[key][size] = Calls(size)
+                if size in calls[key]:
+                    sample(work.run, work.inputs, calls[key][size], seconds=seconds / rounds)
+    return {key: InProcess(each) for key, each in calls.items()}
 
 
-def logits(session: Any, images: np.ndarray) -> np.ndarray:
-    """The session's logits for every image.
-
-    Shapes: images uint8 [n h w c] -> float32 [n classes].
-    Raises: ShapeError if the images are not what the model takes.
-    """
-    spec = session.get_inputs()[0]
-    if list(images.shape[1:]) != list(spec.shape[1:]) or images.dtype != np.uint8:
-        raise ShapeError(
-            f"The data's images are {images.dtype} {list(images.shape[1:])}, the model takes "
-            f"uint8 {list(spec.shape[1:])} (height, width, channels). "
-            "Name the data the model was trained on with --data."
-        )
-    parts = [
-        session.run(["logits"], {spec.name: images[at : at + _SCORE_BATCH]})[0]
-        for at in range(0, len(images), _SCORE_BATCH)
-    ]
-    return np.concatenate(parts)
-
-
-def correct(scores: np.ndarray, labels: np.ndarray, *, top: int = 1) -> np.ndarray:
-    """Whether each image's label is among its `top` highest scores.
-
-    Shapes: scores [n classes], labels [n] -> bool [n].
-    """
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
-    hit: np.ndarray = (best == labels[:, None]).any(axis=1)
-    return hit
+def _too_slow(calls: Mapping[int, Calls], size: int) -> bool:
+    smaller = [each for each in BATCHES if each < size]
+    if not smaller:
+        return False
+    return smaller[-1] not in calls or min(calls[smaller[-1]].seconds) > _LONGEST_CALL_S

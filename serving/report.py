@@ -124,8 +124,8 @@ def headline(report: dict[str, Any]) -> str:
     change = f"{abs(lost(small)):.1f} points {'lower' if lost(small) >= 0 else 'higher'}"
     return (
         f"{count} {small['variant']} keeps {small['kept']} of {small['total']} "
-        f"{small['unit']}: {throughput_of(small)[0] / throughput_of(full)[0]:.1f} times the throughput of "
-        f"{full['variant']}, score {change}."
+        f"{small['unit']}: {throughput_of(small)[0] / throughput_of(full)[0]:.1f} times the "
+        f"throughput of {full['variant']}, score {change}."
     )
 
 

@@ -65,13 +65,9 @@ def measurements(
     frontier = read_frontier(path)
     if not frontier.entries:
         return {}
-    files = {
-        part.variant.name: (part.file.sha256, variant.name)
-        for variant in variants
-        for part in variant.parts.values()
-    }
+    hashes = {variant.name: variant.sha256 for variant in variants}
     for entry in frontier.entries:
-        found = files.get(entry.variant, ("no such variant", ""))[0]
+        found = hashes.get(entry.variant, "no such variant")
         if found != entry.sha256:
             raise SaccadeError(
                 f"{path}: measured {entry.variant} with SHA-256 {entry.sha256[:12]}..., but the "
@@ -80,7 +76,7 @@ def measurements(
             )
     place = _place(path, frontier, device)
     return {
-        files[each.variant][1]: each
+        each.variant: each
         for each in frontier.entries
         if (each.device, each.runtime) == place
     }

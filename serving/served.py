@@ -1,37 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variants behind a server: the requests, a check of their answers, and interleaved rounds."""
 
-import io
-import struct
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from saccade.models.interface import Arrays
 from saccade.plugins.errors import ServerFailed
 from saccade.plugins.progress import Advance
 from saccade.serving.load import LoadGenerator, LoadResult, Stream, refuse_errors
+from saccade.serving.load_requests import Answer, ask, png_files, request
+from saccade.serving.work import Work
 
 WARMUP_S = 0.15
 # An answer through the server may differ from one in process by the batch it was computed in.
 _RELATIVE_TOLERANCE = 1e-3
-_DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}
 _Key = TypeVar("_Key", bound=Hashable)
+Place = tuple[str, str, str]  # variant, role (empty for plain requests), name of the point
 
 
 def tensor_request(model: str, images: np.ndarray, *outputs: str) -> bytes:
-    """A request to a variant, serialised: its own input as it is.
+    """A request to a variant that takes images, serialised: its own input as it is.
 
     Shapes: images uint8 [b h w c].
     """
-    from tritonclient.grpc import service_pb2
-
-    request = service_pb2.ModelInferRequest(model_name=model)
-    request.inputs.add(name="image", datatype="UINT8", shape=images.shape)
-    request.raw_input_contents.append(np.ascontiguousarray(images).tobytes())
-    for output in outputs or ("probabilities",):
-        request.outputs.add(name=output)
-    return bytes(request.SerializeToString())
+    return request(model, {"image": images}, outputs or ("probabilities",))
 
 
 def encoded_request(router: str, images: np.ndarray, budget: float, *outputs: str) -> bytes:
@@ -39,63 +33,46 @@ def encoded_request(router: str, images: np.ndarray, budget: float, *outputs: st
 
     Shapes: images uint8 [b h w c].
     """
-    from tritonclient.grpc import service_pb2
-
-    request = service_pb2.ModelInferRequest(model_name=router)
-    request.inputs.add(name="image", datatype="BYTES", shape=[len(images), 1])
-    files = [_png(image) for image in images]
-    request.raw_input_contents.append(b"".join(struct.pack("<I", len(f)) + f for f in files))
-    request.parameters["budget"].string_param = repr(float(budget))
-    for output in outputs or ("probabilities",):
-        request.outputs.add(name=output)
-    return bytes(request.SerializeToString())
+    parameters = {"budget": repr(float(budget))}
+    return request(
+        router, {"image": png_files(images)}, outputs or ("probabilities",), parameters
+    )
 
 
-def ask(url: str, request: bytes, *, timeout_s: float = 30) -> dict[str, np.ndarray | list[bytes]]:
-    """The answer to one serialised request, by output name.
+def check_answers(url: str, variant: str, message: bytes, expected: Arrays) -> None:
+    """Stop if the server does not answer what the artefact answers in process.
 
-    Raises: ServerFailed if the server refuses it or does not answer.
-    """
-    import grpc
-    from tritonclient.grpc import service_pb2
-
-    method = "/inference.GRPCInferenceService/ModelInfer"
-    parse = service_pb2.ModelInferResponse.FromString
-    with grpc.insecure_channel(url) as channel:
-        try:
-            answer = channel.unary_unary(method, response_deserializer=parse)(
-                request, timeout=timeout_s
-            )
-        except grpc.RpcError as error:
-            raise ServerFailed(
-                f"{url}: {error.code().name}: {error.details()}. Look at the server's log."
-            ) from error
-    return {
-        output.name: _array(output.datatype, raw).reshape(tuple(output.shape))
-        if output.datatype != "BYTES"
-        else _strings(raw)
-        for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
-    }
-
-
-def check_answers(url: str, variant: str, image: np.ndarray, expected: np.ndarray) -> None:
-    """Stop if the served variant does not answer what the artefact answers in process.
-
-    Shapes: image uint8 [1 h w c], expected float32 [1 classes].
+    Shapes: expected holds the outputs to compare, of the same rows as the request.
     Raises: ServerFailed with both answers.
     """
-    found = np.asarray(ask(url, tensor_request(variant, image, "logits"))["logits"])
-    scale = _RELATIVE_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=scale):
-        raise ServerFailed(
-            f"{variant} at {url} answers logits {np.round(found, 4).tolist()}, in process they are "
-            f"{np.round(expected, 4).tolist()}. Write the repository again and restart the server."
-        )
+    answer: Answer = ask(url, message)
+    for name, wanted in expected.items():
+        found = answer.get(name)
+        if not _same(found, wanted):
+            raise ServerFailed(
+                f"{variant} at {url} answers {name} {_shown(found)}, in process it is "
+                f"{_shown(wanted)}. Write the repository again and restart the server."
+            )
 
 
-def routed_to(url: str, router: str, image: np.ndarray, budget: float) -> str:
+def _same(found: np.ndarray | list[bytes] | None, wanted: np.ndarray) -> bool:
+    if isinstance(found, list):
+        return found == list(wanted.ravel())
+    if found is None or found.shape != wanted.shape:
+        return False
+    scale = _RELATIVE_TOLERANCE * max(1.0, float(np.abs(wanted).max()))
+    return bool(np.allclose(found, wanted, rtol=0, atol=scale))
+
+
+def _shown(values: Any) -> str:
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return f"{values.shape} {np.round(values.ravel()[:10], 4).tolist()}"
+    return f"{values}"
+
+
+def routed_to(url: str, work: Work) -> str:
     """The variant that the router chooses for a budget."""
-    answer = ask(url, encoded_request(router, image, budget, "variant"))["variant"]
+    answer = ask(url, work.routed(0, "variant"))["variant"]
     return answer[0].decode() if isinstance(answer, list) else ""
 
 
@@ -158,62 +135,34 @@ def raw(stream: Stream, result: LoadResult) -> dict[str, Any]:
     }
 
 
-def streams(
-    url: str,
-    router: str,
-    budgets: Mapping[str, float],
-    images: np.ndarray,
-    expected: Mapping[str, np.ndarray],
-    concurrency: Sequence[int],
-) -> dict[tuple[str, str], Stream]:
-    """What is measured of each variant: (variant, name of the point) -> stream.
+def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict[Place, Stream]:
+    """What is measured of each work: raw tensors to the variant, and a caller's to the router.
 
-    Shapes: images uint8 [n h w c], expected[variant] float32 [n classes].
     Raises: ServerFailed if a variant does not answer as expected.
     """
-    single = [images[index : index + 1] for index in range(len(images))]
-    found = {}
-    for name, budget in budgets.items():
-        check_answers(url, name, single[0], expected[name][:1])
-        direct = tuple(tensor_request(name, image) for image in single)
-        for clients in concurrency:
-            stream = Stream(f"{name}, {clients} clients", name, clients, direct)
-            found[name, f"concurrency_{clients}"] = stream
+    found: dict[Place, Stream] = {}
+    for work in works:
+        rows = range(len(work))
+        _check(url, work)
+        clients = concurrency
+        if work.model is not None:
+            direct = tuple(work.direct(index) for index in rows)
+            for count in concurrency:
+                stream = Stream(f"{work.title}, {count} clients", work.model, count, direct)
+                found[(*work.key, f"concurrency_{count}")] = stream
+            clients = (1,)
         # Of two precisions of one budget the router takes the faster: only that one is measured.
-        if routed_to(url, router, single[0], budget) == name:
-            encoded = tuple(encoded_request(router, image, budget) for image in single)
-            stream = Stream(f"{name}, routed", router, 1, encoded)
-            found[name, "router_concurrency_1"] = stream
+        if routed_to(url, work) == work.variant:
+            routed = tuple(work.routed(index) for index in rows)
+            for count in sorted({1, *clients}):
+                name = f"{work.title}, routed, {count} clients"
+                stream = Stream(name, work.router, count, routed)
+                found[(*work.key, f"router_concurrency_{count}")] = stream
     return found
 
 
-def server_version(url: str) -> str:
-    """The server's own name and version."""
-    import grpc
-    from tritonclient.grpc import service_pb2, service_pb2_grpc
-
-    with grpc.insecure_channel(url) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        answer = stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=30)
-    return f"{answer.name} {answer.version}"
-
-
-def _png(image: np.ndarray) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def _array(datatype: str, raw_bytes: bytes) -> np.ndarray:
-    return np.frombuffer(raw_bytes, _DTYPES[datatype])
-
-
-def _strings(raw_bytes: bytes) -> list[bytes]:
-    found, at = [], 0
-    while at < len(raw_bytes):
-        (length,) = struct.unpack_from("<I", raw_bytes, at)
-        found.append(raw_bytes[at + 4 : at + 4 + length])
-        at += 4 + length
-    return found
+def _check(url: str, work: Work) -> None:
+    expected = work.run(work.row(0))
+    names = ("logits",) if "logits" in expected else work.answers
+    message = work.routed(0, *names) if work.model is None else work.direct(0, *names)
+    check_answers(url, work.title, message, {name: expected[name] for name in names})

@@ -15,7 +15,11 @@ from saccade.serving.repository import RepositoryOptions, deploy
 
 @contextmanager
 def staged_repository(
-    folder: Path, manifests: Sequence[Manifest], entries: Sequence[Entry]
+    folder: Path,
+    manifests: Sequence[Manifest],
+    entries: Sequence[Entry],
+    *,
+    op_library: bool = False,
 ) -> Iterator[Path]:
     """A repository of the folder's variants with these entries as its frontier, for a while."""
     with tempfile.TemporaryDirectory(prefix="saccade-bench-") as temporary:
@@ -29,7 +33,7 @@ def staged_repository(
                 _link(folder / name, staging / name)
         merge(staging, manifests[0].variant.model, entries)
         repository = Path(temporary) / "repository"
-        deploy(staging, RepositoryOptions(out=repository))
+        deploy(staging, RepositoryOptions(out=repository, op_library=op_library))
         yield repository
 
 

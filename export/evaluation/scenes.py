@@ -4,6 +4,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -95,7 +96,21 @@ def drawn_scenes(
     return scenes("test", count, side_px=side_px)
 
 
-def scenes_sha256(drawn: Scenes, texts: Sequence[str] = ()) -> str:
+class Pictured(Protocol):
+    """Scenes of any world: pictures and true masks."""
+
+    @property
+    def images(self) -> np.ndarray:
+        """Shapes: [n h w c]."""
+        ...
+
+    @property
+    def masks(self) -> np.ndarray:
+        """Shapes: [n h w]."""
+        ...
+
+
+def scenes_sha256(drawn: Pictured, texts: Sequence[str] = ()) -> str:
     """The hash of the pictures, what is on them, and what is said of them."""
     digest = hashlib.sha256(drawn.images.tobytes())
     digest.update(drawn.masks.tobytes())

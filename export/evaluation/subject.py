@@ -73,7 +73,7 @@ def subjects_of(path: Path, budget: Sequence[float | str] = ()) -> list[Subject]
     model = cast(Family, checkpoint.build())
     settings = choose_settings(model, budget) if budget else model.settings()[:1]
     return [
-        _built(checkpoint, cast(Family, model.at(setting)), f"{path.stem}-{setting.label}")
+        _built(checkpoint, model.at(setting), f"{path.stem}-{setting.label}")
         for setting in settings
     ]
 

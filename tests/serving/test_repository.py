@@ -12,7 +12,7 @@ from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import sha256_of
 from saccade.serving.frontier import entry_of, merge
 from saccade.serving.model_config import parse_config
-from saccade.serving.repository import RepositoryOptions, deploy, read_repository
+from saccade.serving.repository import RepositoryOptions, deploy
 
 POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
 NAMES = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32")
@@ -270,37 +270,3 @@ def test_an_axis_that_differs_between_variants_is_open_in_the_router(folder, out
     path.write_text(json.dumps(content))
     with pytest.raises(SaccadeError, match="embedding"):
         deploy(folder, RepositoryOptions(out, force=True))
-
-
-def spoil_model(out):
-    (out / NAMES[0] / "1" / "model.onnx").write_bytes(b"other")
-
-
-def spoil_router(out):
-    (out / "nac" / "1" / "choose.py").unlink()
-
-
-def spoil_by_adding(out):
-    (out / "nac" / "1" / "sitecustomize.py").write_text("print('hello')")
-
-
-def spoil_version(out):
-    path = out / "saccade.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (spoil_model, "was changed"),
-        (spoil_router, "is missing"),
-        (spoil_by_adding, "was not written by saccade"),
-        (spoil_version, "describes no model repository"),
-        (lambda out: (out / "saccade.json").unlink(), "describes no model repository"),
-    ],
-)
-def test_a_repository_is_believed_only_as_it_was_written(folder, out, spoil, words):
-    assert deploy(folder, RepositoryOptions(out)) == read_repository(out)
-    spoil(out)
-    with pytest.raises(SaccadeError, match=words):
-        read_repository(out)

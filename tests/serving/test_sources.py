@@ -2,7 +2,6 @@
 """Every source from the authors' file to a served answer, by the command line."""
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from unittest import mock
