@@ -28,11 +28,18 @@ def contradictions(
         return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
     entry = manifest.variant
     inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)
+    # A part has them where it takes an image, and where it answers with chances.
+    takes_image = any(spec.name == "image" for spec in inputs)
+    has_chances = any(spec.name == "probabilities" for spec in outputs)
     claims = (
         ("inputs", manifest.inputs, inputs),
         ("outputs", manifest.outputs, outputs),
-        ("labels", manifest.labels, checkpoint.labels),
-        ("preprocessing", manifest.preprocessing, checkpoint.preprocessing),
+        ("labels", manifest.labels, checkpoint.labels if has_chances else ()),
+        (
+            "preprocessing",
+            manifest.preprocessing,
+            checkpoint.preprocessing if takes_image else None,
+        ),
         ("family", entry.family, checkpoint.family),
         ("setting", (entry.kept, entry.total, entry.unit), _counts(setting)),
         ("facts", manifest.facts, json.loads(json.dumps(variant.facts()))),

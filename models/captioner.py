@@ -29,7 +29,7 @@ from saccade.models.captioner_layers import (
 )
 from saccade.models.captioner_parts import parts_of
 from saccade.models.interface import Part, Setting, fraction_setting
-from saccade.models.tokenizers import PixelScale
+from saccade.models.pixels import PixelScale
 from saccade.models.word_tokens import WordVocabulary
 from saccade.plugins.errors import SaccadeError, ShapeError
 
@@ -57,7 +57,7 @@ class Captioner(nn.Module):
     def _build(self, config: CaptionerConfig) -> None:
         g, a, n = config.dim, config.attention_dim, config.hidden_dim
         if config.encoder == "cnn":
-            self.scale = PixelScale(config)  # type: ignore[arg-type]
+            self.scale = PixelScale(config)
             self.convolutions = convolutions(config)
         self.feed_forward = nn.Linear(config.feature_dim, g)
         if config.position:

@@ -4,8 +4,8 @@
 import torch
 from torch import Tensor, nn
 
+from saccade.models.pixels import check_image
 from saccade.models.sparo_config import SparoConfig
-from saccade.models.tokenizers import check_image
 from saccade.models.transformer import Block
 
 

@@ -3,7 +3,8 @@
 
 from torch import Tensor, nn
 
-from saccade.models.tokenizers import PairTokenizer, PatchTokenizer, check_image, patches
+from saccade.models.pixels import check_image
+from saccade.models.tokenizers import PairTokenizer, PatchTokenizer, patches
 
 
 class FoldedPatches(nn.Module):

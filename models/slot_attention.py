@@ -3,20 +3,20 @@
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from saccade.models.interface import Part, Setting
+from saccade.models.pixels import PixelScale
 from saccade.models.slot_config import SlotConfig as SlotConfig
 from saccade.models.slot_decoder import Decoder, Painting
 from saccade.models.slot_encoders import Encoder
 from saccade.models.slot_initial import Rule, rule_of
 from saccade.models.slot_parts import slot_parts
 from saccade.models.slot_rounds import SlotAttention, SlotState
-from saccade.models.tokenizers import PixelScale
 from saccade.plugins.errors import SaccadeError
 
 
@@ -71,7 +71,7 @@ class SlotModel(nn.Module):
         self.config = config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.scale = PixelScale(cast(Any, config))
+            self.scale = PixelScale(config)
             self.encoder = Encoder(config)
             self.attention = SlotAttention(config, self.encoder.outputs)
             self.initial = InitialSlots(config)

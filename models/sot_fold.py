@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from saccade.models.interface import Part
+from saccade.models.pixels import check_image
 from saccade.models.sot import SoT, outputs_of
 from saccade.models.sot_head import Head
 from saccade.models.sot_parts import sot_parts
 from saccade.models.sot_tokens import ConvNorm, ConvolutionTokens, DenseBlock, NonLocalBlock
 from saccade.models.swin import Swin, WindowAttention
-from saccade.models.tokenizers import check_image
 from saccade.models.transformer import ACTIVATIONS, Block
 from saccade.models.vit import Tokens, ViT, class_attention
 
@@ -74,7 +74,7 @@ class FoldedPixels(nn.Module):
         self.register_buffer("offset", 255 * mean, persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
-        check_image(image, self.size)  # type: ignore[arg-type]
+        check_image(image, self.size)
         return (image.to(self.offset.dtype) - self.offset).permute(0, 3, 1, 2)
 
 

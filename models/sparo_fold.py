@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from saccade.models.clip_pooling import Pooled
 from saccade.models.clip_vision import ImageTower
 from saccade.models.interface import Part
+from saccade.models.pixels import check_image
 from saccade.models.sparo import Sparo, encode_image, encode_text
 from saccade.models.sparo_parts import parts_of
 from saccade.models.sparo_readout import ReadOut, attend
-from saccade.models.tokenizers import check_image
 
 
 class FoldedReadOut(nn.Module):

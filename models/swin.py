@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.pixels import PixelScale
 from saccade.models.sot_config import SoTConfig
-from saccade.models.tokenizers import PixelScale
 from saccade.models.vit import Tokens
 
 MASKED = -100.0  # added to a logit between tokens that a shift made neighbours
@@ -118,7 +118,7 @@ class Swin(nn.Module):
         eps, dim, side = config.layer_norm_epsilon, config.dim, config.patch_px
         self.grid = config.grid
         # It reads the image's size, mean and standard deviation only.
-        self.scale: nn.Module = PixelScale(config)  # type: ignore[arg-type]
+        self.scale: nn.Module = PixelScale(config)
         self.embed = nn.Conv2d(config.channels, dim, side, side)
         self.embed_norm = nn.LayerNorm(dim, eps=eps)
         self.stages = nn.ModuleList()

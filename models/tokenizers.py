@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
+from saccade.models.pixels import PixelScale
 from saccade.models.sequence_tokenizers import POSITION_STD, sequence_tokenizer
 from saccade.plugins.errors import ShapeError
 
@@ -54,38 +55,6 @@ class ConvTokenizer(nn.Module):
         pixels = self.scale(image).permute(0, 3, 1, 2)
         features = F.gelu(self.second(F.gelu(self.first(pixels))))
         return self.norm(self.project(features).flatten(2).mT + self.position)
-
-
-class PixelScale(nn.Module):
-    """(x / 255 - mean) / std, in the type of the weights.
-
-    Raises: ShapeError if the image does not have the configured size.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, config: NACConfig) -> None:
-        super().__init__()
-        self.size = (config.height_px, config.width_px, config.channels)
-        self.register_buffer("mean", torch.tensor(config.mean), persistent=False)
-        self.register_buffer("std", torch.tensor(config.std), persistent=False)
-
-    def forward(self, image: Tensor) -> Tensor:
-        check_image(image, self.size)
-        return (image.to(self.mean.dtype) / 255 - self.mean) / self.std
-
-
-def check_image(image: Tensor, size: tuple[int, int, int]) -> None:
-    """Stop an image that is not [b, *size].
-
-    Raises: ShapeError.
-    """
-    if image.dim() != 4 or tuple(image.shape[1:]) != size:
-        raise ShapeError(
-            f"image: found shape {list(image.shape)}, expected [b, h, w, c] with "
-            f"h, w, c = {size}. Resize it as the preprocessing says."
-        )
 
 
 def patches(pixels: Tensor, side_px: int) -> Tensor:

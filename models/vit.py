@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from saccade.models.pixels import PixelScale
 from saccade.models.sot_config import SoTConfig
 from saccade.models.sot_tokens import token_embedding
-from saccade.models.tokenizers import PixelScale
 from saccade.models.transformer import Block
 
 POSITION_STD = 0.02
@@ -41,7 +41,7 @@ class ViT(nn.Module):
         self.config = config
         self.specials = 2 if config.distillation else 1
         # It reads the image's size, mean and standard deviation only.
-        self.scale: nn.Module = PixelScale(config)  # type: ignore[arg-type]
+        self.scale: nn.Module = PixelScale(config)
         self.embed: nn.Module = token_embedding(config)
         rows, columns = config.grid
         count = self.specials + rows * columns

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.tokenizers import check_image
+from saccade.models.pixels import check_image
 from saccade.models.vqa_config import VQAConfig
 
 _GROUPS, _POSITION_STD = 4, 0.02

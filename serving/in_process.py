@@ -71,9 +71,7 @@ def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None
 
     Shapes: inputs [n ...]; the batch repeats them as often as it takes.
     """
-    batch = {
-        name: np.resize(each, (calls.batch, *each.shape[1:])) for name, each in inputs.items()
-    }
+    batch = {name: np.resize(each, (calls.batch, *each.shape[1:])) for name, each in inputs.items()}
     if not calls.seconds or calls.seconds[-1] < _WARM_S:
         run(batch)  # the first call of a shape plans its memory
     core = time.process_time()

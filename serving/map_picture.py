@@ -32,7 +32,7 @@ def maps_png(rows: "Sequence[Looked]", pixels: np.ndarray) -> bytes:
     size = (1.9 * columns + 0.3, 2.3 * sum(lines) + 0.4 * len(rows))
     figure = Figure(figsize=size, dpi=130, layout="constrained", facecolor=_PAPER)
     FigureCanvasAgg(figure)
-    parts = np.atleast_1d(figure.subfigures(len(rows), 1, height_ratios=lines))
+    parts = figure.subfigures(len(rows), 1, height_ratios=lines, squeeze=False).ravel()
     for part, row, count in zip(parts, rows, lines, strict=True):
         part.suptitle(row.title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
         axes = np.atleast_1d(part.subplots(count, columns, squeeze=False)).ravel()

@@ -1,30 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontier as a picture: score against throughput, from the report's figures alone."""
+"""The frontier as a picture: score against what the budget saves, from the report alone."""
 
 import io
 from typing import Any
 
 from saccade.plugins.errors import require
+from saccade.serving.figures import (
+    cost_of,
+    is_share,
+    saves_bytes,
+    score_text,
+    shown,
+    throughput_of,
+)
 
 _FRONTIER, _DOMINATED, _GRID, _INK = "#0b6e99", "#8a8f98", "#e3e6ea", "#22262b"
 # From this ratio of fastest to slowest on, a linear axis would squeeze the slow half together.
 _LOG_FROM_RATIO = 4.0
-
-
-def throughput_of(variant: dict[str, Any]) -> tuple[float, str]:
-    """The throughput that places a variant on the picture, and where it was measured.
-
-    Units: inferences per second.
-    """
-    if variant["grpc"]:
-        name = max(
-            (name for name in variant["grpc"] if name.startswith("concurrency_")),
-            key=lambda name: int(name.rpartition("_")[2]),
-        )
-        where = f"through gRPC, concurrency {name.rpartition('_')[2]}"
-        return variant["grpc"][name]["inferences_per_second"], where
-    best = variant["in_process"]["best_batch"]
-    return variant["in_process"][f"batch_{best}"]["inferences_per_second"], "in process, best batch"
 
 
 def frontier_png(report: dict[str, Any]) -> bytes:
@@ -44,7 +36,7 @@ def frontier_png(report: dict[str, Any]) -> bytes:
         _draw_point(axes, variant)
     _dress(axes, report)
     figure.suptitle(
-        f"{report['model']} on {report['data']['name']}: score against throughput",
+        f"{report['model']} on {report['data']['name']}: score against {_axis(report)}",
         x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK,
     )  # fmt: skip
     figure.supxlabel(_caption(report), x=0.01, ha="left", fontsize=7.5, color="#5b626b")
@@ -57,26 +49,43 @@ def frontier_png(report: dict[str, Any]) -> bytes:
 
 def _draw_frontier(axes: Any, variants: list[dict[str, Any]]) -> None:
     kept = sorted(
-        (throughput_of(variant)[0], 100 * variant["score"]["value"])
+        (cost_of(variant), _height(variant))
         for variant in variants
         if variant["dominated_by"] is None
     )
     if not kept:
         return
-    # A staircase: who wants a speed between two points gets the best score at least that fast.
-    speeds = [speed for speed, _ in kept]
-    best = [max(score for _, score in kept[index:]) for index in range(len(kept))]
-    axes.step(speeds, best, where="pre", color=_FRONTIER, lw=2.2, alpha=0.35, zorder=2)
+    # A staircase: who wants a speed between two points gets the best score at least that fast,
+    # and who has room for so many bytes the best score of at most as many.
+    places, scores = zip(*kept, strict=True)
+    best = max if variants[0]["score"]["higher_is_better"] else min
+    if saves_bytes(variants[0]):
+        heights, where = [best(scores[: index + 1]) for index in range(len(kept))], "post"
+    else:
+        heights, where = [best(scores[index:]) for index in range(len(kept))], "pre"
+    axes.step(places, heights, where=where, color=_FRONTIER, lw=2.2, alpha=0.35, zorder=2)
+
+
+def _height(variant: dict[str, Any]) -> float:
+    return shown(variant["score"], variant["score"]["value"])
+
+
+def _ends(variant: dict[str, Any]) -> tuple[float, float]:
+    low, high = (shown(variant["score"], bound) for bound in variant["score"]["interval"])
+    return low, high
+
+
+def _axis(report: dict[str, Any]) -> str:
+    return "size of an embedding" if saves_bytes(report["variants"][0]) else "throughput"
 
 
 def _draw_point(axes: Any, variant: dict[str, Any]) -> None:
-    speed = throughput_of(variant)[0]
-    score = 100 * variant["score"]["value"]
-    low, high = (100 * bound for bound in variant["score"]["interval"])
+    place, score = cost_of(variant), _height(variant)
+    low, high = _ends(variant)
     dominated = variant["dominated_by"] is not None
     colour = _DOMINATED if dominated else _FRONTIER
     axes.errorbar(
-        [speed], [score], yerr=[[max(0.0, score - low)], [max(0.0, high - score)]],
+        [place], [score], yerr=[[max(0.0, score - low)], [max(0.0, high - score)]],
         fmt="o", ms=8, mew=1.6, color=colour, mfc="white" if dominated else colour,
         ecolor=colour, elinewidth=1.0, capsize=3, zorder=3,
     )  # fmt: skip
@@ -90,7 +99,7 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
     # Dominated points lie under the frontier: their words look for room to the lower left first.
     for variant in sorted(report["variants"], key=lambda each: each["dominated_by"] is not None):
         dominated = variant["dominated_by"] is not None
-        place = throughput_of(variant)[0], 100 * variant["score"]["value"]
+        place = cost_of(variant), _height(variant)
         tries: list[tuple[float, int, Any, Any]] = []
         for right, up in _SIDES[::-1] if dominated else _SIDES:
             words = axes.annotate(
@@ -116,8 +125,7 @@ _SIDES = ((1, 1), (1, -1), (1, 3), (1, -3), (-1, 1), (-1, 3), (-1, -3), (-1, -1)
 
 def _bar(axes: Any, variant: dict[str, Any]) -> Any:
     """The box, in pixels, that a point and its interval take."""
-    speed = throughput_of(variant)[0]
-    ends = [(speed, 100 * bound) for bound in variant["score"]["interval"]]
+    ends = [(cost_of(variant), bound) for bound in _ends(variant)]
     from matplotlib.transforms import Bbox
 
     return Bbox(axes.transData.transform(ends)).padded(6)
@@ -131,7 +139,7 @@ def _common(one: Any, other: Any) -> float:
 
 
 def _words(variant: dict[str, Any], model: str) -> str:
-    name = f"budget {variant['budget']:g} · {100 * variant['score']['value']:.2f} %"
+    name = f"budget {variant['budget']:g} · {score_text(variant['score'])}"
     if variant["precision"] != "fp32":
         name = f"{variant['precision']}, {name}"
     if variant["dominated_by"] is None:
@@ -140,9 +148,10 @@ def _words(variant: dict[str, Any], model: str) -> str:
 
 
 def _dress(axes: Any, report: dict[str, Any]) -> None:
-    speeds = [throughput_of(variant)[0] for variant in report["variants"]]
-    low, high = min(speeds), max(speeds)
-    left, right = 0.12, 0.4  # room for the words beside the fastest point
+    first = report["variants"][0]
+    places = [cost_of(variant) for variant in report["variants"]]
+    low, high = min(places), max(places)
+    left, right = 0.12, 0.4  # room for the words beside the rightmost point
     if high / low >= _LOG_FROM_RATIO:
         from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -154,8 +163,10 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
         span = high - low or high
         axes.set_xlim(low - left * span, high + right * span)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel(f"inferences per second, {throughput_of(report['variants'][0])[1]}")
-    axes.set_ylabel("top-1 on the test split, %")
+    speed = f"inferences per second, {throughput_of(first)[1]}"
+    axes.set_xlabel("bytes per embedding" if saves_bytes(first) else speed)
+    sign = ", %" if is_share(first["score"]) else ""
+    axes.set_ylabel(f"{first['score']['name']} on the test split{sign}")
     axes.margins(y=0.12)
     axes.grid(True, color=_GRID, lw=0.8)
     axes.set_axisbelow(True)
@@ -165,8 +176,9 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
 
 def _caption(report: dict[str, Any]) -> str:
     machine = report["machine"]
+    cheap = "no larger" if saves_bytes(report["variants"][0]) else "as fast"
     return (
         f"{machine['runtime']}, 1 thread, on {machine['device']}. {report['data']['n']} test "
-        "images, bars are 95 % Wilson intervals.\nHollow: dominated, that is, another variant is "
-        "as fast and better beyond the paired 95 % interval of the difference."
+        "samples, bars are 95 % intervals.\nHollow: dominated, that is, another variant is "
+        f"{cheap} and better beyond the paired 95 % interval of the difference."
     )

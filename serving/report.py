@@ -9,39 +9,26 @@ import html
 import json
 import string
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import write_atomically
-from saccade.serving.picture import frontier_png, throughput_of
+from saccade.serving.figures import (
+    cost_of,
+    is_share,
+    saves_bytes,
+    score_text,
+    shown,
+    throughput_of,
+)
+from saccade.serving.picture import frontier_png
+from saccade.serving.report_tables import WORDS, Table, count, tables
 
 SCHEMA = "saccade.report"
-VERSION = 1
-_NEAR_POINTS = 3.0  # of score: what the headline counts as little
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headings and cells as text; the first column names the variant."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-
-def tables(report: dict[str, Any]) -> list[Table]:
-    """The report's tables, in the order in which they are read."""
-    variants = report["variants"]
-    found = [_score(variants), _throughput(variants)]
-    if variants[0]["grpc"]:
-        found.append(_latency(variants))
-    found.append(_cost(variants))
-    return found
+VERSION = 2
+_NEAR = 0.03  # of a share, or else of the largest variant's score: counts as little
 
 
 def render(report: dict[str, Any]) -> Any:
@@ -59,7 +46,7 @@ def render(report: dict[str, Any]) -> Any:
             title_justify="left", caption_justify="left", title_style="bold", header_style="",
         )  # fmt: skip
         for index, column in enumerate(each.columns):
-            words = index == 0 or column == _DOMINATED
+            words = index == 0 or column in WORDS
             shown.add_column(column, justify="left" if words else "right", no_wrap=index == 0)
         for row in each.rows:
             shown.add_row(*row)
@@ -72,7 +59,7 @@ def summary(report: dict[str, Any]) -> str:
     machine, data = report["machine"], report["data"]
     served = f"; server: {report['server']}" if report["server"] else "; without a server"
     return (
-        f"{report['model']} on the test split of {data['name']} ({data['n']} images). "
+        f"{report['model']} on the test split of {data['name']} ({data['n']} samples). "
         f"{machine['runtime']}, one thread, on {machine['device']}{served}. {report['date']}."
     )
 
@@ -108,142 +95,49 @@ def page(report: dict[str, Any], picture: bytes) -> str:
 
 
 def headline(report: dict[str, Any]) -> str:
-    """The fastest variant that gives up little, against the largest."""
+    """The cheapest variant that gives up little, against the largest."""
     variants = report["variants"]
     kept = [variant for variant in variants if variant["dominated_by"] is None]
     count = f"{len(kept)} of {len(variants)} variants are on the frontier."
     full = variants[0]
+    score = full["score"]
+    sign = 1 if score["higher_is_better"] else -1
+    little = _NEAR if is_share(score) else _NEAR * abs(score["value"])
 
     def lost(variant: dict[str, Any]) -> float:
-        return 100 * float(full["score"]["value"] - variant["score"]["value"])
+        return sign * float(score["value"] - variant["score"]["value"])
 
-    near = [variant for variant in kept if lost(variant) <= _NEAR_POINTS and variant is not full]
+    near = [variant for variant in kept if lost(variant) <= little and variant is not full]
     if not near:
         return count
-    small = max(near, key=lambda variant: throughput_of(variant)[0])
-    change = f"{abs(lost(small)):.1f} points {'lower' if lost(small) >= 0 else 'higher'}"
+    if saves_bytes(full):
+        small = min(near, key=cost_of)
+        gain = f"an embedding {cost_of(full) / cost_of(small):.1f} times smaller than that"
+    else:
+        small = max(near, key=cost_of)
+        gain = f"{cost_of(small) / cost_of(full):.1f} times the throughput"
+    change = abs(shown(score, lost(small)))
+    points_lost = f"{change:.1f} points" if is_share(score) else f"{change:.3f}"
+    lower = sign * lost(small) >= 0
     return (
         f"{count} {small['variant']} keeps {small['kept']} of {small['total']} "
-        f"{small['unit']}: {throughput_of(small)[0] / throughput_of(full)[0]:.1f} times the "
-        f"throughput of {full['variant']}, score {change}."
+        f"{small['unit']}: {gain} of {full['variant']}, score {points_lost} "
+        f"{'lower' if lower else 'higher'}."
     )
-
-
-def _score(variants: Sequence[dict[str, Any]]) -> Table:
-    rows = []
-    for variant in variants:
-        low, high = variant["score"]["interval"]
-        rows.append(
-            (
-                variant["variant"],
-                f"{variant['kept']}/{variant['total']}",
-                f"{100 * variant['score']['value']:.2f}",
-                f"{100 * low:.1f}-{100 * high:.1f}",
-                "-" if variant["top5"] is None else f"{100 * variant['top5']:.2f}",
-                variant["dominated_by"] or "",
-            )
-        )
-    columns = ("variant", variants[0]["unit"], "top-1 %", "95 %", "top-5 %", _DOMINATED)
-    return Table("Score", columns, tuple(rows))
-
-
-def _throughput(variants: Sequence[dict[str, Any]]) -> Table:
-    points = _points(variants, "concurrency_")
-    rows = tuple(
-        (
-            variant["variant"],
-            *(_count(variant["in_process"][name]["inferences_per_second"]) for name in _BATCHES),
-            f"{_count(_best(variant)['inferences_per_second'])} at {_best_batch(variant)}",
-            *(_count(variant["grpc"][point]["inferences_per_second"]) for point in points),
-        )
-        for variant in variants
-    )
-    served = (f"gRPC x{point.rpartition('_')[2]}" for point in points)
-    note = "Batches: in process, one thread."
-    if points:
-        note += " gRPC xN: N clients, one image a request."
-    columns = ("variant", "batch 1", "batch 64", "best batch", *served)
-    return Table("Inferences per second", columns, rows, note)
-
-
-def _latency(variants: Sequence[dict[str, Any]]) -> Table:
-    points = [*_points(variants, "concurrency_"), *_points(variants, "router_concurrency_")]
-    columns = ["variant"]
-    for point in points:
-        clients = point.rpartition("_")[2]
-        columns.append(f"router x{clients}" if point.startswith("router") else f"gRPC x{clients}")
-    rows = [
-        (variant["variant"], *(_quantiles(variant["grpc"].get(point)) for point in points))
-        for variant in variants
-    ]
-    shares = [
-        100 * point["client_cpu_share"]
-        for variant in variants
-        for point in variant["grpc"].values()
-    ]
-    note = (
-        "p50/p95/p99 of a request. gRPC: raw tensor to the variant; router: PNG to the router. "
-        f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all processor time."
-    )
-    return Table("Latency in milliseconds", tuple(columns), tuple(rows), note)
-
-
-def _cost(variants: Sequence[dict[str, Any]]) -> Table:
-    columns = (
-        "variant", "file MiB", "parameters", "multiply-adds", "peak MiB", "SHA-256",
-    )  # fmt: skip
-    rows = tuple(
-        (
-            variant["variant"],
-            f"{variant['file_bytes'] / 2**20:.2f}",
-            f"{variant['parameters']:,}",
-            f"{variant['multiply_adds']:,}",
-            f"{variant['peak_activation_bytes'] / 2**20:.3f}",
-            variant["sha256"][:12],
-        )
-        for variant in variants
-    )
-    note = "Peak: the most that the activations of one image occupy at once."
-    return Table("Cost of one image", columns, rows, note)
-
-
-_DOMINATED = "dominated by"
-_BATCHES = ("batch_1", "batch_64")
-
-
-def _best_batch(variant: dict[str, Any]) -> int:
-    return int(variant["in_process"]["best_batch"])
-
-
-def _best(variant: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = variant["in_process"][f"batch_{_best_batch(variant)}"]
-    return found
-
-
-def _points(variants: Sequence[dict[str, Any]], prefix: str) -> list[str]:
-    names = {name for each in variants for name in each["grpc"] or {} if name.startswith(prefix)}
-    return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _quantiles(point: dict[str, Any] | None) -> str:
-    if point is None:
-        return "-"
-    values = (point[name] for name in ("p50_ms", "p95_ms", "p99_ms"))
-    return "/".join(f"{value:.{2 - (value >= 10) - (value >= 100)}f}" for value in values)
 
 
 def _alternative(report: dict[str, Any]) -> str:
     def words(each: dict[str, Any]) -> str:
-        speed, score = _count(throughput_of(each)[0]), 100 * each["score"]["value"]
-        return f"{each['variant']} {score:.2f} % at {speed} per second" + (
+        place = (
+            f"{each['embedding_bytes']:,} bytes an embedding"
+            if saves_bytes(each)
+            else f"{count(throughput_of(each)[0])} per second"
+        )
+        return f"{each['variant']} {score_text(each['score'])} at {place}" + (
             " (dominated)" if each["dominated_by"] else ""
         )
 
-    return "Score against throughput: " + "; ".join(words(each) for each in report["variants"])
+    return "Score against cost: " + "; ".join(words(each) for each in report["variants"])
 
 
 def _html_table(table: Table) -> str:

@@ -75,11 +75,7 @@ def measurements(
                 f"with `saccade bench {folder}`, or remove the file to route by budget only."
             )
     place = _place(path, frontier, device)
-    return {
-        each.variant: each
-        for each in frontier.entries
-        if (each.device, each.runtime) == place
-    }
+    return {each.variant: each for each in frontier.entries if (each.device, each.runtime) == place}
 
 
 def _place(path: Path, frontier: Frontier, device: str | None) -> tuple[str, str]:

@@ -34,9 +34,7 @@ def encoded_request(router: str, images: np.ndarray, budget: float, *outputs: st
     Shapes: images uint8 [b h w c].
     """
     parameters = {"budget": repr(float(budget))}
-    return request(
-        router, {"image": png_files(images)}, outputs or ("probabilities",), parameters
-    )
+    return request(router, {"image": png_files(images)}, outputs or ("probabilities",), parameters)
 
 
 def check_answers(url: str, variant: str, message: bytes, expected: Arrays) -> None:
