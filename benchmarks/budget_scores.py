@@ -9,7 +9,7 @@ import torch
 
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.data.datasets import Dataset, load_data
-from saccade.serving.frontier import paired_bootstrap, wilson
+from saccade.models.scores.intervals import paired_bootstrap, wilson
 
 
 def score_budgets(checkpoint: Checkpoint, data: str, budgets: Sequence[float]) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from bench_folder import bench_folder, random_images
 from result_file import write_result
 
 from saccade.export.manifest import read_folder
-from saccade.export.runners import onnx_session
-from saccade.serving import in_process
+from saccade.export.runners import Runner, onnx_runner, onnx_session
 from saccade.serving.addresses import ServeOptions
 from saccade.serving.in_process import BATCHES, Calls, best_batch, sample
 from saccade.serving.load import LoadGenerator, LoadResult, Stream, refuse_errors
@@ -39,10 +38,10 @@ QUIET = ServeOptions(
 
 @dataclass(frozen=True)
 class Subject:
-    """A variant in process: its session, what each batch size costs, and what to run at once."""
+    """A variant in process: its function, what each batch size costs, and what to run at once."""
 
     name: str
-    session: Any
+    run: Runner
     images: np.ndarray
     calls: dict[int, Calls]
 
@@ -97,8 +96,11 @@ def main() -> None:
             LoadGenerator(server.url, server_pid=server.pid) as load,
         ):
             for each in (full, control):
-                expected = in_process.logits(each.session, each.images[:1])
-                check_answers(server.url, each.name, each.images[:1], expected)
+                one = each.images[:1]
+                expected = {"logits": each.run({"image": one})["logits"]}
+                check_answers(
+                    server.url, each.name, tensor_request(each.name, one, "logits"), expected
+                )
             rounds = []
             for turn in range(options.rounds):
                 rounds.append(_round(load, full, control, turn, options.seconds))
@@ -132,12 +134,12 @@ def _options() -> argparse.Namespace:
 def _subjects(folder: Path, seconds: float) -> list[Subject]:
     images, found = random_images(folder, 64), []
     for manifest in read_folder(folder):
-        session = onnx_session(folder / manifest.file.name, threads=1)
+        run = onnx_runner(onnx_session(folder / manifest.file.name, threads=1))
         calls = {size: Calls(size) for size in BATCHES}
         for _ in range(4):
             for each in calls.values():
-                sample(session, images, each, seconds=seconds / 8)
-        found.append(Subject(manifest.variant.name, session, images, calls))
+                sample(run, {"image": images}, each, seconds=seconds / 8)
+        found.append(Subject(manifest.variant.name, run, images, calls))
     return found
 
 
@@ -149,14 +151,14 @@ def _round(
     for case in CASES[start:] + CASES[:start]:
         subject = control if case.control else full
         gauge = Calls(min(full.run_batch, case.images * case.clients))
-        sample(subject.session, subject.images, gauge, seconds=seconds / 4)
+        sample(subject.run, {"image": subject.images}, gauge, seconds=seconds / 4)
         starts = range(0, len(subject.images) - case.images + 1, case.images)
         requests = tuple(
             tensor_request(subject.name, subject.images[at : at + case.images]) for at in starts
         )
         stream = Stream(case.title, subject.name, case.clients, requests, case.images)
         result = refuse_errors(load.run([stream], seconds=seconds, warmup_s=0.5), load.url)
-        sample(subject.session, subject.images, gauge, seconds=seconds / 4)
+        sample(subject.run, {"image": subject.images}, gauge, seconds=seconds / 4)
         found[case.title] = _figures(result, stream, subject, gauge)
     return {"load_average": os.getloadavg()[0], "cases": found}
 

@@ -47,7 +47,12 @@ def render(report: dict[str, Any]) -> Any:
         )  # fmt: skip
         for index, column in enumerate(each.columns):
             words = index == 0 or column in WORDS
-            shown.add_column(column, justify="left" if words else "right", no_wrap=index == 0)
+            shown.add_column(
+                column,
+                justify="left" if words else "right",
+                no_wrap=index == 0,
+                overflow="fold",
+            )
         for row in each.rows:
             shown.add_row(*row)
         parts += [shown, ""]
@@ -98,7 +103,7 @@ def headline(report: dict[str, Any]) -> str:
     """The cheapest variant that gives up little, against the largest."""
     variants = report["variants"]
     kept = [variant for variant in variants if variant["dominated_by"] is None]
-    count = f"{len(kept)} of {len(variants)} variants are on the frontier."
+    standing = f"{len(kept)} of {len(variants)} variants are on the frontier."
     full = variants[0]
     score = full["score"]
     sign = 1 if score["higher_is_better"] else -1
@@ -109,7 +114,7 @@ def headline(report: dict[str, Any]) -> str:
 
     near = [variant for variant in kept if lost(variant) <= little and variant is not full]
     if not near:
-        return count
+        return standing
     if saves_bytes(full):
         small = min(near, key=cost_of)
         gain = f"an embedding {cost_of(full) / cost_of(small):.1f} times smaller than that"
@@ -120,7 +125,7 @@ def headline(report: dict[str, Any]) -> str:
     points_lost = f"{change:.1f} points" if is_share(score) else f"{change:.3f}"
     lower = sign * lost(small) >= 0
     return (
-        f"{count} {small['variant']} keeps {small['kept']} of {small['total']} "
+        f"{standing} {small['variant']} keeps {small['kept']} of {small['total']} "
         f"{small['unit']}: {gain} of {full['variant']}, score {points_lost} "
         f"{'lower' if lower else 'higher'}."
     )

@@ -116,9 +116,7 @@ def _latency(variants: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cost(variants: Sequence[dict[str, Any]]) -> Table:
-    columns = (
-        "file", "file MiB", "parameters", "multiply-adds", "peak MiB", "SHA-256",
-    )  # fmt: skip
+    columns = ("file", "MiB", "parameters", "multiply-adds", "peak MiB", "SHA-256")
     rows = tuple(
         (
             file["name"],
@@ -126,7 +124,7 @@ def _cost(variants: Sequence[dict[str, Any]]) -> Table:
             f"{file['parameters']:,}",
             f"{file['multiply_adds']:,}",
             f"{file['peak_activation_bytes'] / 2**20:.3f}",
-            file["sha256"][:12],
+            file["sha256"][:8],
         )
         for variant in variants
         for file in variant["files"]

@@ -17,6 +17,7 @@ from saccade.models.official.calibration import calibration_for
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.given_files import names_from, object_from
 from saccade.models.official.reading import read_tensors
+from saccade.models.official.recognition import with_source
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.official.sources import OPTIONAL, SOURCES
 from saccade.models.preprocessing import Preprocessing
@@ -57,8 +58,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     _check(source, options)
     require("torch", extra="export")
     official = official_from(source, path, options)
-    read: Callable[[Official], Converted] = import_module(_module(source)).convert
-    converted = _with_preprocessing(read(official), options)
+    converted = _with_preprocessing(_read(source, official), options)
     model = build(converted.family, converted.config.to_dict())
     expected = model.state_dict()
     notes = converted.notes
@@ -108,6 +108,14 @@ def with_trunk(
     """The tensors of both; the trunk's own classifier gives way to the head of the first file."""
     trunk = {key: value for key, value in backbone.items() if not key.startswith(_CLASSIFIERS)}
     return {**trunk, **tensors}
+
+
+def _read(source: str, official: Official) -> Converted:
+    read: Callable[[Official], Converted] = import_module(_module(source)).convert
+    try:
+        return read(official)
+    except SaccadeError as error:
+        raise with_source(error, source, official.tensors) from error
 
 
 def _module(source: str) -> str:

@@ -31,13 +31,13 @@ def convert(official: Official) -> Converted:
             "reads. Run: saccade convert sparo-clip ..."
         )
     json = model_json(official.path, official.config)
+    shapes = Shapes(official.path, official.tensors)
     if official.config is None or not (json["vision_cfg"] or "quick_gelu" in json):
         raise SaccadeError(
             f"{official.path}: whether a CLIP was trained with quick_gelu, and whether it averages "
             "its tokens, cannot be read from its tensors. Pass its OpenCLIP model JSON as "
             '--config, at least {"quick_gelu": true} (OpenAI\'s models) or {"quick_gelu": false}.'
         )
-    shapes = Shapes(official.path, official.tensors)
     config = clip_config(shapes, json, pooling_fields(official.path, official.tensors, json))
     return converted(official, config, shapes.text, notes=())
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 2**30
 # Where training codes put the weights among other things, the likeliest first.
-CONTAINERS = ("state_dict", "model_state_dict", "model", "params", "target", "optimizer")
+CONTAINERS = ("state_dict", "model_state_dict", "model", "params", "target")
 # What distributed training and torch.compile put in front of every name.
 _WRAPPERS = ("module.", "_orig_mod.")
 _KINDS = ".pt/.pth/.bin (torch.save), .safetensors, .npz or Flax's .msgpack"
@@ -46,7 +46,8 @@ def read_tensors(
                 "Name one that holds weights with --checkpoint-key."
             )
         content = content[key]
-    tensors = dict(_flat(path, _state_of(content), ""))
+    state = _state_of(content)
+    tensors = dict(_flat(path, state, "", _parts_of(state)))
     if not tensors:
         raise SaccadeError(
             f"{path}: holds no tensors. Pass the checkpoint that the authors' code saved."
@@ -156,10 +157,23 @@ def _state_of(content: Any) -> Any:
     """Down through the containers to what holds the weights."""
     while isinstance(content, Mapping):
         inner = [content[name] for name in CONTAINERS if _holds_tensors(content.get(name))]
+        optimizer = content.get("optimizer")
+        if not inner and isinstance(optimizer, Mapping) and _holds_tensors(optimizer.get("target")):
+            inner = [optimizer["target"]]  # Flax before 2022 trained the weights in there
         if not inner:
             return content
         content = inner[0]
     return content
+
+
+def _parts_of(content: Any) -> str:
+    """Names at the top of a file of several state dicts."""
+    parts = [
+        name
+        for name, value in (content.items() if isinstance(content, Mapping) else ())
+        if isinstance(value, Mapping) and all(map(_is_array, value.values())) and value
+    ]
+    return f" (found {', '.join(map(str, parts))})" if parts else ""
 
 
 def _holds_tensors(content: Any) -> bool:
@@ -174,12 +188,12 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, torch.Tensor | np.ndarray)
 
 
-def _flat(path: Path, content: Any, name: str) -> "Iterator[tuple[str, Tensor]]":
+def _flat(path: Path, content: Any, name: str, parts: str) -> "Iterator[tuple[str, Tensor]]":
     import torch
 
     if isinstance(content, Mapping):
         for key, value in content.items():
-            yield from _flat(path, value, f"{name}/{key}" if name else str(key))
+            yield from _flat(path, value, f"{name}/{key}" if name else str(key), parts)
     elif isinstance(content, torch.Tensor):
         yield name, content.detach()
     elif isinstance(content, np.ndarray | np.generic | int | float):
@@ -192,5 +206,5 @@ def _flat(path: Path, content: Any, name: str) -> "Iterator[tuple[str, Tensor]]"
     elif content is not None:
         raise SaccadeError(
             f"{path}: {name or 'the file'} is {type(content).__name__}, expected tensors. "
-            "Pass a state dict, or name the part that holds weights with --checkpoint-key."
+            f"Pass a state dict, or name the part that holds weights with --checkpoint-key{parts}."
         )

@@ -13,7 +13,8 @@ import pytest
 from saccade.plugins.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.serving import bench as verb
 from saccade.serving import in_process
-from saccade.serving.bench import BenchOptions, BenchReport, bench
+from saccade.serving.bench import BenchReport, bench
+from saccade.serving.bench_options import BenchOptions
 from saccade.serving.frontier import read_frontier
 from saccade.serving.in_process import BATCHES, Calls
 
@@ -48,7 +49,7 @@ def served(tiny_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFacto
     pytest.importorskip("pytriton", reason="no server: pip install 'saccade[serve]'")
     place = tmp_path_factory.mktemp("served")
     folder = shutil.copytree(tiny_folder, place / "nac")
-    return bench(folder, BenchOptions(str(data), place / "report", **SHORT))
+    return bench(folder, BenchOptions(place / "report", str(data), **SHORT))
 
 
 def test_every_variant_is_measured_in_process_and_served(served: BenchReport) -> None:
@@ -65,7 +66,8 @@ def test_every_variant_is_measured_in_process_and_served(served: BenchReport) ->
             assert point["requests"] == len(latencies) > 0
             assert point["p50_ms"] <= point["p95_ms"] <= point["p99_ms"] <= max(latencies) + 1e-3
             assert 0 < point["client_cpu_share"] <= 1
-        assert each["multiply_adds"] > 0 and each["peak_activation_bytes"] > 0
+        (file,) = each["files"]
+        assert file["multiply_adds"] > 0 and file["peak_activation_bytes"] > 0
     assert full["machine"]["runtime"].startswith("onnxruntime ")
     assert full["server"].startswith("triton ")
     page = (served.folder / "report.html").read_text()
@@ -89,7 +91,7 @@ def test_the_score_is_the_hand_count_on_the_test_split(
             for image in test.images
         ]
         hits = [int(a == b) for a, b in zip(answers, test.labels, strict=True)]
-        assert each["samples"]["correct"] == hits
+        assert each["samples"]["values"] == hits
         assert each["score"]["value"] == pytest.approx(np.mean(hits), abs=1e-6)
         low, high = each["score"]["interval"]
         assert low < np.mean(hits) < high
@@ -124,7 +126,7 @@ def test_the_batch_to_serve_with_is_fast_and_no_larger_than_that_needs(rates, ex
 def test_an_interrupted_run_leaves_all_as_it_was(
     stage: str, folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = BenchOptions(str(data), tmp_path / "report", server=False, force=True, **SHORT)
+    options = BenchOptions(tmp_path / "report", str(data), server=False, force=True, **SHORT)
     bench(folder, options)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -144,7 +146,7 @@ def test_an_existing_report_is_refused_before_any_work(
     (tmp_path / "report").mkdir()
     monkeypatch.setattr(verb, "read_folder", lambda _: pytest.fail("work began"))
     with pytest.raises(SaccadeError, match="--force"):
-        bench(folder, BenchOptions(str(data), tmp_path / "report"))
+        bench(folder, BenchOptions(tmp_path / "report", str(data)))
 
 
 def test_data_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_data_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None
         (str(tmp_path / "few.npz"), SaccadeError, "its 4 classes"),
     ):
         with pytest.raises(error, match=message):
-            bench(folder, BenchOptions(name, tmp_path / "report", server=False))
+            bench(folder, BenchOptions(tmp_path / "report", name, server=False))
     assert not (tmp_path / "report").exists() and not (folder / "frontier.json").exists()
 
 
@@ -170,18 +172,25 @@ def test_a_changed_artefact_is_refused(folder: Path, data: Path, tmp_path: Path)
     path = folder / "nac-b0500-fp32.onnx"
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(SaccadeError, match="SHA-256"):
-        bench(folder, BenchOptions(str(data), tmp_path / "report", server=False))
+        bench(folder, BenchOptions(tmp_path / "report", str(data), server=False))
 
 
 def test_a_missing_package_names_the_extra(folder: Path, data, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingPackage, match=r"saccade\[bench\]"):
-        bench(folder, BenchOptions(str(data), tmp_path / "report"))
+        bench(folder, BenchOptions(tmp_path / "report", str(data)))
 
 
 @pytest.mark.parametrize(
-    "change", [{"seconds": 0}, {"seconds": float("nan")}, {"rounds": 0}, {"concurrency": (0,)}]
+    "change",
+    [
+        {"seconds": 0},
+        {"seconds": float("nan")},
+        {"rounds": 0},
+        {"concurrency": (0,)},
+        {"limit": 1},
+    ],
 )
 def test_options_out_of_range_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(SaccadeError, match=f"--{next(iter(change))}"):
-        BenchOptions("digits", Path("report"), **change)
+        BenchOptions(Path("report"), "digits", **change)

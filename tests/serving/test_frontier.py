@@ -7,16 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from saccade.plugins.errors import SaccadeError, ShapeError
+from saccade.models.scores.intervals import wilson
+from saccade.plugins.errors import SaccadeError
 from saccade.serving.frontier import (
     FILE_NAME,
     Entry,
     entry_of,
     mark_dominated,
     merge,
-    paired_bootstrap,
     read_frontier,
-    wilson,
 )
 
 POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
@@ -42,27 +41,6 @@ def entry(variant="nac-b1000-fp32", *, sha256="a" * 64, correct=None, speed=100.
         }
     )  # fmt: skip
     return replace(made, **changes)
-
-
-def test_wilson_agrees_with_published_values():
-    # Newcombe 1998, table I, method 3.
-    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
-    assert wilson(29, 29) == pytest.approx((0.8830, 1.0), abs=5e-5)
-
-
-def test_paired_bootstrap_agrees_with_resampling_image_by_image():
-    rng = np.random.default_rng(0)
-    a, b = rng.random(400) < 0.9, rng.random(400) < 0.85
-    picks = rng.integers(0, 400, (4000, 400))
-    plain = np.percentile((a[picks].astype(int) - b[picks]).mean(axis=1), (2.5, 97.5))
-    assert paired_bootstrap(a, b, 0) == pytest.approx(plain, abs=0.004)
-    assert paired_bootstrap(a, b, 0) == paired_bootstrap(a, b, 0)
-
-
-def test_paired_bootstrap_needs_the_same_images():
-    with pytest.raises(ShapeError, match="one length"):
-        paired_bootstrap(np.ones(3), np.ones(4), 0)
 
 
 def answers(*wrong, n=600):
@@ -94,6 +72,37 @@ def test_dominated_only_beyond_the_paired_interval(case):
     assert {each.variant: each.dominated_by for each in marked} == expected
 
 
+def test_embeddings_compete_by_their_bytes_and_not_by_time():
+    entries = [
+        replace(entry("large", correct=BAD, speed=900.0), embedding_bytes=2048),
+        replace(entry("small", sha256="b" * 64, correct=GOOD), embedding_bytes=1024),
+        replace(entry("smaller", sha256="c" * 64, correct=BAD), embedding_bytes=512),
+    ]
+    values = {"large": BAD, "small": GOOD, "smaller": BAD}
+    marked = {each.variant: each.dominated_by for each in mark_dominated(entries, values)}
+    # Of two that dominate the better one is named, though the other saves more.
+    assert marked == {"large": "small", "small": None, "smaller": None}
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_any_values_compete_in_the_direction_of_their_score(higher):
+    rng = np.random.default_rng(0)
+    low = rng.gamma(2.0, 0.2, 300)
+    high = low + rng.normal(0.3, 0.1, 300)
+    entries = [
+        entry("slow", correct=GOOD),
+        entry("fast", sha256="b" * 64, correct=GOOD, speed=200.0),
+    ]
+    entries = [
+        replace(each, score=replace(each.score, higher_is_better=higher)) for each in entries
+    ]
+    best, worst = (high, low) if higher else (low, high)
+    marked = mark_dominated(entries, {"slow": worst, "fast": best})
+    assert [each.dominated_by for each in marked] == ["fast", None]
+    marked = mark_dominated(entries, {"slow": best, "fast": worst})
+    assert [each.dominated_by for each in marked] == [None, None]
+
+
 def test_another_device_dominates_nobody():
     entries = (
         entry("slow", correct=BAD),
@@ -115,6 +124,8 @@ def test_speed_is_the_servers_where_it_was_measured():
         },
     )
     assert (served.speed, served.p95_ms) == (300.0, 4.0)
+    only_router = replace(plain, grpc={"router_concurrency_1": POINT})
+    assert (only_router.speed, only_router.p95_ms) == (100.0, 2.0)
     routed = replace(served, grpc={**served.grpc, "router_concurrency_1": {**POINT, "p95_ms": 5.0}})
     assert (routed.speed, routed.p95_ms) == (300.0, 5.0)
 
@@ -176,6 +187,11 @@ WRONG = {
     "no number": (lambda _, one: one["score"].update(value=float("nan")), "finite"),
     "a point without p95": (lambda _, one: one["in_process"]["batch_1"].pop("p95_ms"), "p95_ms"),
     "an unmeasured best batch": (lambda _, one: one["in_process"].update(best_batch=3), "batch_3"),
+    "text for bytes": (lambda _, one: one.update(embedding_bytes="1"), "embedding_bytes is '1'"),
+    "a part without p95": (
+        lambda _, one: one["in_process"].update(text={"batch_1": {}}), "in_process text batch_1",
+    ),
+    "an unknown part": (lambda _, one: one["in_process"].update(speech={}), "'speech'"),
     "twice the same": (lambda file, one: file["entries"].append(one), "twice"),
 }  # fmt: skip
 
@@ -183,6 +199,9 @@ WRONG = {
 def test_what_was_written_is_read(tmp_path):
     path = tmp_path / FILE_NAME
     path.write_text(broken(lambda file, one: None))
+    assert read_frontier(path).entries == (entry(),)
+    # Files of before hold no bytes of embeddings.
+    path.write_text(broken(lambda file, one: one.pop("embedding_bytes")))
     assert read_frontier(path).entries == (entry(),)
 
 

@@ -30,6 +30,18 @@ def point(rate: float, milliseconds: float) -> dict[str, Any]:
     }
 
 
+def file(name: str, role: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "role": role,
+        "sha256": "ab" * 32,
+        "file_bytes": 3_000_000,
+        "parameters": 700_000,
+        "multiply_adds": 51_000_000,
+        "peak_activation_bytes": 1_000_000,
+    }
+
+
 def variant(budget: float, score: float, rate: float, dominated_by: str | None) -> dict[str, Any]:
     return {
         "variant": f"nac-b{round(1000 * budget):04d}-fp32",
@@ -39,12 +51,18 @@ def variant(budget: float, score: float, rate: float, dominated_by: str | None) 
         "kept": round(256 * budget),
         "total": 256,
         "unit": "modules",
-        "file_bytes": 3_000_000,
-        "parameters": 700_000,
-        "multiply_adds": 51_000_000,
-        "peak_activation_bytes": 1_000_000,
-        "score": {"value": score, "interval": [score - 0.02, score + 0.02], "n": 599},
+        "files": [file(f"nac-b{round(1000 * budget):04d}-fp32", "")],
+        "score": {
+            "name": "top-1",
+            "unit": "share",
+            "higher_is_better": True,
+            "value": score,
+            "interval": [score - 0.02, score + 0.02],
+            "n": 599,
+        },
+        "scores": [],
         "top5": 0.99,
+        "embedding_bytes": None,
         "in_process": {
             "best_batch": 8,
             **{f"batch_{size}": point(2 * rate, 1.0) for size in (1, 8, 64)},
@@ -142,6 +160,67 @@ def test_pictures_and_page_come_from_the_json_again(full: dict[str, Any], tmp_pa
     command = [sys.executable, "-m", "saccade.serving.report", str(tmp_path / "report.json")]
     subprocess.run(command, check=True)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+@pytest.fixture
+def codes(full: dict[str, Any]) -> dict[str, Any]:
+    """A model of two towers: the budget saves bytes, each tower has figures of its own."""
+    for each, bytes_of, score in zip(
+        full["variants"], (16_384, 8_192, 4_096), (1.2, 1.25, -0.1), strict=True
+    ):
+        name = each["variant"]
+        each["files"] = [file(name.replace("-b", f"-{role}-b"), role) for role in ("image", "text")]
+        each["embedding_bytes"], each["top5"], each["dominated_by"] = bytes_of, None, None
+        each["score"] |= {
+            "name": "CIDEr-D", "unit": "CIDEr-D", "value": score,
+            "interval": [score - 0.1, score + 0.05],
+        }  # fmt: skip
+        each["scores"] = [
+            {"name": "R@1", "unit": "share", "value": 0.5, "interval": [0.4, 0.6], "n": 99},
+            {"name": "JS", "unit": "nats", "value": 0.25, "interval": None, "n": 99},
+        ]
+        each["in_process"]["text"] = {"best_batch": 1, "batch_1": point(77, 1.0)}
+        each["grpc"]["text"] = {"concurrency_1": point(33, 1.0)}
+    full["variants"][0]["dominated_by"] = full["variants"][1]["variant"]
+    return full
+
+
+def test_another_unit_and_a_second_part_read_well(codes: dict[str, Any], tmp_path: Path) -> None:
+    text = rendered(report.render(codes))
+    assert "…" not in text
+    # No per cent where there is none, a share beside it still in per cent.
+    assert re.search(r"nac-b0500-fp32 .*8,192 +1\.250 +1\.150-1\.300", text)
+    assert re.search(r"-0\.100 +-0\.200 to -0\.050", text)
+    assert re.search(r"R@1 +50\.00 % +40\.0-60\.0", text) and re.search(r"JS +0\.250 +-", text)
+    assert "CIDEr-D %" not in text and "top-5" not in text
+    assert re.search(r"nac-b0500-fp32 image +800", text)
+    assert re.search(r"nac-b0500-fp32 text +77 +- +77 at 1 +33 +-", text)
+    report.write_report(codes, tmp_path)
+    assert "8,192 bytes an embedding" in (tmp_path / "report.html").read_text()
+
+
+def test_the_frontier_of_codes_is_score_against_bytes(codes: dict[str, Any]) -> None:
+    from matplotlib.figure import Figure
+
+    from saccade.serving import picture
+
+    axes = Figure().add_subplot()
+    picture._draw_frontier(axes, codes["variants"])
+    assert list(axes.lines[0].get_xdata()) == [4096, 8192]
+    assert list(axes.lines[0].get_ydata()) == [-0.1, 1.25]
+    picture._dress(axes, codes)
+    assert axes.get_xlabel() == "bytes per embedding"
+    assert axes.get_ylabel() == "CIDEr-D on the test split"
+
+
+def test_the_headline_counts_what_the_budget_saves(full: dict[str, Any]) -> None:
+    full["variants"][2]["score"]["value"] = 0.91
+    assert "9.3 times the throughput of nac-b1000-fp32, score 2.0 points lower" in report.headline(
+        full
+    )
+    for each, bytes_of in zip(full["variants"], (4096, 2048, 512), strict=True):
+        each["embedding_bytes"] = bytes_of
+    assert "an embedding 8.0 times smaller than that of nac-b1000" in report.headline(full)
 
 
 @pytest.mark.parametrize(
