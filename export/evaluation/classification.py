@@ -7,7 +7,7 @@ from saccade.export.evaluation.found import Found, proportion
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.subject import Subject
 from saccade.models.data.datasets import Dataset, load_data
-from saccade.models.data.listops import CLASS_NAMES, listops
+from saccade.models.data.listops import CLASS_NAMES, Grammar, listops
 from saccade.models.scores.classification import correct
 from saccade.plugins.errors import SaccadeError
 
@@ -59,7 +59,8 @@ def _test_data(
     subject: Subject, options: EvaluateOptions
 ) -> tuple[dict[str, np.ndarray], np.ndarray, str, str]:
     if any(spec.name == "characters" for spec in subject.part("").inputs):
-        drawn = listops("test", options.limit)
+        grammar = Grammar(max_tokens=int(subject.facts["max_tokens"]))
+        drawn = listops("test", options.limit, grammar=grammar)
         check_classes(subject, CLASS_NAMES, "listops")
         inputs = {"characters": drawn.characters, "length": drawn.length}
         return inputs, drawn.labels, "listops", drawn.sha256

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from saccade.models.official.claims import check_claims, whole_number
 from saccade.models.sparo_config import SparoConfig
 from saccade.plugins.errors import SaccadeError
 
@@ -26,7 +27,13 @@ def model_json(path: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
     found = dict(config or {})
     found = dict(found.get("model_cfg", found))
     for name in ("vision_cfg", "text_cfg"):
-        tower = dict(found.get(name) or {})
+        tower = found.get(name) or {}
+        if not isinstance(tower, Mapping):
+            raise SaccadeError(
+                f"--config: {name} is {tower!r:.60}, expected an object. Pass the JSON of an "
+                "OpenCLIP model."
+            )
+        tower = dict(tower)
         found[name] = tower
         if unread := [key for key in _UNREAD if tower.get(key)]:
             raise SaccadeError(
@@ -109,7 +116,7 @@ def tower_fields(path: str, shapes: Shapes, json: Mapping[str, Any]) -> dict[str
     """
     vision, text = json["vision_cfg"], json["text_cfg"]
     found = shapes.fields()
-    cut = json.get("reduce_depth", 0)
+    cut = whole_number(json.get("reduce_depth") or 0, "reduce_depth", least=0)
     claims = {
         "vision_cfg.image_size": (vision.get("image_size"), found["height_px"]),
         "vision_cfg.patch_size": (vision.get("patch_size"), found["patch_px"]),
@@ -120,14 +127,12 @@ def tower_fields(path: str, shapes: Shapes, json: Mapping[str, Any]) -> dict[str
         "text_cfg.vocab_size": (text.get("vocab_size"), found["vocabulary"]),
         "text_cfg.context_length": (text.get("context_length"), found["context_length"]),
     }
-    for name, (said, is_) in claims.items():
-        if said is not None and said != is_:
-            raise SaccadeError(
-                f"{path}: --config says {name} {said}, the file's tensors say {is_}. "
-                "Pass the JSON of this model."
-            )
+    check_claims(path, claims)
     width = found["image_width"]
-    head_width = vision.get("head_width", 64)
+    head_width = whole_number(vision.get("head_width", 64), "vision_cfg.head_width")
+    text_heads = whole_number(
+        text.get("heads", max(1, found["text_width"] // 64)), "text_cfg.heads"
+    )
     if "width" not in vision and "head_width" not in vision:
         _require_safe(path, width, "vision_cfg.head_width")
     if "heads" not in text:
@@ -139,7 +144,7 @@ def tower_fields(path: str, shapes: Shapes, json: Mapping[str, Any]) -> dict[str
         "text_layers": found["text_layers"] + cut,
         "reduce_depth": cut,
         "image_heads": max(1, width // head_width),
-        "text_heads": text.get("heads", found["text_width"] // 64),
+        "text_heads": text_heads,
         "activation": "quick_gelu" if json.get("quick_gelu") else "gelu",
     }
 
@@ -159,6 +164,8 @@ def pooling_fields(
     vision, text = json["vision_cfg"], json["text_cfg"]
     if "space_dict" in tensors:
         codes, dim = tensors["space_dict"].shape
+        claims = {"num_codes": (json.get("num_codes"), codes)}
+        check_claims(path, claims | {"embed_dim": (json.get("embed_dim"), dim)})
         return {"pooling": "codebook", "codes": codes, "embed_dim": dim}
     found: dict[str, Any] = {"pooling": "gap" if vision.get("global_average_pool") else "cls"}
     poolers = [

@@ -194,6 +194,11 @@ def _attention_sizes(official: Official, scope: str, given: dict[str, Any]) -> d
     keys = tensors[scope + "general_dense_k_0/kernel"]
     kinds = [kind for name, kind in _KINDS.items() if name in scope]
     kind = given.get("attention") or ("sa" if keys.dim() == 3 else next(iter(kinds), None))
+    if kinds and kind != kinds[0]:
+        raise SaccadeError(
+            f"{official.path}: --config says attention {kind!r}, the scope {scope!r} is of "
+            f"{kinds[0]!r}. Leave the key out."
+        )
     if kind is None:
         raise SaccadeError(
             f"{official.path}: the scope {scope!r} does not tell whether slots have scales. "

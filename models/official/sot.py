@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+from saccade.models.official.claims import check_claims, whole_number
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.sot_head_keys import read_head
 from saccade.models.official.sot_token_keys import GRID, read_embedding
@@ -30,6 +31,14 @@ def convert(official: Official) -> Converted:
     fields = {"position": "sinusoid"} | block_fields(reading)
     fields["heads"] = _heads(official, fields["dim"])
     fields |= read_embedding(reading, "visual_tokens.tokens.", official.config)
+    told = {
+        "ViTConfig.embed_dim": fields["dim"],
+        "ViTConfig.depth": fields["layers"],
+        "in_chans": fields["channels"],
+        "img_size": fields["height_px"],
+    }
+    claims = {name: (hint(official.config, *name.split(".")), told[name]) for name in told}
+    check_claims(official.path, claims)
     head, notes = read_head(reading, "classifier.", fields["dim"], official.config)
     reading.rename((*BLOCK, (r"norm\.(weight|bias)", r"trunk.norm.\1")))
     take_specials(reading, ("cls_token",), "pos_embed")
@@ -73,4 +82,4 @@ def _heads(official: Official, dim: int) -> int:
             "and the number of attention heads cannot be read from the file. Pass it with "
             '--config: {"ViTConfig": {"num_heads": 4}}.'
         )
-    return int(given)
+    return whole_number(given, "ViTConfig.num_heads")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from saccade.models.official.claims import check_claims
 from saccade.models.official.clip_shapes import Shapes, clip_config, model_json
 from saccade.models.official.clip_tensors import TIED, is_copy
 from saccade.models.official.conversion import Converted, Official
@@ -77,12 +78,13 @@ def slot_fields(
         "slot_heads": heads if group > 1 else 0,
         "sparo_type": kind,
     }
-    for name, ours in (("L", "slots"), ("V", "slot_dim")):
-        if json.get(name, found[ours]) != found[ours]:
-            raise SaccadeError(
-                f"{path}: --config says {name} {json[name]}, the file's tensors say "
-                f"{found[ours]} with sparo_type {kind}. Pass the JSON of this model."
-            )
+    claims = {
+        "L": (json.get("L"), found["slots"]),
+        f"V (with sparo_type {kind})": (json.get("V"), found["slot_dim"]),
+        "sparo_heads": (json.get("sparo_heads"), heads),
+        "embed_dim": (json.get("embed_dim"), found["slots"] * found["slot_dim"]),
+    }
+    check_claims(path, claims)
     return found
 
 

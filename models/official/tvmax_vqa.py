@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from saccade.models.official.claims import check_claims, whole_number
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.vqa_config import VQAConfig
 from saccade.plugins.errors import SaccadeError
@@ -103,7 +104,19 @@ def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQACon
     tokens, word_dim = shapes["embedding.weight"]
     answers, pool_dim = shapes["proj.weight"]
     layers = len({key.split(".")[2] for key in shapes if key.startswith("backbone.enc_list.")})
-    _check_config(official.path, given, {"HIDDEN_SIZE": dim, "LAYER": layers})
+    hidden = shapes["backbone.enc_list.0.ffn.mlp.fc.linear.weight"][0]
+    _check_keys(given)
+    told = {
+        "HIDDEN_SIZE": dim,
+        "LAYER": layers,
+        "FF_SIZE": hidden,
+        "WORD_EMBED_SIZE": word_dim,
+        "FLAT_OUT_SIZE": pool_dim,
+        "IMG_FEAT_SIZE": shapes["img_feat_linear.weight"][1],
+        "token_size": tokens,
+        "answer_size": answers,
+    }
+    check_claims(official.path, {name: (given.get(name), told[name]) for name in told})
     words = tuple(official.vocabulary or ())
     _check_length(official.path, "--labels", len(official.labels or ()), answers)
     if words:
@@ -115,12 +128,12 @@ def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQACon
         tokens=tokens,
         words=words,
         vocabulary="listed",
-        question_length=int(given.get("question_length", _QUESTION_LENGTH)),
+        question_length=_count(given, "question_length", _QUESTION_LENGTH),
         word_dim=word_dim,
         dim=dim,
         heads=_heads(official.path, given, dim),
         layers=layers,
-        hidden=shapes["backbone.enc_list.0.ffn.mlp.fc.linear.weight"][0],
+        hidden=hidden,
         pool_hidden=shapes["attflat_img.mlp.fc.linear.weight"][0],
         pool_dim=pool_dim,
         answers=answers,
@@ -134,22 +147,20 @@ def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQACon
     )
 
 
-def _check_config(path: str, given: Mapping[str, Any], found: Mapping[str, int]) -> None:
+def _count(given: Mapping[str, Any], name: str, default: int) -> int:
+    return whole_number(given.get(name, default), name)
+
+
+def _check_keys(given: Mapping[str, Any]) -> None:
     if unknown := sorted(key for key in given if key.islower() and key not in _KNOWN):
         raise SaccadeError(
             f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
             "IMG_FEAT_PAD_SIZE, ...), grid, image, question_length."
         )
-    for name, value in found.items():
-        if given.get(name, value) != value:
-            raise SaccadeError(
-                f"--config: {name} is {given[name]}, the weights of {path} have {value}. "
-                "Give the configuration that the checkpoint was trained with."
-            )
 
 
 def _place(given: Mapping[str, Any], features: int, boxes: bool) -> dict[str, Any]:
-    rows = int(given.get("IMG_FEAT_PAD_SIZE", _PADDED_ROWS))
+    rows = _count(given, "IMG_FEAT_PAD_SIZE", _PADDED_ROWS)
     if boxes:
         return {"image": "boxes", "boxes": rows, "box_dim": features}
     return {"image": "grid", "rows": rows, "feature_dim": features, "grid": _grid(given, rows)}
@@ -171,13 +182,19 @@ def _heads(path: str, given: Mapping[str, Any], dim: int) -> int:
             f"{path}: the number of heads is not in the file, and width {dim} is none of the "
             'published models. Say it in --config, as {"MULTI_HEAD": 8}.'
         )
-    return int(heads)
+    return whole_number(heads, "MULTI_HEAD")
 
 
 def _grid(given: Mapping[str, Any], rows: int) -> tuple[int, int]:
     if "grid" in given:
-        height, width = given["grid"]
-        return int(height), int(width)
+        grid = given["grid"]
+        if not (isinstance(grid, list) and len(grid) == 2):
+            raise SaccadeError(
+                f"--config: grid is {grid!r:.60}, expected the largest height and width of a "
+                "feature map, as [14, 14]. Correct it in the JSON."
+            )
+        height, width = (whole_number(side, "grid") for side in grid)
+        return height, width
     side = math.isqrt(rows)
     if side * side != rows:
         raise SaccadeError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from saccade.models.official.claims import whole_number
 from saccade.models.official.conversion import Official
 from saccade.models.official.torchvision_keys import is_torchvision, timm_name
 from saccade.plugins.errors import SaccadeError
@@ -122,7 +123,7 @@ def heads_of(reading: Reading, config: Mapping[str, Any] | None, dim: int) -> in
     """
     given = hint(config, "num_heads")
     if given is not None:
-        return int(given)
+        return whole_number(given, "num_heads")
     if dim in (192, 384, 768, 1024):
         return dim // 64
     raise SaccadeError(
