@@ -51,7 +51,7 @@ COMPARISONS = {
     ),
     "sot": Comparison(
         "sot",
-        {"sum": {"fusion": "sum"}, "class": {"fusion": "class-only"}},
+        {"sum": {"fusion": "sum"}, "class": {"fusion": "class"}},
         (("sum", "class"),),
         (EvaluateOptions(data="shapes", task="top1"),),
         {"data": "shapes"},
@@ -67,7 +67,16 @@ COMPARISONS = {
         {kind: {"attention": kind, "positions": "left"} for kind in ("t-sa", "sa")},
         (("t-sa", "sa"),),
         (EvaluateOptions(data="tetrominoes", task="ari"),),
-        {"data": "tetrominoes"},
+        {"data": "tetrominoes", "steps": 4_000},
+    ),
+    "captioner": Comparison(
+        "captioner",
+        {kind: {"attention": kind} for kind in ("softmax", "sparsemax", "tvmax")},
+        (("sparsemax", "softmax"), ("tvmax", "softmax")),
+        (EvaluateOptions(data="shapes", task="caption"),),
+    ),
+    "listops": Comparison(
+        "nac", {"nac": {}}, (), (EvaluateOptions(task="top1"),), {"data": "listops"}
     ),
     "slots": Comparison(
         "slot-attention",

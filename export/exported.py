@@ -27,8 +27,9 @@ from saccade.export.variants import (
     variant_name,
 )
 from saccade.export.verdict import GateReport, VariantReport
-from saccade.models.checkpoint import Checkpoint, load, save
+from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Family, Part, Setting, part_named
+from saccade.models.select import selected_checkpoint
 from saccade.plugins.errors import GateFailed, SaccadeError, require
 from saccade.plugins.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.plugins.progress import progress
@@ -93,7 +94,7 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
         if options.slots is None:
             parent = _copy_parent(checkpoint, own)
         else:
-            checkpoint = _with_slots(checkpoint, options.slots, own)
+            checkpoint = selected_checkpoint(checkpoint, options.slots, own)
             parent = ParentEntry(own.name, checkpoint.sha256)
         reference = Reference(checkpoint)
         settings = choose_settings(reference.model, options.budget)
@@ -131,30 +132,6 @@ class _Variant:
             unit=setting.unit,
             precision=precision,
         )
-
-
-def _with_slots(checkpoint: Checkpoint, path: Path, target: Path) -> Checkpoint:
-    """A checkpoint of its own, with a selection of `saccade select` in its weights."""
-    from saccade.models.sparo_select import read_selection, with_selection
-
-    if checkpoint.family != "sparo":
-        raise SaccadeError(
-            f"--slots {path}: only the family 'sparo' has slots to select, {checkpoint.path} is "
-            f"of family '{checkpoint.family}'. Leave --slots out."
-        )
-    chosen = read_selection(path)
-    model: Any = with_selection(checkpoint.build(), chosen, checkpoint.sha256)
-    origin = {"selected_from_sha256": checkpoint.sha256, "selected_by": chosen["kind"]}
-    return save(
-        target,
-        family=checkpoint.family,
-        config=model.config.to_dict(),
-        weights=model.state_dict(),
-        preprocessing=checkpoint.preprocessing,
-        labels=checkpoint.labels,
-        calibration=checkpoint.calibration,
-        card=checkpoint.card | origin,
-    )
 
 
 def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`saccade select`: which slots of a SPARO checkpoint to keep, by data, as a file for export."""
+"""Which slots of a SPARO checkpoint to keep: chosen by data, and put into its weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint import Checkpoint, load, save
 from saccade.models.zero_shot import prompts
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import read_lines, refuse_existing
@@ -65,6 +65,34 @@ def select(path: Path, options: SelectOptions) -> Selected:
         chosen = selection(kind=options.masks, mask=mask, **named)
     write_selection(options.out, chosen)
     return Selected(chosen, scores)
+
+
+def selected_checkpoint(checkpoint: Checkpoint, slots: Path, out: Path) -> Checkpoint:
+    """Write a checkpoint with the selection in `slots` among its weights: its order, its mask.
+
+    Raises: SaccadeError if it is of another family, or the selection is another checkpoint's.
+    """
+    require("torch", extra="export")
+    from saccade.models.sparo_select import read_selection, with_selection
+
+    if checkpoint.family != "sparo":
+        raise SaccadeError(
+            f"--slots {slots}: only the family 'sparo' has slots to select, {checkpoint.path} is "
+            f"of family '{checkpoint.family}'. Leave --slots out."
+        )
+    chosen = read_selection(slots)
+    model: Any = with_selection(checkpoint.build(), chosen, checkpoint.sha256)
+    origin = {"selected_from_sha256": checkpoint.sha256, "selected_by": chosen["kind"]}
+    return save(
+        out,
+        family=checkpoint.family,
+        config=model.config.to_dict(),
+        weights=model.state_dict(),
+        preprocessing=checkpoint.preprocessing,
+        labels=checkpoint.labels,
+        calibration=checkpoint.calibration,
+        card=checkpoint.card | origin,
+    )
 
 
 def _model(checkpoint: Checkpoint) -> "Sparo":

@@ -72,6 +72,10 @@ def _content(path: Path) -> Any:
         raise SaccadeError(f"{path}: no such file. Pass the authors' checkpoint.") from None
     except OSError as error:
         raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error
+    if size == 0:
+        raise SaccadeError(
+            f"{path}: empty, so it is not a checkpoint. Copy it again from its source."
+        )
     if size > MAX_BYTES:
         raise SaccadeError(f"{path}: {size} bytes, at most {MAX_BYTES} are read.")
     if head[:4] == b"PK\x03\x04":
@@ -117,7 +121,7 @@ def _from_torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise SaccadeError(
-            f"{path}: needs unpickling, which runs code from the file: {_first_sentence(error)} "
+            f"{path}: needs unpickling, which runs code from the file ({_first_sentence(error)}). "
             "Save the weights alone where the file comes from: "
             "torch.save(model.state_dict(), 'weights.pt')."
         ) from error
@@ -128,7 +132,8 @@ def _from_torch(path: Path) -> Any:
 def _first_sentence(error: Exception) -> str:
     text = str(error)
     found = [line.strip() for line in text.splitlines() if "GLOBAL" in line or "nsupported" in line]
-    return (found[0] if found else text.splitlines()[0])[:200]
+    # What torch advises behind it is to allow the code, which is not wanted here.
+    return (found[0] if found else text.splitlines()[0]).partition(". ")[0][:200]
 
 
 def _from_safetensors(path: Path) -> Any:

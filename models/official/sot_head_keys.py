@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from saccade.models.official.claims import whole_number
 from saccade.models.official.vit_keys import Reading, hint
 from saccade.models.sot_config import AUTHORS
 from saccade.plugins.errors import SaccadeError
@@ -112,7 +113,13 @@ class _Head:
     def _heads(self, incoming: int) -> tuple[int, int]:
         rows = self.size("representation.wr.weight", 0)
         given = hint(self.given, "args", "num_heads")
-        sides = [rows // (2 * int(given))] if given else []
+        if given is not None and rows % (2 * whole_number(given, "num_heads of the head")):
+            raise SaccadeError(
+                f"{self.reading.path}: --config says num_heads {given} of the head, but "
+                f"{self.prefix}representation.wr has {rows} rows, expected a multiple of "
+                f"{2 * given}. Pass the JSON of this model."
+            )
+        sides = [rows // (2 * given)] if given else []
         if not sides and self.has("representation.norm.weight"):
             sides = [self.size("representation.norm.weight", 0)]
         if not sides:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does half of the slots, chosen on validation data, tell false sentences better than all of them?
+
+    python benchmarks/half_slots.py          # after: python benchmarks/compare.py sparo
+
+Each of the three SPARO models of `compare.py` is scored on the test scenes' hard negatives whole,
+and with the half of its slots that `saccade select` puts first: by each slot's zero-shot accuracy,
+and by masks trained on false sentences. Figures go to results/half_slots.json.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from compare import CHECKPOINTS, RESULTS, SEEDS
+from result_file import write_result
+
+from saccade.export.evaluate import evaluate
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.models.checkpoint import load
+from saccade.models.scores.intervals import paired_bootstrap
+from saccade.models.select import SelectOptions, select, selected_checkpoint
+
+WAYS: dict[str, dict[str, Any]] = {
+    "accuracy": {},
+    "slot masks": {"masks": "slot"},
+    "dimension masks": {"masks": "dimension"},
+}
+
+
+def samples(path: Path, budget: float) -> np.ndarray:
+    """Whether each false sentence is farther from its image than the true one."""
+    options = EvaluateOptions(data="shapes", task="hard-negatives", budget=(budget,))
+    (found,) = evaluate(path, options).found
+    return found.samples
+
+
+def main() -> None:
+    """Select, score and write."""
+    whole, halves = [], {way: [] for way in WAYS}
+    for seed in SEEDS:
+        path = CHECKPOINTS / "sparo" / f"sparo-{seed}.safetensors"
+        whole.append(samples(path, 1))
+        with tempfile.TemporaryDirectory() as folder:
+            for way, given in WAYS.items():
+                slots = Path(folder) / f"{way}.json"
+                select(path, SelectOptions(out=slots, **given))
+                chosen = selected_checkpoint(load(path), slots, Path(folder) / "half.safetensors")
+                halves[way].append(samples(chosen.path, 0.5))
+    full = np.concatenate(whole)
+    rows = {}
+    for way, found in halves.items():
+        half = np.concatenate(found)
+        rows[way] = {
+            "difference": float(half.mean() - full.mean()),
+            "interval": list(paired_bootstrap(half, full)),
+            "by_seed": [float(a.mean() - b.mean()) for a, b in zip(found, whole, strict=True)],
+        }
+    result = {"all slots": float(full.mean()), "half of them": rows, "samples": len(full)}
+    print(json.dumps(result, indent=1))
+    write_result(RESULTS / "half_slots.json", result)
+
+
+if __name__ == "__main__":
+    main()
