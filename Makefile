@@ -26,7 +26,7 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel
 		--config-file ../../pyproject.toml -p saccade
 
 bench: $(STAMP) ## the figures of the README: fold, served against in-process, mixed load
-	$(BIN)/python benchmarks/fold.py
+	$(BIN)/python benchmarks/fold.py nac
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/mixed_load.py
 

@@ -60,7 +60,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
         message = capsys.readouterr().err
         assert code == 2, message
         assert list(out.parent.iterdir()) == []
-        assert message.startswith("saccade: ") and message.strip().endswith((".", "...", ")"))
+        assert message.startswith("saccade: ")
         return " ".join(message.split())
 
     return call
@@ -251,7 +251,7 @@ SMALLER_THAN_A_PATCH: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", SMALLER_THAN_A_PATCH)
 def test_an_image_smaller_than_a_patch(family: str) -> None:
-    with pytest.raises(SaccadeError, match="(patch_px|grid) is .*, expected"):
+    with pytest.raises(SaccadeError, match=r"(patch_px|height_px|grid) is .*, expected"):
         build(family, SMALLER_THAN_A_PATCH[family])
 
 
