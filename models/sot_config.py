@@ -275,5 +275,5 @@ PRESETS: dict[str, SoTConfig] = {
         std=(0.5,) * 3,
     ),
     "sot-digits": SoTConfig(**SMALL),
-    "tiny": SoTConfig(dim=16, heads=2, layers=1, mlp_dim=24, pool_heads=2, m=4, n=4),
+    "sot-digits-tiny": SoTConfig(dim=16, heads=2, layers=1, mlp_dim=24, pool_heads=2, m=4, n=4),
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts to the token ids that a model takes, by what its facts say of them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,11 +9,13 @@ import numpy as np
 
 from saccade.plugins.errors import SaccadeError
 
+LOGGER = logging.getLogger("saccade.texts")
+
 
 def text_tokens(
     texts: Sequence[str], facts: Mapping[str, Any], *, truncate: bool = False
 ) -> np.ndarray:
-    """Each text as the text part takes it.
+    """Each text as the text part takes it; says how many were cut.
 
     Shapes: -> [n context_length] int64.
     Raises: SaccadeError if the model takes no text, or a text is too long and may not be
@@ -23,7 +26,22 @@ def text_tokens(
     check_texts(texts)
     if "context_length" not in facts:
         raise SaccadeError("This model takes no text: it has no text part. Name another one.")
-    return encode_texts(facts, texts, truncate=truncate)
+    rows = encode_texts(facts, texts, truncate=truncate)
+    full = [text for text, row in zip(texts, rows, strict=True) if truncate and row[-1]]
+    if cut := sum(_is_too_long(text, facts) for text in full):
+        length = facts["context_length"]
+        LOGGER.warning("%d of %d texts cut to %d tokens, as asked.", cut, len(texts), length)
+    return rows
+
+
+def _is_too_long(text: str, facts: Mapping[str, Any]) -> bool:
+    from saccade.models.clip_tokens import encode_texts
+
+    try:
+        encode_texts(facts, [text])
+    except SaccadeError:
+        return True
+    return False
 
 
 def question_tokens(questions: Sequence[str], facts: Mapping[str, Any]) -> np.ndarray:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from saccade.models.catalogue import catalogue, preset, presets, row
+from saccade.models.catalogue import catalogue, known_costs, preset, presets, row
 from saccade.models.families import FAMILIES, build
 from saccade.plugins.errors import SaccadeError
 
@@ -32,6 +32,11 @@ def test_every_family_has_rows_that_name_their_parts_and_source() -> None:
         assert re.search(r"(19|20)\d\d", each.source)
         assert all(each.inputs.values())
         assert all(each.outputs.values())
+        # Both written by benchmarks/models_cost.py: run it for a size that is new or was changed.
+        counted = known_costs()[each.family][each.name]
+        assert counted["parameters"] == each.parameters, each.name
+        assert set(each.multiply_adds) == set(each.outputs), each.name
+        assert all(count > 0 for count in each.multiply_adds.values()), each.name
     assert {each.name: each.parameters for each in rows if each.name in PUBLISHED} == PUBLISHED
     json.dumps([each.to_dict() for each in rows])
 
@@ -43,6 +48,22 @@ def test_counts_what_a_real_model_has(family: str) -> None:
     model = build(family, presets(family)[smallest.name].to_dict())
     assert sum(each.numel() for each in model.parameters()) == smallest.parameters
     assert preset(smallest.name) == (family, presets(family)[smallest.name])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_multiply_adds_are_those_of_the_graph(family: str) -> None:
+    pytest.importorskip("onnxruntime", reason="not installed: pip install 'saccade[cpu]'")
+    from saccade.export.catalogue_cost import cost_of_size
+
+    known = known_costs()[family]
+    smallest = min(known, key=lambda name: known[name]["parameters"])
+    assert cost_of_size(family, smallest) == known[smallest]
+
+
+def test_no_size_is_counted_that_is_gone() -> None:
+    assert set(known_costs()) <= set(FAMILIES)
+    for family, costs in known_costs().items():
+        assert set(costs) <= set(presets(family))
 
 
 def test_unknown_names_are_refused_with_the_known() -> None:

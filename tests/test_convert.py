@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such part": ({"checkpoint_key": "ema"}, "no 'ema' at its top"),
     "an empty part": ({"checkpoint_key": "student"}, "holds no tensors"),
     "a negative lam": ({"lam": -1.0, "attention": "tvmax"}, "--lam is -1"),
-    "lam without tvmax": ({"lam": 0.1}, "--lam is 0.1 with --attention None"),
+    "lam without tvmax": ({"lam": 0.1}, "--lam is 0.1 with --attention left out"),
     "what the source does not know": ({"vocabulary": Path("words")}, "--vocabulary is given"),
 }
 

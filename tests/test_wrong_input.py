@@ -258,14 +258,16 @@ def test_an_image_smaller_than_a_patch(family: str) -> None:
 WORDS = ("a", "red", "circle")
 
 
-def test_a_text_longer_than_the_context_is_cut_only_if_asked() -> None:
+def test_a_text_longer_than_the_context_is_cut_only_if_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     facts: dict[str, Any] = {"tokenizer": "words", "context_length": 4, "words": WORDS}
     facts |= {"merges": (), "vocabulary": 7}
     with pytest.raises(SaccadeError, match=r"3 words, at most 2 fit.*truncation"):
         text_tokens(["a red circle"], facts)
-    np.testing.assert_array_equal(
-        text_tokens(["a red circle"], facts, truncate=True), [[1, 4, 5, 2]]
-    )
+    cut = text_tokens(["a red circle", "a red", "a"], facts, truncate=True)
+    np.testing.assert_array_equal(cut, [[1, 4, 5, 2], [1, 4, 5, 2], [1, 4, 2, 0]])
+    assert "1 of 3 texts cut to 4 tokens" in caplog.text
     questions = {"words": WORDS, "vocabulary": "listed", "question_length": 2}
     with pytest.raises(SaccadeError, match="has 3 words, expected 1 to 2"):
         question_tokens(questions, "a red circle?")

@@ -136,8 +136,8 @@ def _check(source: str, options: ConvertOptions) -> None:
             )
     if options.lam is not None and not (options.lam >= 0 and options.attention == "tvmax"):
         raise SaccadeError(
-            f"--lam is {options.lam} with --attention {options.attention}, expected at least 0 "
-            "with --attention tvmax."
+            f"--lam is {options.lam} with --attention {options.attention or 'left out'}, expected "
+            "at least 0 with --attention tvmax."
         )
 
 

@@ -74,8 +74,8 @@ class ConversionFailed(SaccadeError):
         self.report = report
         super().__init__(
             f"{report.file}: does not fit family '{report.family}' as read by SOURCE "
-            f"'{report.source}': {len(report.rows)} keys differ, so nothing was written. Pass the "
-            f"right source or --config for this file.\n{report.to_text()}"
+            f"'{report.source}': keys that differ: {len(report.rows)}; nothing was written. Pass "
+            f"the right source or --config for this file.\n{report.to_text()}"
         )
 
 

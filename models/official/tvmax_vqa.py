@@ -2,7 +2,7 @@
 """From the checkpoints of the TVMAX paper's question-answering network to ours."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from saccade.plugins.errors import SaccadeError
 LAM = 0.05  # the authors' alpha of 0.1 is halved before it meets 1/2 ||x - z||^2
 _EPS, _PADDED_ROWS, _QUESTION_LENGTH = 1e-6, 100, 14
 _HEADS = {512: 8, 1024: 8}
+_WIDEN = "backbone.enc_list.0.ffn.mlp.fc.linear.weight"
 _KNOWN = {
     *("MULTI_HEAD", "HIDDEN_SIZE", "HIDDEN_SIZE_HEAD", "IMG_FEAT_PAD_SIZE"),
     *("grid", "image", "question_length", "token_size", "answer_size"),
@@ -103,20 +104,8 @@ def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQACon
     dim = shapes["img_feat_linear.weight"][0]
     tokens, word_dim = shapes["embedding.weight"]
     answers, pool_dim = shapes["proj.weight"]
-    layers = len({key.split(".")[2] for key in shapes if key.startswith("backbone.enc_list.")})
-    hidden = shapes["backbone.enc_list.0.ffn.mlp.fc.linear.weight"][0]
-    _check_keys(given)
-    told = {
-        "HIDDEN_SIZE": dim,
-        "LAYER": layers,
-        "FF_SIZE": hidden,
-        "WORD_EMBED_SIZE": word_dim,
-        "FLAT_OUT_SIZE": pool_dim,
-        "IMG_FEAT_SIZE": shapes["img_feat_linear.weight"][1],
-        "token_size": tokens,
-        "answer_size": answers,
-    }
-    check_claims(official.path, {name: (given.get(name), told[name]) for name in told})
+    layers = _depth(shapes)
+    _check_given(official.path, given, shapes)
     words = tuple(official.vocabulary or ())
     _check_length(official.path, "--labels", len(official.labels or ()), answers)
     if words:
@@ -133,7 +122,7 @@ def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQACon
         dim=dim,
         heads=_heads(official.path, given, dim),
         layers=layers,
-        hidden=hidden,
+        hidden=shapes[_WIDEN][0],
         pool_hidden=shapes["attflat_img.mlp.fc.linear.weight"][0],
         pool_dim=pool_dim,
         answers=answers,
@@ -151,12 +140,33 @@ def _count(given: Mapping[str, Any], name: str, default: int) -> int:
     return whole_number(given.get(name, default), name)
 
 
-def _check_keys(given: Mapping[str, Any]) -> None:
+def _depth(names: Iterable[str]) -> int:
+    return len({key.split(".")[2] for key in names if key.startswith("backbone.enc_list.")})
+
+
+def _check_given(
+    path: str, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """What the user says of the network is known, and is what its tensors say."""
     if unknown := sorted(key for key in given if key.islower() and key not in _KNOWN):
         raise SaccadeError(
             f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
             "IMG_FEAT_PAD_SIZE, ...), grid, image, question_length."
         )
+    dim, features = shapes["img_feat_linear.weight"]
+    tokens, word_dim = shapes["embedding.weight"]
+    answers, pool_dim = shapes["proj.weight"]
+    told = {
+        "HIDDEN_SIZE": dim,
+        "LAYER": _depth(shapes),
+        "FF_SIZE": shapes[_WIDEN][0],
+        "WORD_EMBED_SIZE": word_dim,
+        "FLAT_OUT_SIZE": pool_dim,
+        "IMG_FEAT_SIZE": features,
+        "token_size": tokens,
+        "answer_size": answers,
+    }
+    check_claims(path, {name: (given.get(name), told[name]) for name in told})
 
 
 def _place(given: Mapping[str, Any], features: int, boxes: bool) -> dict[str, Any]:

@@ -5,11 +5,13 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from saccade.export.manifest import read_folder
 from saccade.plugins.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.serving import bench as verb
 from saccade.serving import in_process
@@ -17,6 +19,7 @@ from saccade.serving.bench import BenchReport, bench
 from saccade.serving.bench_options import BenchOptions
 from saccade.serving.frontier import read_frontier
 from saccade.serving.in_process import BATCHES, Calls
+from saccade.serving.scored import trained_on
 
 pytest.importorskip(
     "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
@@ -120,6 +123,39 @@ def test_the_frontier_names_what_was_measured(served: BenchReport) -> None:
 def test_the_batch_to_serve_with_is_fast_and_no_larger_than_that_needs(rates, expected) -> None:
     calls = {size: Calls(size, [size / rate]) for size, rate in rates.items()}
     assert in_process.best_batch(calls) == expected
+
+
+def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) -> None:
+    monkeypatch.setattr(in_process, "_LONGEST_CALL_S", 0.0)
+    monkeypatch.setattr(in_process, "_WARM_S", 0.0)
+    sizes: list[int] = []
+    work = SimpleNamespace(
+        title="slow",
+        inputs={"image": np.zeros((3, 2))},
+        run=lambda given: sizes.append(len(given["image"])) or given,
+    )
+    found = in_process.measure({"slow": work}, seconds=0.0, rounds=2, advance=lambda *_, **__: None)
+    # Two rounds of batches of one, warmed up once; no figure for the others.
+    assert sizes == [1, 1, 1]
+    assert set(found["slow"].summary()) == {"threads", "best_batch", "batch_1"}
+
+
+def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None:
+    from saccade.models.checkpoint import load, save
+
+    manifest = read_folder(folder)[0]
+    path = folder / manifest.parent.name
+    parent = load(path)
+    for data, expected in (("digits", "digits"), ("/home/me/photos", None)):
+        save(
+            path, family=parent.family, config=parent.config,
+            weights=parent.weights,
+            preprocessing=parent.preprocessing, labels=parent.labels,
+            calibration=parent.calibration, card={"data": data},
+        )  # fmt: skip
+        assert trained_on(folder, manifest) == expected
+    path.unlink()
+    assert trained_on(folder, manifest) is None
 
 
 @pytest.mark.parametrize("stage", ["measuring", "writing"])

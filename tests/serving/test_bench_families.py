@@ -2,6 +2,7 @@
 """`bench` on families whose requests are more than an image: what is asked, scored and reported."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,6 +34,17 @@ SCORES = {
 LIMIT = 24
 
 
+def words_of(family: str) -> dict[str, Any]:
+    """What the data decides about a configuration."""
+    from saccade.models.data.captions import CAPTION_WORDS
+    from saccade.models.data.questions import ANSWERS, QUESTION_WORDS
+
+    if family == "vqa":
+        words = tuple(QUESTION_WORDS)
+        return {"words": words, "tokens": 4 + len(words), "answers": len(ANSWERS)}
+    return {"words": tuple(CAPTION_WORDS)} if family == "captioner" else {}
+
+
 def exported(family: str, place: Path) -> Path:
     """The smallest size with random weights; its gate looks at few samples here."""
     from saccade.export import gate, samples
@@ -42,7 +54,7 @@ def exported(family: str, place: Path) -> Path:
     from saccade.models.families import build
     from saccade.models.preprocessing import Preprocessing
 
-    config = presets(family)[SIZES[family]]
+    config = replace(presets(family)[SIZES[family]], **words_of(family))
     model = build(family, config.to_dict()).eval()
     rng = np.random.default_rng(0)
     side = (config.height_px, config.width_px, 3)
@@ -86,10 +98,9 @@ def test_each_request_is_measured_where_it_can_be_asked(measured: tuple[str, Ben
     family, report = measured
     for each in report.full["variants"]:
         routed, direct = {"router_concurrency_1"}, {"concurrency_1", "concurrency_2"}
-        if family == "captioner":  # only the router makes a caption
-            expected = routed | {"router_concurrency_2"}
-        else:
-            expected = routed | direct
+        # Only the router makes a caption.
+        more = {"router_concurrency_2"} if family == "captioner" else direct
+        expected = routed | more
         beside = {"text"} if family == "sparo" else set()
         assert set(each["grpc"]) == expected | beside
         assert beside <= set(each["in_process"])

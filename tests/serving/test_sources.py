@@ -2,6 +2,7 @@
 """Every source from the authors' file to a served answer, by the command line."""
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 from unittest import mock
@@ -16,6 +17,7 @@ ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
 from saccade.export import gate, samples  # noqa: E402
 from saccade.export.manifest import read_folder  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
+from saccade.plugins.errors import SaccadeError  # noqa: E402
 from saccade.plugins.files import json_bytes, sha256_of  # noqa: E402
 from saccade.serving.cli import run  # noqa: E402
 from saccade.serving.client import Client  # noqa: E402
@@ -206,7 +208,7 @@ def server(needs_server, made, tmp_path_factory):
     for source in SOURCES:
         for model in (made(source) / "repository").iterdir():
             if model.is_dir():
-                (folder / model.name).symlink_to(model)
+                shutil.copytree(model, folder / model.name)
                 models.append(model.name)
     files = [path for name in models for path in (folder / name).rglob("*") if path.is_file()]
     content = {
@@ -235,3 +237,22 @@ def test_the_served_answer_is_the_files(source, server, made):
             expected, found = answers(path, **inputs), client.infer(inputs)
             for name in expected:
                 np.testing.assert_allclose(found[name], expected[name], **CLOSE, err_msg=name)
+
+
+REFUSED = {
+    "a grid larger than the model's": ("sizes", [10, 4], "sizes of sample 1 is 10,4"),
+    "no cell": ("sizes", [0, 4], "sizes of sample 1 is 0,4"),
+    "more cells than features": ("sizes", [9, 10], "expected at most 80 cells"),
+    "no such word": ("question", [50] * 7, "question of sample 1 is 50,50"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_request_that_does_not_fit_is_refused(case, server):
+    name, row, words = REFUSED[case]
+    inputs = vqa_inputs()
+    inputs[name][1] = row
+    with Client(server.url, "tvmax-vqa") as client:
+        with pytest.raises(SaccadeError, match=words) as error:
+            client.infer(inputs)
+        assert error.value.exit_code == 2
