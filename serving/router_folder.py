@@ -98,6 +98,7 @@ def _route(plan: RouterPlan, variant: VariantParts) -> dict[str, Any]:
         "facts": variant.facts,
         "classes": f"{variant.name}.npy" if variant.name in plan.classes else None,
         "score_name": entry.score.name if entry else None,
+        "score_unit": entry.score.unit if entry else None,
         "score": entry.score.value if entry else None,
         "lower_bound": entry.score.interval[0] if entry else None,
         "inferences_per_second": entry.speed if entry else None,

@@ -27,10 +27,14 @@ def choice(
         flags = ", ".join("--" + name.replace("_", "-") for name in chosen)
         raise SaccadeError(f"{flags} were given together; each chooses the variant. Give one.")
     for name, value in chosen.items():
-        top = math.inf if name == "max_latency_ms" else 1.0
-        if not 0 < value <= top or math.isinf(value):
-            wanted = "above 0" if math.isinf(top) else "above 0 and at most 1"
-            raise SaccadeError(f"{name} is {value:g}, expected a number {wanted}.")
+        # What a score may be depends on the model's: the router knows.
+        fits, wanted = {
+            "budget": (0 < value <= 1, "number above 0 and at most 1"),
+            "min_score": (math.isfinite(value), "finite number"),
+            "max_latency_ms": (0 < value < math.inf, "finite number above 0"),
+        }[name]
+        if not fits:
+            raise SaccadeError(f"{name} is {value:g}, expected a {wanted}.")
     # As text: a number in a request is an integer or a double by its looks.
     return {name: repr(value) for name, value in chosen.items()}
 

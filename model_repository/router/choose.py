@@ -15,6 +15,8 @@ RESERVED = {
     "binary_data_size",
 }  # fmt: skip
 RESERVED_PREFIXES = ("sequence_", "triton_", "shared_memory_")
+# Units of a score that is a share; files of the first release say `fraction`.
+SHARES = {"share", "fraction"}
 HOW_TO_MEASURE = "Run `saccade bench` on the artefact folder, then `saccade repository` again"
 
 
@@ -37,7 +39,7 @@ def choose(routes: Routes, parameters: dict[str, Any]) -> Route:
         raise RequestRefused(f"parameters {' and '.join(chosen)} given, expected one of them")
     if not chosen:
         return by_budget(routes, 1.0)
-    value = number(chosen[0], parameters[chosen[0]])
+    value = number(chosen[0], parameters[chosen[0]], share=scores_are_shares(routes))
     return {"budget": by_budget, "min_score": by_score, "max_latency_ms": by_latency}[chosen[0]](
         routes, value
     )
@@ -48,8 +50,16 @@ def is_reserved(key: str) -> bool:
     return key in RESERVED or key.startswith(RESERVED_PREFIXES)
 
 
-def number(name: str, value: Any) -> float:
+def scores_are_shares(routes: Routes) -> bool:
+    """Whether scores lie from 0 to 1; where nothing was measured, that is what one expects."""
+    units = {route.score_unit for route in routes.variants if route.score_unit is not None}
+    return units <= SHARES
+
+
+def number(name: str, value: Any, *, share: bool = True) -> float:
     """A number in the parameter's range, from a string, an integer or a double.
+
+    `share` says that scores lie from 0 to 1; any other score may be any number.
 
     Raises: RequestRefused otherwise.
     """
@@ -59,7 +69,10 @@ def number(name: str, value: Any) -> float:
         parsed = math.nan
     fits, expected = {
         "budget": (0 < parsed <= 1, "a number above 0 and at most 1"),
-        "min_score": (0 <= parsed <= 1, "a number from 0 to 1"),
+        "min_score": (
+            0 <= parsed <= 1 if share else math.isfinite(parsed),
+            "a number from 0 to 1" if share else "a finite number",
+        ),
         "max_latency_ms": (0 < parsed < math.inf, "a finite number above 0"),
     }[name]
     if not fits:

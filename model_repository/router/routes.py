@@ -44,6 +44,7 @@ class Route(NamedTuple):
     budget: float
     precision: str
     score_name: str | None
+    score_unit: str | None
     score: float | None
     lower_bound: float | None
     inferences_per_second: float | None

@@ -83,7 +83,8 @@ def exported(family: str, place: Path) -> Path:
         return export(path, options).folder
 
 
-@pytest.fixture(scope="module", params=list(SIZES))
+# Questions are measured as plain images are.
+@pytest.fixture(scope="module", params=[each for each in SIZES if each != "vqa"])
 def measured(
     request: pytest.FixtureRequest, needs_server: None, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, BenchReport]:

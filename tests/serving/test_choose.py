@@ -23,7 +23,8 @@ finally:
 def route(budget, precision="fp32", **figures):
     """A variant without figures, unless they are given."""
     none = dict.fromkeys(
-        ("score_name", "score", "lower_bound", "inferences_per_second", "p95_ms"), None
+        ("score_name", "score_unit", "score", "lower_bound", "inferences_per_second", "p95_ms"),
+        None,
     )
     name = f"nac-b{round(1000 * budget):04d}-{precision}"
     cost = round(1e6 * budget)
@@ -38,7 +39,7 @@ def route(budget, precision="fp32", **figures):
 
 def figures(score, speed, p95_ms):
     return {
-        "score_name": "top-1", "score": score, "lower_bound": score - 0.02,
+        "score_name": "top-1", "score_unit": "share", "score": score, "lower_bound": score - 0.02,
         "inferences_per_second": speed, "p95_ms": p95_ms,
     }  # fmt: skip
 
@@ -83,6 +84,15 @@ CHOSEN = {
         "nac-b0250-fp32",
     ),
 }  # fmt: skip
+
+
+def test_a_score_that_is_no_share_may_be_any_number():
+    captions = figures(1.7, 500, 9.0) | {"score_name": "CIDEr-D", "score_unit": "CIDEr-D"}
+    known = routes(route(1.0, **captions))
+    assert choosing.choose(known, {"min_score": 1.5}).name == "nac-b1000-fp32"
+    assert choosing.choose(known, {"min_score": "-1"}).name == "nac-b1000-fp32"
+    with pytest.raises(choosing.RequestRefused, match="expected a finite number"):
+        choosing.choose(known, {"min_score": math.inf})
 
 
 @pytest.mark.parametrize("case", CHOSEN)
