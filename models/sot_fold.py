@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +70,7 @@ class FoldedPixels(nn.Module):
     def __init__(self, source: nn.Module, conv: nn.Conv2d) -> None:
         super().__init__()
         mean, std = source.get_buffer("mean"), source.get_buffer("std")
-        self.size: tuple[int, int, int] = source.size
+        self.size = cast(tuple[int, int, int], source.size)
         conv.weight.div_(255 * std[:, None, None])
         self.register_buffer("offset", 255 * mean, persistent=False)
 
