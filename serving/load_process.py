@@ -151,14 +151,16 @@ def _counts(found: Any) -> dict[str, Any]:
 
 
 def _differences(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    return {model: _difference(found, before[model]) for model, found in after.items()}
+    # The server lists a model from its first inference on.
+    return {model: _difference(found, before.get(model, {})) for model, found in after.items()}
 
 
 def _difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     batches = {
-        size: count - before["batches"].get(size, 0) for size, count in after["batches"].items()
+        size: count - before.get("batches", {}).get(size, 0)
+        for size, count in after["batches"].items()
     }
-    plain = {key: after[key] - before[key] for key in after if key != "batches"}
+    plain = {key: after[key] - before.get(key, 0) for key in after if key != "batches"}
     return {**plain, "batches": {size: count for size, count in batches.items() if count}}
 
 
