@@ -29,6 +29,7 @@ from result_file import write_result
 
 from saccade.export.cost import cost_of
 from saccade.export.runners import onnx_session, torch_runner
+from saccade.export.samples import random_inputs
 from saccade.export.tracing import trace_part
 from saccade.models.captioner_config import PRESETS as CAPTIONERS
 from saccade.models.families import FAMILIES, build
@@ -142,13 +143,7 @@ def whole(family: str) -> dict[str, Any]:
 
 
 def _inputs(part: Any, count: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    if part.random:
-        return dict(part.random(rng, count))
-    return {
-        each.name: rng.integers(0, 256, (count, *each.shape[1:]), dtype=np.uint8)
-        for each in part.inputs
-    }
+    return random_inputs(part, np.random.default_rng(0), count)
 
 
 def main() -> None:

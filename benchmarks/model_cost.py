@@ -22,6 +22,7 @@ from interleaved import in_blocks
 from result_file import write_result
 
 from saccade.export.runners import onnx_session
+from saccade.export.samples import random_inputs
 from saccade.export.tracing import trace_part
 from saccade.models.captioner_config import PRESETS as CAPTIONERS
 from saccade.models.families import build
@@ -49,13 +50,7 @@ def session_of(family: str, config: Any, role: str, setting: str | None = None) 
 
 def inputs_of(part: Any, count: int) -> dict[str, np.ndarray]:
     """Random inputs, the same for the same part."""
-    rng = np.random.default_rng(0)
-    if part.random:
-        return dict(part.random(rng, count))
-    return {
-        each.name: rng.integers(0, 256, (count, *each.shape[1:]), dtype=np.uint8)
-        for each in part.inputs
-    }
+    return random_inputs(part, np.random.default_rng(0), count)
 
 
 def compared(dear: tuple[Any, Any], cheap: tuple[Any, Any], batch: int, aim: float) -> Any:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from saccade.export.cost import cost_of, parameters_of
+from saccade.export.samples import random_inputs
 from saccade.models.catalogue import preset_of
 from saccade.models.families import build
-from saccade.models.interface import Part
 
 _SAMPLES = 3  # as many as tracing wants
 
@@ -25,21 +25,7 @@ def cost_of_size(family: str, name: str) -> dict[str, Any]:
     folded = model.at(model.settings()[0]).fold().float()
     counts = {}
     for part in folded.parts():
-        inputs = _inputs(part)
+        inputs = random_inputs(part, np.random.default_rng(0), _SAMPLES)
         proto = trace_part(folded, part, inputs, part.outputs)
         counts[part.role] = cost_of(proto, parameters, inputs).multiply_adds.total
     return {"parameters": parameters, "multiply_adds": counts}
-
-
-def _inputs(part: Part) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    if part.random:
-        return dict(part.random(rng, _SAMPLES))
-    found: dict[str, np.ndarray] = {}
-    for spec in part.inputs:
-        shape = (_SAMPLES, *(int(axis) for axis in spec.shape[1:]))
-        if spec.dtype == "uint8":
-            found[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
-        else:
-            found[spec.name] = rng.standard_normal(shape, dtype=np.float32)
-    return found

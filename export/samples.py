@@ -48,15 +48,24 @@ def samples_of(checkpoint: Checkpoint, part: Part) -> Samples:
             f"{', '.join(sorted(calibration))}. Train or convert the checkpoint again."
         )
     rng = np.random.default_rng(0)
-    noise = part.random(rng, RANDOM_INPUTS) if part.random else _noise(part, real, rng)
+    noise = random_inputs(part, rng, RANDOM_INPUTS, like=real)
     inputs = {spec.name: _joined(spec, real[spec.name], noise[spec.name]) for spec in part.inputs}
     return Samples(inputs, labelled)
 
 
-def _noise(part: Part, real: Arrays, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def random_inputs(
+    part: Part, rng: np.random.Generator, count: int, like: Arrays | None = None
+) -> dict[str, np.ndarray]:
+    """Inputs at random: the part's own draw, or bytes of any value and floats from N(0, 1).
+
+    Axes that are words take their sizes from `like`.
+    """
+    if part.random:
+        return dict(part.random(rng, count))
     noise: dict[str, np.ndarray] = {}
     for spec in part.inputs:
-        shape = (RANDOM_INPUTS, *real[spec.name].shape[1:])
+        axes = spec.shape[1:] if like is None else like[spec.name].shape[1:]
+        shape = (count, *(int(axis) for axis in axes))
         if spec.dtype == "uint8":
             noise[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
         elif spec.dtype == "float32":
