@@ -4,8 +4,8 @@
     python benchmarks/compare.py vqa            # trains what is missing, then scores
     python benchmarks/compare.py vqa --score    # scores what is there
 
-Checkpoints go to build/compare, the figures to results/compare_<name>.json. The difference of two
-arms is that of their samples' values, the same test samples in the same order, all seeds together.
+Checkpoints go to build/compare, the figures to results/compare_<name>.json. A test sample's value
+is its mean over an arm's seeds; the difference of two arms is paired by sample.
 """
 
 import argparse
@@ -112,19 +112,26 @@ def scored(name: str) -> dict[str, Any]:
                 samples.setdefault(arm, []).append(found.samples)
                 runs.append({"arm": arm, "seed": seed, **found.to_dict()})
         for better, worse in comparison.pairs:
-            a, b = (np.concatenate(samples[arm]) for arm in (better, worse))
-            low, high = paired_bootstrap(a, b)
             differences.append(
-                {
-                    "task": found.task,
-                    "score": found.scores[0].name,
-                    "pair": [better, worse],
-                    "difference": float(a.mean() - b.mean()),
-                    "interval": [low, high],
-                    "samples": len(a),
-                }
+                {"task": found.task, "score": found.scores[0].name, "pair": [better, worse]}
+                | paired_difference(samples[better], samples[worse])
             )
     return {"comparison": name, "seeds": list(SEEDS), "runs": runs, "differences": differences}
+
+
+def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict[str, Any]:
+    """First minus second, with its 95 % interval over samples and the difference of each seed.
+
+    Shapes: one [n] a seed, the same samples in the same order.
+    """
+    a, b = np.mean(first, 0), np.mean(second, 0)
+    by_seed = [float(x.mean() - y.mean()) for x, y in zip(first, second, strict=True)]
+    return {
+        "difference": float(a.mean() - b.mean()),
+        "interval": list(paired_bootstrap(a, b)),
+        "by_seed": by_seed,
+        "samples": len(a),
+    }
 
 
 def main() -> None:

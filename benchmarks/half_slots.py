@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import CHECKPOINTS, RESULTS, SEEDS
+from compare import CHECKPOINTS, RESULTS, SEEDS, paired_difference
 from result_file import write_result
 
 from saccade.export.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import load
-from saccade.models.scores.intervals import paired_bootstrap
 from saccade.models.select import SelectOptions, select, selected_checkpoint
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -39,7 +38,8 @@ def samples(path: Path, budget: float) -> np.ndarray:
 
 def main() -> None:
     """Select, score and write."""
-    whole, halves = [], {way: [] for way in WAYS}
+    whole: list[np.ndarray] = []
+    halves: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
     for seed in SEEDS:
         path = CHECKPOINTS / "sparo" / f"sparo-{seed}.safetensors"
         whole.append(samples(path, 1))
@@ -49,16 +49,8 @@ def main() -> None:
                 select(path, SelectOptions(out=slots, **given))
                 chosen = selected_checkpoint(load(path), slots, Path(folder) / "half.safetensors")
                 halves[way].append(samples(chosen.path, 0.5))
-    full = np.concatenate(whole)
-    rows = {}
-    for way, found in halves.items():
-        half = np.concatenate(found)
-        rows[way] = {
-            "difference": float(half.mean() - full.mean()),
-            "interval": list(paired_bootstrap(half, full)),
-            "by_seed": [float(a.mean() - b.mean()) for a, b in zip(found, whole, strict=True)],
-        }
-    result = {"all slots": float(full.mean()), "half of them": rows, "samples": len(full)}
+    rows = {way: paired_difference(found, whole) for way, found in halves.items()}
+    result = {"all slots": float(np.mean(whole)), "half of them": rows}
     print(json.dumps(result, indent=1))
     write_result(RESULTS / "half_slots.json", result)
 

@@ -110,6 +110,9 @@ class SoTConfig(SoTFields):
             self.class_projection == 0 or (not wordy and self.fusion != "concat"),
             "0 where the class token has no classifier of its own",
         )
+        most = min(self.m, self.n)
+        fits = not self.second_order or self.singular_values <= most
+        self._expect("singular_values", fits, f"at most {most}, the smaller of m and n")
         self._expect("alpha", 0 < self.alpha <= 1, "above 0 and at most 1")
         self._expect("svpn_epsilon", 0 <= self.svpn_epsilon < 1, "at least 0 and below 1")
         self._expect("epn_epsilon", 0 < self.epn_epsilon < 1, "above 0 and below 1")

@@ -127,12 +127,15 @@ class AsyncClient:
         questions: Sequence[str],
         budget: float | None = None,
         top: int = 3,
+        truncate: bool = False,
     ) -> list[Classification]:
         """The `top` answers to each question on the image of the same place.
 
         In place of images the features that the model takes, by name, where it takes features.
+        A question that is too long is cut where `truncate` says so, else refused.
         """
-        return await self._run(operations.answer(images, questions, choice(budget), top))
+        steps = operations.answer(images, questions, choice(budget), top, truncate)
+        return await self._run(steps)
 
     async def caption(
         self,

@@ -129,7 +129,10 @@ def answer(
     if not options.question.strip():
         raise SaccadeError("No question given. Ask one: --question 'what shape is left ?'")
     with _client(options) as client:
-        found = client.answer(image, [options.question] * len(image), options.budget, options.top)
+        questions = [options.question] * len(image)
+        found = client.answer(
+            image, questions, options.budget, options.top, truncate=options.truncate
+        )
     return _labelled(image, found, json)
 
 

@@ -52,6 +52,7 @@ class AnswerOptions(CallOptions):
     """What is asked of each image."""
 
     question: str = ""  # the same for all images
+    truncate: bool = False  # cut a question that is longer than the model reads
     top: int = 3  # answers an image
 
 

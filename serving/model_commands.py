@@ -62,8 +62,14 @@ def convert(
         json: machine-readable answer on standard output.
     """
     from saccade.models.official.convert import convert as verb
+    from saccade.models.official.report import ConversionFailed
 
-    report = verb(source, checkpoint, options)
+    try:
+        report = verb(source, checkpoint, options)
+    except ConversionFailed as failed:
+        if not json:
+            raise
+        return Answer(failed.report.to_dict(), as_json=True, exit_code=failed.exit_code)
     return Answer(report.to_dict(), report.to_text(), json)
 
 

@@ -111,12 +111,14 @@ def answer(
     questions: Sequence[str],
     parameters: Mapping[str, str],
     top: int,
+    truncate: bool,
 ) -> Steps[list[Classification]]:
     """The best answers to each question on the image, or features, of the same place."""
     _check_top(top)
     view: RouterView = yield None
     view.require("vqa", "answering")
-    inputs: dict[str, Any] = {"question": question_tokens(questions, _first(view))}
+    tokens = question_tokens(questions, _first(view), truncate=truncate)
+    inputs: dict[str, Any] = {"question": tokens}
     inputs |= images if isinstance(images, Mapping) else {"image": images}
     arrays = as_arrays(inputs, view)
     found = []

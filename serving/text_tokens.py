@@ -28,10 +28,13 @@ def text_tokens(
         raise SaccadeError("This model takes no text: it has no text part. Name another one.")
     rows = encode_texts(facts, texts, truncate=truncate)
     full = [text for text, row in zip(texts, rows, strict=True) if truncate and row[-1]]
-    if cut := sum(_is_too_long(text, facts) for text in full):
-        length = facts["context_length"]
-        LOGGER.warning("%d of %d texts cut to %d tokens, as asked.", cut, len(texts), length)
+    _say_cut(sum(_is_too_long(text, facts) for text in full), len(texts), facts["context_length"])
     return rows
+
+
+def _say_cut(cut: int, texts: int, length: int) -> None:
+    if cut:
+        LOGGER.warning("%d of %d texts cut to %d tokens, as asked.", cut, texts, length)
 
 
 def _is_too_long(text: str, facts: Mapping[str, Any]) -> bool:
@@ -44,16 +47,29 @@ def _is_too_long(text: str, facts: Mapping[str, Any]) -> bool:
     return False
 
 
-def question_tokens(questions: Sequence[str], facts: Mapping[str, Any]) -> np.ndarray:
-    """Each question as a network that answers takes it.
+def question_tokens(
+    questions: Sequence[str], facts: Mapping[str, Any], *, truncate: bool = False
+) -> np.ndarray:
+    """Each question as a network that answers takes it; says how many were cut.
 
     Shapes: -> [n question_length] int64.
-    Raises: SaccadeError if a question is too long, or the model has no vocabulary.
+    Raises: SaccadeError if a question is too long and may not be truncated, or the model has no
+        vocabulary.
     """
     from saccade.models.vqa_questions import question_tokens as tokens_of
 
     check_texts(questions)
-    return np.stack([tokens_of(facts, question) for question in questions])
+    rows, cut = [], 0
+    for question in questions:
+        try:
+            rows.append(tokens_of(facts, question))
+        except SaccadeError:
+            if not truncate:
+                raise
+            rows.append(tokens_of(facts, question, truncate=True))
+            cut += 1
+    _say_cut(cut, len(questions), facts["question_length"])
+    return np.stack(rows)
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from saccade.models.official.report import ConversionFailed
 from saccade.models.official.sources import OPTIONAL, SOURCES, Source
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
+from saccade.serving.model_commands import convert as convert_command
 
 CONFIG = NACConfig(modules=6, dim=16, heads=2, code_dim=8, signature_dim=4, ffn_dim=16, classes=3)
 TAKES = ("labels", "attention", "lam", "backbone")
@@ -131,6 +132,15 @@ def test_every_key_that_does_not_fit_is_reported_and_nothing_written(
     assert all(row[2] in str(caught.value) for row in rows)
     assert json.loads(json.dumps(caught.value.report.to_dict()))["rows"][3]["expected"] == "(6, 8)"
     assert not options.out.exists()
+
+
+def test_a_report_of_what_does_not_fit_is_there_for_machines(
+    their_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    options = ConvertOptions(tmp_path / "out.safetensors")
+    answer = convert_command("fake", their_file(head__bias=None), options, json=True)  # type: ignore[arg-type]
+    assert (answer.exit_code, answer.as_json) == (2, True)
+    assert [row["ours"] for row in answer.data["rows"]] == ["head.bias"]
 
 
 def test_a_configuration_that_does_not_fit_its_weights(

@@ -42,12 +42,12 @@ QUICK = Recipe(
     validate_every=500,
 )
 SHIPPED = Recipe(
-    steps=20_000,
+    steps=5_000,
     batch=64,
     learning_rate=3e-3,
     weight_decay=0.01,
     extra={**EXTRA, "scenes": 30_000, "singles": 5_000},
-    validate_every=1_000,
+    validate_every=500,
 )
 
 

@@ -46,15 +46,15 @@ QUICK = Recipe(
     validate_every=150,
 )
 SHIPPED = Recipe(
-    steps=20_000,
+    steps=5_000,
     batch=32,
     learning_rate=1e-3,
     weight_decay=0.01,
     config={"dropout": 0.05},
-    warm_up_steps=500,
+    warm_up_steps=200,
     ema=0.999,
     extra={**EXTRA, "scenes": 20_000},
-    validate_every=1_000,
+    validate_every=500,
 )
 
 

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints that come with the package: trained, described, exported and timed.
+
+    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run goes on
+    python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
+    python benchmarks/shipped.py table               # every one: parity and speed
+
+`train` writes to build/shipped, `ship` to models/shipped, `table` to results/shipped.json. The
+digits-sum model has a script of its own, digits_sum.py, and is in the table only.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from result_file import write_result
+
+from saccade.export.evaluate import evaluate
+from saccade.export.evaluation.found import Found, Score
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.exported import ExportOptions, export
+from saccade.export.manifest import Manifest
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.train import TrainOptions, train
+from saccade.plugins.files import write_atomically
+from saccade.serving.bench import bench
+from saccade.serving.bench_options import BenchOptions
+from saccade.serving.machine import this_machine
+
+BUILT, SHIPPED = Path("build/shipped"), Path("models/shipped")
+RESULT = Path(__file__).with_name("results") / "shipped.json"
+MOST_BYTES = 3 * 2**20
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """How a checkpoint is made, and what its card says that no figure does."""
+
+    family: str
+    what: str  # a sentence
+    training: dict[str, Any] = field(default_factory=dict)  # fields of TrainOptions
+    evaluations: tuple[EvaluateOptions, ...] = (EvaluateOptions(),)
+
+
+MODELS = {
+    "listops": Shipped(
+        "nac",
+        "A Neural Attentive Circuit that reads nested lists of digits, up to 100 characters of "
+        "them, and answers what they come to.",
+        {"data": "listops"},
+        (EvaluateOptions(data="listops", task="top1", budget=(1, 0.5, 0.125)),),
+    ),
+    "sparo-shapes": Shipped(
+        "sparo",
+        "A small CLIP with SPARO's slots in both towers, for scenes of coloured shapes and "
+        "sentences about them.",
+        {},
+        tuple(
+            EvaluateOptions(data="shapes", task=task)
+            for task in ("zero-shot", "retrieval", "hard-negatives")
+        ),
+    ),
+    "sot-shapes": Shipped(
+        "sot",
+        "A small second-order transformer that names the colour and shape of one object.",
+        {"data": "shapes"},
+        (EvaluateOptions(data="shapes", task="top1"),),
+    ),
+    "slots-tetrominoes": Shipped(
+        "slot-attention",
+        "Equivariant slot attention that takes scenes of three tetrominoes apart.",
+        {"data": "tetrominoes"},
+        (EvaluateOptions(data="tetrominoes", task="ari"),),
+    ),
+    "vqa-shapes": Shipped(
+        "vqa",
+        "A network with TVMAX attention that answers questions about scenes of shapes.",
+        {"set": {"attention": "tvmax"}},
+        (EvaluateOptions(data="shapes", task="vqa"),),
+    ),
+    "captioner-shapes": Shipped(
+        "captioner",
+        "An LSTM with TVMAX attention that says a sentence about a scene of shapes.",
+        {"set": {"attention": "tvmax"}},
+        (EvaluateOptions(data="shapes", task="caption"),),
+    ),
+}
+
+
+def trained(name: str) -> None:
+    """Train by the shipped recipe; go on where a run was interrupted."""
+    model = MODELS[name]
+    options = TrainOptions(BUILT / f"{name}.safetensors", recipe="shipped", **model.training)
+    BUILT.mkdir(parents=True, exist_ok=True)
+    train(model.family, TrainOptions(**vars(options) | {"resume": options.state_path.exists()}))
+
+
+def ship(name: str) -> None:
+    """Score what was trained on test data and put it beside the others, with its card."""
+    model, built = MODELS[name], load(BUILT / f"{name}.safetensors")
+    if built.path.stat().st_size > MOST_BYTES:
+        raise SystemExit(f"{built.path}: {built.path.stat().st_size} bytes, at most {MOST_BYTES}.")
+    found = [each for wanted in model.evaluations for each in evaluate(built.path, wanted).found]
+    write_atomically(SHIPPED / f"{name}.md", card(name, built, found).encode())
+    shutil.copyfile(built.path, SHIPPED / built.path.name)
+
+
+def card(name: str, built: Checkpoint, found: list[Found]) -> str:
+    """What a reader has to know of the file."""
+    said = built.card
+    parameters = sum(each.numel() for each in built.build().parameters())
+    samples = ", ".join(f"{len(values):,} {kind}" for kind, values in built.calibration.items())
+    digests = ", ".join(f"{part} `{digest}`" for part, digest in said["data_sha256"].items())
+    rows = {
+        "data": said["data"],
+        "data SHA-256": digests,
+        "seed": said["seed"],
+        "command": f"`{said['command']}`",
+        "training": f"{said['steps']:,} steps of {said['batch']} at {said['learning_rate']:g}, "
+        f"best step {said['best_step']:,} by validation; about {said['about_minutes']} minutes, "
+        f"{said['device']}",
+        "validation": ", ".join(f"{key} {value:.4g}" for key, value in said["validation"].items()),
+        "calibration": samples,
+        "file SHA-256": f"`{built.sha256}`",
+        "versions": ", ".join(f"{key} {value}" for key, value in said["versions"].items()),
+    }
+    lines = [
+        f"# {built.path.name}",
+        "",
+        f"{MODELS[name].what} It is small ({parameters:,} parameters, "
+        f"{built.path.stat().st_size / 2**20:.2f} MiB with its calibration samples) and there to "
+        "try every command on, not for any use beyond that.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in rows.items()),
+        "",
+        "## Test scores",
+        "",
+        "| variant | task | score | value (95 % interval) | samples |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {each.variant} | {each.task} | {score.name} | {shown(score)} | {score.n:,} |"
+            for each in found
+            for score in each.scores
+        ),
+        "",
+        f"Training and scoring again: `python benchmarks/shipped.py train {name}`, then `ship`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def shown(score: Score) -> str:
+    """A score with its interval; shares in per cent."""
+    factor, unit = (100, " %") if score.unit == "share" else (1, "")
+    text = f"{factor * score.value:.4g}{unit}"
+    if score.interval is None:
+        return text
+    low, high = (factor * each for each in score.interval)
+    return f"{text} ({low:.4g} to {high:.4g})"
+
+
+def row(path: Path, seconds: float) -> dict[str, Any]:
+    """Parity and speed of every variant of one checkpoint, exported now."""
+    checkpoint = load(path)
+    with tempfile.TemporaryDirectory() as place:
+        exported = export(path, ExportOptions(out=Path(place) / "exported", name=path.stem))
+        options = BenchOptions(out=Path(place) / "report", server=False, seconds=seconds)
+        report = bench(exported.folder, options).to_dict()
+    return {
+        "family": checkpoint.family,
+        "bytes": path.stat().st_size,
+        "sha256": checkpoint.sha256,
+        "parity": {each.variant.name: figures(each) for each in exported.manifests},
+        "variants": report["variants"],
+    }
+
+
+def figures(manifest: Manifest) -> dict[str, float]:
+    """What the gate measured."""
+    return {"multiply_adds": manifest.cost.multiply_adds, **manifest.parity.figures}
+
+
+def main() -> None:
+    """One of the three things."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=("train", "ship", "table"))
+    parser.add_argument("name", choices=[*MODELS, "all"], nargs="?", default="all")
+    parser.add_argument("--seconds", type=float, default=1.5, help="measured time a point")
+    options = parser.parse_args()
+    names = list(MODELS) if options.name == "all" else [options.name]
+    if options.action == "table":
+        rows = {path.stem: row(path, options.seconds) for path in SHIPPED.glob("*.safetensors")}
+        content = {"machine": this_machine().to_dict(), "models": dict(sorted(rows.items()))}
+        write_result(RESULT, content)
+        return
+    for name in names:
+        {"train": trained, "ship": ship}[options.action](name)
+
+
+if __name__ == "__main__":
+    main()
