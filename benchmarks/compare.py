@@ -67,7 +67,7 @@ COMPARISONS = {
         {kind: {"attention": kind, "positions": "left"} for kind in ("t-sa", "sa")},
         (("t-sa", "sa"),),
         (EvaluateOptions(data="tetrominoes", task="ari"),),
-        {"data": "tetrominoes", "steps": 4_000},
+        {"data": "tetrominoes", "steps": 5_000, "batch": 16},
     ),
     "captioner": Comparison(
         "captioner",
@@ -80,7 +80,7 @@ COMPARISONS = {
     ),
     "slots": Comparison(
         "slot-attention",
-        {"ts-sa": {"attention": "ts-sa"}},
+        {"t-sa": {}},
         (),
         (EvaluateOptions(data="tetrominoes", task="ari"),),
         {"data": "tetrominoes", "recipe": "shipped"},
