@@ -21,7 +21,6 @@ from saccade.models.vqa_folded_layers import (
     FoldedDecoder,
     FoldedEncoderLayer,
     FoldedPool,
-    FoldedWords,
     after_norm,
     shifted,
 )
@@ -31,8 +30,9 @@ from saccade.models.vqa_parts import vqa_part
 class FoldedVQA(nn.Module):
     """What `VQA.fold` returns: `details` and `parts` of a VQA, evaluation only.
 
-    Constants: the gates that each word opens in the LSTM, the share of the position in the first
-    layer of the cells, and the scale of the queries. A bias of the keys adds the same to every
+    Constants: the share of the position in the first layer of the cells, and the scale of the
+    queries. The LSTM stays as it is: one node of a runtime is faster than steps over a table of
+    the gates that each word opens. A bias of the keys adds the same to every
     score of a row and cancels; one of the values passes the weights, which sum to 1, and joins
     the bias behind. The last normalisation of a decoder, of the encoder and of the head hands
     its gain and bias to the layers that read it. What has the same input is one product: queries,
@@ -47,7 +47,7 @@ class FoldedVQA(nn.Module):
     def __init__(self, source: VQA) -> None:
         super().__init__()
         self.config = source.config
-        self.words = FoldedWords(source)
+        self.embedding, self.lstm = source.embedding, source.lstm
         layers = [each for each in source.encoder if isinstance(each, EncoderLayer)]
         folded, last = [FoldedEncoderLayer(each) for each in layers], layers[-1].norm_feed
         folded[-1].norm_feed = BareNorm(last)
@@ -83,7 +83,7 @@ class FoldedVQA(nn.Module):
         """What `VQA.details` answers."""
         check_question(inputs["question"], self.config)
         masked = inputs["question"] == 0
-        x = self.words(inputs["question"])
+        x = self.lstm(self.embedding(inputs["question"]))[0]
         for layer in self.encoder:
             x = layer(x, masked)
         state = self.question_pool(x, self.question_pool.scores(x, masked).softmax(-1)) + self.bias

@@ -17,37 +17,6 @@ from saccade.models.mcan import (
     attend,
     spread_norm,
 )
-from saccade.models.vqa import VQA
-
-_LARGEST_TABLE = 2**22  # numbers in a table of the words' gates
-
-
-class FoldedWords(nn.Module):
-    """The question's words through the LSTM; the gates of a word are a constant each."""
-
-    def __init__(self, source: VQA) -> None:
-        super().__init__()
-        embedding, lstm = source.embedding.weight, dict(source.lstm.named_parameters())
-        bias = lstm["bias_ih_l0"] + lstm["bias_hh_l0"]
-        self.recurrent = lstm["weight_hh_l0"]
-        self.project: nn.Module = nn.Identity()
-        if len(embedding) * len(bias) <= _LARGEST_TABLE:
-            self.table = nn.Parameter(F.linear(embedding, lstm["weight_ih_l0"], bias))
-        else:
-            self.table = nn.Parameter(embedding)
-            self.project = folded_linear(lstm["weight_ih_l0"], bias)
-
-    def forward(self, question: Tensor) -> Tensor:
-        gates = self.project(F.embedding(question, self.table))
-        hidden = gates.new_zeros(gates.shape[0], self.recurrent.shape[1])
-        cell, found = hidden, []
-        for step in gates.unbind(1):
-            opened = step + F.linear(hidden, self.recurrent)
-            keep_in, keep, new, out = opened.chunk(4, -1)
-            cell = keep.sigmoid() * cell + keep_in.sigmoid() * new.tanh()
-            hidden = out.sigmoid() * cell.tanh()
-            found.append(hidden)
-        return torch.stack(found, 1)
 
 
 class FoldedSelfAttention(nn.Module):

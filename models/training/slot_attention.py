@@ -42,7 +42,7 @@ QUICK = Recipe(
     **_ADAM,
 )
 SHIPPED = Recipe(
-    steps=13_000,
+    steps=9_000,
     batch=16,
     learning_rate=8e-4,
     config=SMALL,
