@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is decided about a captioner before its weights exist."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from saccade.models.config_values import ConfigValues
 from saccade.models.word_tokens import END, SPECIAL, START, WordVocabulary
-from saccade.plugins.errors import SaccadeError
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention (section 3.1)"
 ATTENTIONS = ("softmax", "sparsemax", "tvmax")
@@ -18,12 +18,14 @@ MOST_LENGTH, MOST_BEAM = 256, 16
 
 
 @dataclass(frozen=True)
-class CaptionerConfig:
+class CaptionerConfig(ConfigValues):
     """Configuration of a captioner; the comment of a field says what the paper leaves open.
 
     Raises: SaccadeError naming the first field that is out of range.
     Source: Martins et al. 2020, section 3.1; its sizes are the preset captioner-paper.
     """
+
+    called = "Captioner"
 
     attention: str = "tvmax"  # of the output attention; the input attention is always softmax
     lam: float = 0.01  # of TVMax
@@ -87,13 +89,6 @@ class CaptionerConfig:
             pixels = cell * getattr(self, f"grid_{side}")
             self._expect(f"{side}_px", getattr(self, f"{side}_px") == pixels, wanted)
 
-    def _expect(self, name: str, fits: bool, wanted: str) -> None:
-        if not fits:
-            raise SaccadeError(
-                f"Captioner configuration: {name} is {getattr(self, name)!r}, "
-                f"expected {wanted}. Change that field."
-            )
-
     @property
     def vocabulary(self) -> int:
         """How many tokens there are, the four special ones included."""
@@ -108,33 +103,6 @@ class CaptionerConfig:
     def end(self) -> int:
         """The token behind every caption."""
         return END
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "CaptionerConfig":
-        """The configuration that `to_dict` wrote.
-
-        Raises: SaccadeError on a key that no field has, or a value out of range.
-        """
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise SaccadeError(
-                f"Captioner configuration: unknown field {unknown[0]!r} ({len(unknown)} in all). "
-                "Expected the fields of CaptionerConfig. The file may come from a newer saccade."
-            )
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise SaccadeError(
-                f"Captioner configuration: a value has the wrong type ({error}). "
-                "Write it with CaptionerConfig.to_dict."
-            ) from error
 
 
 def _is_count(value: object) -> bool:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is decided about a Neural Attentive Circuit before its weights exist."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from saccade.models.config_values import ConfigValues
 from saccade.models.data.listops import VOCABULARY
-from saccade.plugins.errors import SaccadeError
 
 CHOICES = {
     "input": ("image", "tokens", "points", "characters", "bytes"),
@@ -33,12 +33,14 @@ SOURCE = "Weiss et al. 2022, Neural Attentive Circuits"
 
 
 @dataclass(frozen=True)
-class NACConfig:
+class NACConfig(ConfigValues):
     """Configuration of a NAC; the comment of a field says what the paper leaves open.
 
     Raises: SaccadeError naming the first field that is out of range.
     Source: Weiss et al. 2022, Neural Attentive Circuits, section 2 and 4.4.
     """
+
+    called = "NAC"
 
     # image: uint8 values [b, h, w, c]; tokens: [b, n, token_dim]; points: [b, n, 3]; characters:
     # indices into the vocabulary [b, n]; bytes: uint8 [b, n]. All but images come with a length.
@@ -164,46 +166,12 @@ class NACConfig:
         random_and_frozen = self.signature_init == "random" and self.connectivity == "frozen"
         self._expect("signature_init", not random_and_frozen, "'prior' where links are frozen")
 
-    def _expect(self, name: str, fits: bool, wanted: str) -> None:
-        if not fits:
-            raise SaccadeError(
-                f"NAC configuration: {name} is {getattr(self, name)!r}, "
-                f"expected {wanted}. Change that field."
-            )
-
     @property
     def tokens(self) -> int | None:
         """How many tokens an image gives; None where the input decides."""
         if self.input != "image":
             return None
         return (self.height_px // self.patch_px) * (self.width_px // self.patch_px)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "NACConfig":
-        """The configuration that `to_dict` wrote.
-
-        Raises: SaccadeError on a key that no field has, or a value out of range.
-        """
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise SaccadeError(
-                f"NAC configuration: unknown field {unknown[0]!r} ({len(unknown)} in all). "
-                f"Expected the fields of NACConfig. The file may come from a newer saccade."
-            )
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise SaccadeError(
-                f"NAC configuration: a value has the wrong type ({error}). "
-                f"Write it with NACConfig.to_dict."
-            ) from error
 
 
 _COLOUR: dict[str, Any] = {"channels": 3, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}

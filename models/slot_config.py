@@ -2,10 +2,10 @@
 """Everything that is decided about a slot attention model before its weights exist."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from saccade.plugins.errors import SaccadeError
+from saccade.models.config_values import ConfigValues
 
 CHOICES = {
     "encoder": ("simple-cnn", "resnet"),
@@ -31,7 +31,7 @@ POSE_NUMBERS = {"sa": 0, "t-sa": 2, "ts-sa": 4}
 
 
 @dataclass(frozen=True)
-class SlotConfig:
+class SlotConfig(ConfigValues):
     """Configuration of a slot attention model; its defaults are the paper's for Tetrominoes.
 
     Where the paper's Algorithm 1 prints something else than the authors' code computes, the
@@ -40,6 +40,8 @@ class SlotConfig:
     Raises: SaccadeError naming the first field that is out of range.
     Source: Biza et al. 2023, Invariant Slot Attention, Algorithm 1, tables 4 to 8.
     """
+
+    called = "Slot attention"
 
     height_px: int = 35
     width_px: int = 35
@@ -152,13 +154,6 @@ class SlotConfig:
         fits = self.scale_max > self.scale_min
         self._expect("scale_max", fits, f"above scale_min ({self.scale_min})")
 
-    def _expect(self, name: str, fits: bool, wanted: str) -> None:
-        if not fits:
-            raise SaccadeError(
-                f"Slot attention configuration: {name} is {getattr(self, name)!r}, "
-                f"expected {wanted}. Change that field."
-            )
-
     @property
     def equivariant(self) -> bool:
         """Whether slots have positions."""
@@ -173,33 +168,6 @@ class SlotConfig:
     def state_dim(self) -> int:
         """Numbers of one slot's state: slot, position, scale, as far as it has them."""
         return self.slot_dim + POSE_NUMBERS[self.attention]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "SlotConfig":
-        """The configuration that `to_dict` wrote.
-
-        Raises: SaccadeError on a key that no field has, or a value out of range.
-        """
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise SaccadeError(
-                f"Slot attention configuration: unknown field {unknown[0]!r} ({len(unknown)} in "
-                f"all). Expected the fields of SlotConfig. The file may come from a newer saccade."
-            )
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise SaccadeError(
-                f"Slot attention configuration: a value has the wrong type ({error}). "
-                f"Write it with SlotConfig.to_dict."
-            ) from error
 
 
 _TETROMINOES = {"height_px": 20, "width_px": 20, "decoder_height": 20, "decoder_width": 20}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is decided about a second-order transformer before its weights exist."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from saccade.models.config_values import ConfigValues
 from saccade.models.sot_fields import SoTFields
-from saccade.plugins.errors import SaccadeError
 
 SOURCE = "Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer"
 CHOICES = {
@@ -40,13 +40,15 @@ _LISTS = ("mean", "std", "stage_layers", "stage_heads")
 
 
 @dataclass(frozen=True)
-class SoTConfig(SoTFields):
+class SoTConfig(ConfigValues, SoTFields):
     """Configuration of a SoT, and of ViT, DeiT and Swin with or without its head.
 
     Raises: SaccadeError naming the first field that is out of range.
     Source: Xie et al. 2021, section 3 and supplement A; facts of the authors' code where a field
             says "the authors".
     """
+
+    called = "SoT"
 
     def __post_init__(self) -> None:
         for name in _LISTS:
@@ -118,13 +120,6 @@ class SoTConfig(SoTFields):
         self._expect("epn_epsilon", 0 < self.epn_epsilon < 1, "above 0 and below 1")
         self._expect("pool_dropout", 0 <= self.pool_dropout < 1, "at least 0 and below 1")
 
-    def _expect(self, name: str, fits: bool, wanted: str) -> None:
-        if not fits:
-            raise SaccadeError(
-                f"SoT configuration: {name} is {getattr(self, name)!r}, "
-                f"expected {wanted}. Change that field."
-            )
-
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the image's tokens as they enter the trunk."""
@@ -146,33 +141,6 @@ class SoTConfig(SoTFields):
     def second_order(self) -> bool:
         """Whether the head pools cross-covariances."""
         return self.pooling == "mgcrp" and self.fusion != "class"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "SoTConfig":
-        """The configuration that `to_dict` wrote.
-
-        Raises: SaccadeError on a key that no field has, or a value out of range.
-        """
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise SaccadeError(
-                f"SoT configuration: unknown field {unknown[0]!r} ({len(unknown)} in all). "
-                f"Expected the fields of SoTConfig. The file may come from a newer saccade."
-            )
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise SaccadeError(
-                f"SoT configuration: a value has the wrong type ({error}). "
-                f"Write it with SoTConfig.to_dict."
-            ) from error
 
 
 # What the authors' code does where the paper's formula is another one; see `SoTFields`.

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is decided about an image and text model with slots before its weights exist."""
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
+from saccade.models.config_values import ConfigValues
 from saccade.models.sparo_presets import PRESET_FIELDS
-from saccade.plugins.errors import SaccadeError
 
 REPRESENTATIONS = ("cont", "sqrtsem", "sem")
 WEIGHTS = ("const", "norm", "sqrtsoftmax", "softmax")
@@ -52,12 +51,14 @@ class ReadOutShape:
 
 
 @dataclass(frozen=True)
-class SparoConfig:
+class SparoConfig(ConfigValues):
     """Configuration of two towers (or the image's alone) and of what pools their tokens.
 
     Raises: SaccadeError naming the first field that is out of range.
     Source: Vani et al. 2024, SPARO, section 3; the baselines of tables 6 and B.2.
     """
+
+    called = "SPARO"
 
     height_px: int = 224
     width_px: int = 224
@@ -182,13 +183,6 @@ class SparoConfig:
             fits = len({each.attn_dim for each in towers}) == 1
             self._expect("share_queries", fits, "false, or attn_dim set: towers differ in it")
 
-    def _expect(self, name: str, fits: bool, wanted: str) -> None:
-        if not fits:
-            raise SaccadeError(
-                f"SPARO configuration: {name} is {getattr(self, name)!r}, "
-                f"expected {wanted}. Change that field."
-            )
-
     @property
     def image_tokens(self) -> int:
         """Patches and the class token."""
@@ -233,33 +227,6 @@ class SparoConfig:
             gated=self.sparo_type.partition(":")[2] in GATES,
             share_kv=self.share_kv,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "SparoConfig":
-        """The configuration that `to_dict` wrote.
-
-        Raises: SaccadeError on a key that no field has, or a value out of range.
-        """
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise SaccadeError(
-                f"SPARO configuration: unknown field {unknown[0]!r} ({len(unknown)} in all). "
-                f"Expected the fields of SparoConfig. The file may come from a newer saccade."
-            )
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise SaccadeError(
-                f"SPARO configuration: a value has the wrong type ({error}). "
-                f"Write it with SparoConfig.to_dict."
-            ) from error
 
 
 PRESETS = {name: SparoConfig(**values) for name, values in PRESET_FIELDS.items()}

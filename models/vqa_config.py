@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is decided about a network that answers questions on images."""
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from saccade.plugins.errors import SaccadeError
+from saccade.models.config_values import ConfigValues
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention"
 SPARSE = ("softmax", "sparsemax")
@@ -28,7 +27,7 @@ COUNTS = (
 
 
 @dataclass(frozen=True)
-class VQAConfig:
+class VQAConfig(ConfigValues):
     """Configuration of an encoder-decoder over question and image.
 
     The question comes as token ids, 0 for padding. The image comes as pixels, as features of a
@@ -38,6 +37,8 @@ class VQAConfig:
     Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3.2; the layers
             are those of Yu et al. 2019 (Deep Modular Co-Attention Networks).
     """
+
+    called = "VQA"
 
     image: str = "grid"  # what is looked at; both: two decoders, one for each
     features: str = "image"  # pixels for the small encoder here, or features of another network
@@ -127,13 +128,6 @@ class VQAConfig:
             wanted = len(self.words) + extra
             self._expect("tokens", self.tokens == wanted, f"{wanted}, as the words say")
 
-    def _expect(self, name: str, fits: bool, wanted: str) -> None:
-        if not fits:
-            raise SaccadeError(
-                f"VQA configuration: {name} is {getattr(self, name)!r}, expected {wanted}. "
-                "Change that field."
-            )
-
     @property
     def has_grid(self) -> bool:
         """Whether cells of a grid come in."""
@@ -153,33 +147,6 @@ class VQAConfig:
                 side //= factor
                 found.append(factor)
         return tuple(found)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "VQAConfig":
-        """The configuration that `to_dict` wrote.
-
-        Raises: SaccadeError on a key that no field has, or a value out of range.
-        """
-        unknown = sorted(set(values) - {field.name for field in fields(cls)})
-        if unknown:
-            raise SaccadeError(
-                f"VQA configuration: unknown field {unknown[0]!r} ({len(unknown)} in all). "
-                "Expected the fields of VQAConfig. The file may come from a newer saccade."
-            )
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise SaccadeError(
-                f"VQA configuration: a value has the wrong type ({error}). "
-                "Write it with VQAConfig.to_dict."
-            ) from error
 
 
 def _is_count(value: object, smallest: int) -> bool:
