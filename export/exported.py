@@ -32,13 +32,14 @@ from saccade.models.interface import Family, Part, Setting, part_named
 from saccade.models.select import selected_checkpoint
 from saccade.plugins.errors import GateFailed, SaccadeError, require
 from saccade.plugins.files import new_folder, refuse_existing, sha256_of, write_atomically
+from saccade.plugins.path_fields import PathFields
 from saccade.plugins.progress import progress
 
 _TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(PathFields):
     """Export a checkpoint to ONNX, one file a budget, each proved against the checkpoint."""
 
     out: Path  # folder to make

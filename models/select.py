@@ -11,6 +11,7 @@ from saccade.models.checkpoint import Checkpoint, load, save
 from saccade.models.zero_shot import prompts
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import read_lines, refuse_existing
+from saccade.plugins.path_fields import PathFields
 
 if TYPE_CHECKING:
     from saccade.models.sparo import Sparo
@@ -19,7 +20,7 @@ _SCENES = 1_000  # validation scenes
 
 
 @dataclass(frozen=True)
-class SelectOptions:
+class SelectOptions(PathFields):
     """What to choose slots by, and where the choice goes."""
 
     out: Path  # JSON to write, for `saccade export --slots`

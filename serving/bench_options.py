@@ -7,10 +7,11 @@ from pathlib import Path
 
 from saccade.export.evaluation.options import TaskName
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.path_fields import PathFields
 
 
 @dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(PathFields):
     """What is measured, how long, and where the report goes."""
 
     out: Path  # folder for report.json, report.html and frontier.png
@@ -28,6 +29,7 @@ class BenchOptions:
     seed: int = 0  # of the order of the turns
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.limit is not None and self.limit < 2:
             raise SaccadeError(f"--limit is {self.limit}, expected at least 2.")
         if not (math.isfinite(self.seconds) and 0.01 <= self.seconds <= 3600):

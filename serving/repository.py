@@ -12,6 +12,7 @@ from saccade.export.manifest import Manifest, read_folder
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, new_folder, refuse_existing, sha256_of
+from saccade.plugins.path_fields import PathFields
 from saccade.serving.frontier import FILE_NAME as FRONTIER
 from saccade.serving.frontier import Entry
 from saccade.serving.model_config import MAX_BATCH, MODEL_FILE, variant_config
@@ -28,7 +29,7 @@ _AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --forc
 
 
 @dataclass(frozen=True)
-class RepositoryOptions:
+class RepositoryOptions(PathFields):
     """Where the repository goes, and which images its router refuses."""
 
     out: Path  # folder to write
@@ -63,13 +64,13 @@ class Deployment:
         }
 
 
-def deploy(folder: Path, options: RepositoryOptions) -> Deployment:
+def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
     """Write the repository of every variant in an artefact folder and of the router over them.
 
     Raises: SaccadeError if the output exists, an artefact does not fit its manifest, the
         frontier measured other bytes, or the variants cannot stand behind one router.
     """
-    folder, out = Path(folder), Path(options.out)
+    folder, out = Path(folder), options.out
     refuse_existing(out, force=options.force)
     labelling = read_labelling(options.labels, options.templates)
     variants = grouped(read_folder(folder))

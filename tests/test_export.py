@@ -27,6 +27,12 @@ from saccade.plugins.errors import GateFailed, MissingPackage, SaccadeError  # n
 NAMES = ["nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32"]
 
 
+def test_a_path_may_be_text() -> None:
+    options = ExportOptions(out="somewhere", slots="slots.json")  # type: ignore[arg-type]
+    assert (options.out, options.slots) == (Path("somewhere"), Path("slots.json"))
+    assert ExportOptions(out=Path("somewhere")).slots is None
+
+
 def test_folder(tiny_folder: Path, tiny_checkpoint: Path) -> None:
     files = {f"{name}{suffix}" for name in NAMES for suffix in (".onnx", ".manifest.json")}
     assert {path.name for path in tiny_folder.iterdir()} == {*files, "nac.safetensors"}

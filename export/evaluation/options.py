@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.path_fields import PathFields
 
 TaskName = Literal[
     "top1",
@@ -21,7 +22,7 @@ TaskName = Literal[
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(PathFields):
     """On what a checkpoint or the variants of a folder are scored."""
 
     data: str | None = None  # a name, a folder or an .npz; none: the family's generated data
@@ -32,5 +33,6 @@ class EvaluateOptions:
     seed: int = 0  # of questions, captions and initial states
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.limit is not None and self.limit < 2:
             raise SaccadeError(f"--limit is {self.limit}, expected at least 2.")

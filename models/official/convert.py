@@ -23,6 +23,7 @@ from saccade.models.official.sources import OPTIONAL, SOURCES
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import refuse_existing, sha256_of
+from saccade.plugins.path_fields import PathFields
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +33,7 @@ _CLASSIFIERS = ("head.", "head_dist.", "classifier.")
 
 
 @dataclass(frozen=True)
-class ConvertOptions:
+class ConvertOptions(PathFields):
     """What the file cannot tell, and where the result goes."""
 
     out: Path  # checkpoint to write, ends in .safetensors

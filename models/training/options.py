@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from saccade.models.training.task import Recipe
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.path_fields import PathFields
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(PathFields):
     """What to learn and with what; what is not given comes from the family's recipe."""
 
     out: Path  # checkpoint to write, ends in .safetensors; a log .csv goes beside it
