@@ -20,7 +20,7 @@ CALIBRATION, VALIDATION = 256, 1000
 _BATCH = 100  # images of one pass in validation
 QUICK = Recipe(steps=1200, batch=64, learning_rate=1e-3, config=SMALL)
 SHIPPED = Recipe(
-    steps=5_000, batch=64, learning_rate=1e-3, config=SMALL, warm_up_steps=400, ema=0.999
+    steps=3_000, batch=64, learning_rate=1e-3, config=SMALL, warm_up_steps=200, ema=0.999
 )
 
 
