@@ -113,23 +113,7 @@ def ship(name: str) -> None:
 
 def card(name: str, built: Checkpoint, found: list[Found]) -> str:
     """What a reader has to know of the file."""
-    said = built.card
     parameters = sum(each.numel() for each in built.build().parameters())
-    samples = ", ".join(f"{len(values):,} {kind}" for kind, values in built.calibration.items())
-    digests = ", ".join(f"{part} `{digest}`" for part, digest in said["data_sha256"].items())
-    rows = {
-        "data": said["data"],
-        "data SHA-256": digests,
-        "seed": said["seed"],
-        "command": f"`{said['command']}`",
-        "training": f"{said['steps']:,} steps of {said['batch']} at {said['learning_rate']:g}, "
-        f"best step {said['best_step']:,} by validation; about {said['about_minutes']} minutes, "
-        f"{said['device']}",
-        "validation": ", ".join(f"{key} {value:.4g}" for key, value in said["validation"].items()),
-        "calibration": samples,
-        "file SHA-256": f"`{built.sha256}`",
-        "versions": ", ".join(f"{key} {value}" for key, value in said["versions"].items()),
-    }
     lines = [
         f"# {built.path.name}",
         "",
@@ -139,7 +123,7 @@ def card(name: str, built: Checkpoint, found: list[Found]) -> str:
         "",
         "| | |",
         "|---|---|",
-        *(f"| {key} | {value} |" for key, value in rows.items()),
+        *(f"| {key} | {value} |" for key, value in origin(built).items()),
         "",
         "## Test scores",
         "",
@@ -155,6 +139,25 @@ def card(name: str, built: Checkpoint, found: list[Found]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def origin(built: Checkpoint) -> dict[str, str]:
+    """Where the file comes from."""
+    said = built.card
+    digests = (f"{part} `{digest}`" for part, digest in said["data_sha256"].items())
+    return {
+        "data": said["data"],
+        "data SHA-256": ", ".join(digests),
+        "seed": said["seed"],
+        "command": f"`{said['command']}`",
+        "training": f"{said['steps']:,} steps of {said['batch']} at {said['learning_rate']:g}, "
+        f"best step {said['best_step']:,} by validation; about {said['about_minutes']} minutes, "
+        f"{said['device']}",
+        "validation": ", ".join(f"{key} {value:.4g}" for key, value in said["validation"].items()),
+        "calibration": ", ".join(f"{len(each):,} {key}" for key, each in built.calibration.items()),
+        "file SHA-256": f"`{built.sha256}`",
+        "versions": ", ".join(f"{key} {value}" for key, value in said["versions"].items()),
+    }
 
 
 def shown(score: Score) -> str:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several test files share: one tiny checkpoint, one folder exported from it."""
 
+import fcntl
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,16 +23,30 @@ def tiny_nac() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
+def all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that every test process of this run has."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
 def tiny_checkpoint(tiny_nac: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of 16 modules with random weights; treat it as read-only."""
     return tiny_nac(tmp_path_factory.mktemp("checkpoint") / "nac.safetensors").path
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint exported as `nac` at budgets 1, 0.5, 0.25, 0.125; copy it to change it."""
+def tiny_folder(tiny_checkpoint: Path, all_workers: Path) -> Path:
+    """The checkpoint exported as `nac` at budgets 1, 0.5, 0.25, 0.125; copy it to change it.
+
+    The export takes a minute, so the first process that wants it makes it for all.
+    """
     from saccade.export.exported import ExportOptions, export
 
-    return export(
-        tiny_checkpoint, ExportOptions(tmp_path_factory.mktemp("exported") / "nac")
-    ).folder
+    folder = all_workers / "exported" / "nac"
+    with (all_workers / "exported.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.parent.mkdir(exist_ok=True)
+            export(tiny_checkpoint, ExportOptions(folder))
+    return folder

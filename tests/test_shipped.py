@@ -52,5 +52,5 @@ def test_file_knows_what_its_card_claims(path: Path) -> None:
 
 
 def test_a_name_that_is_not_there() -> None:
-    with pytest.raises(SaccadeError, match="There are: .*digits-sum"):
+    with pytest.raises(SaccadeError, match=r"There are: .*digits-sum"):
         shipped_checkpoint("digits")

@@ -17,6 +17,7 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import jensen_shannon, repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.scene_mix import MIX, SceneMix
 from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import PAD, WordVocabulary
 from saccade.plugins.errors import SaccadeError
@@ -27,9 +28,7 @@ NEARLY = 0.0  # a generated relation is true if it holds at all
 
 EXTRA: dict[str, Any] = {
     "scenes": 8_000,  # drawn once; their captions are new in every batch
-    "singles": 2_000,  # further scenes of one object, where words and looks belong together
-    "singles_first": 0.5,  # share of the steps in which the batch goes from all of these ...
-    "singles_last": 0.1,  # ... to so many of them
+    **MIX,
     "validate_images": 200,  # while training, greedily
     "report_images": 500,  # at the end, with the configured beam
 }
@@ -83,10 +82,7 @@ class CaptionerTask:
         self.model = Captioner(config)
         self.vocabulary = WordVocabulary(config.words)
         extra = self.recipe.extra
-        several = scenes("train", extra["scenes"], side_px=config.height_px)
-        single = scenes("train", extra["singles"], seed=1, side_px=config.height_px, objects=(1, 1))
-        self.images = np.concatenate([several.images, single.images])
-        self.objects = several.objects + single.objects
+        self.training = SceneMix(extra, config.height_px)
         self.validation = scenes("validation", extra["report_images"], side_px=config.height_px)
         rng = np.random.default_rng(0)
         self.references = [
@@ -94,7 +90,7 @@ class CaptionerTask:
             for objects in self.validation.objects
         ]
         self.data_sha256 = {
-            "train": _sha256(self.images),
+            "train": _sha256(self.training.images),
             "validation": _sha256(self.validation.images),
         }
         self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
@@ -104,19 +100,11 @@ class CaptionerTask:
 
         At first all scenes have one object, then fewer and fewer of them.
         """
-        extra = self.recipe.extra
-        passed = min(1.0, step / max(1.0, extra["singles_first"] * self.recipe.steps))
-        share = 1 - (1 - extra["singles_last"]) * passed
-        several, total = extra["scenes"], len(self.images)
-        rows = np.where(
-            rng.random(self.recipe.batch) < share,
-            rng.integers(several, total, self.recipe.batch),
-            rng.integers(several, size=self.recipe.batch),
-        )
-        tokens = self._tokens([caption(self.objects[row], rng) for row in rows])
+        rows = self.training.rows(rng, self.recipe.batch, step / self.recipe.steps)
+        tokens = self._tokens([caption(self.training.objects[row], rng) for row in rows])
         used = int((tokens != PAD).sum(1).max())
         return {
-            "images": torch.from_numpy(self.images[rows]),
+            "images": torch.from_numpy(self.training.images[rows]),
             "tokens": torch.from_numpy(tokens[:, :used]),
         }
 
@@ -173,7 +161,7 @@ class CaptionerTask:
         """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
         config = self.model.config
         rng = np.random.default_rng(0)
-        shown = self.objects[:CALIBRATION_IMAGES]
+        shown = self.training.objects[:CALIBRATION_IMAGES]
         return {
             "config": config.to_dict(),
             "preprocessing": Preprocessing(
@@ -181,7 +169,7 @@ class CaptionerTask:
             ),
             "labels": (),
             "calibration": {
-                "image": self.images[:CALIBRATION_IMAGES],
+                "image": self.training.images[:CALIBRATION_IMAGES],
                 "tokens": self._tokens([caption(objects, rng) for objects in shown]),
             },
         }

@@ -17,10 +17,11 @@ from saccade.models.data.questions import (
     Question,
     questions,
 )
-from saccade.models.data.shapes import Scenes, scenes
+from saccade.models.data.shapes import scenes
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import zero_share
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.scene_mix import MIX, SceneMix
 from saccade.models.training.task import Recipe
 from saccade.models.vqa import VQA
 from saccade.models.vqa_config import VQAConfig
@@ -32,6 +33,7 @@ _VALIDATION_BATCH = 100  # scenes
 
 EXTRA: dict[str, Any] = {
     "scenes": 8_000,  # drawn once; their questions are new in every batch
+    **MIX,
     "questions": 4,  # of a scene in a batch, so that its image is encoded once for all
     "validate_scenes": 250,  # while training
     "report_scenes": 1_000,  # at the end
@@ -46,15 +48,15 @@ QUICK = Recipe(
     validate_every=150,
 )
 SHIPPED = Recipe(
-    steps=5_000,
+    steps=3_500,
     batch=32,
     learning_rate=1e-3,
     weight_decay=0.01,
-    config={"dropout": 0.05},
+    config={"dropout": 0.0},
     warm_up_steps=200,
-    ema=0.999,
-    extra={**EXTRA, "scenes": 20_000},
-    validate_every=500,
+    ema=0.998,
+    extra={**EXTRA, "scenes": 20_000, "singles": 5_000},
+    validate_every=350,
 )
 
 
@@ -94,13 +96,13 @@ class VQATask:
             )
         self.model = VQA(config)
         extra, side = self.recipe.extra, config.height_px
-        self.training = scenes("train", extra["scenes"], side_px=side)
+        self.training = SceneMix(extra, side)
         self.validation = scenes("validation", extra["report_scenes"], side_px=side)
         rng = np.random.default_rng(0)
         self.asked = [questions(each, rng, extra["questions"]) for each in self.validation.objects]
         self.data_sha256 = {
-            "train": _sha256(self.training),
-            "validation": _sha256(self.validation),
+            "train": _sha256(self.training.images),
+            "validation": _sha256(self.validation.images),
         }
         self.card = {
             "validation_images": extra["report_scenes"],
@@ -110,12 +112,9 @@ class VQATask:
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
         """Images [b s s 3] uint8, questions [n t] int64, of which image each is, and its answer.
 
-        An epoch takes every image once.
+        At first all scenes have one object, then fewer and fewer of them.
         """
-        total, size = len(self.training.images), self.recipe.batch
-        epoch, place = divmod(step, max(1, total // size))
-        order = np.random.default_rng((self.model.config.seed, epoch)).permutation(total)
-        rows = order[place * size : (place + 1) * size]
+        rows = self.training.rows(rng, self.recipe.batch, step / self.recipe.steps)
         count = self.recipe.extra["questions"]
         asked = [questions(self.training.objects[row], rng, count) for row in rows]
         return self._tensors(self.training.images[rows], asked)
@@ -193,5 +192,5 @@ class VQATask:
         }
 
 
-def _sha256(drawn: Scenes) -> str:
-    return hashlib.sha256(drawn.images.tobytes()).hexdigest()
+def _sha256(images: np.ndarray) -> str:
+    return hashlib.sha256(images.tobytes()).hexdigest()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenes of one object first, of several later: what words mean is learned where it is plain."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from saccade.models.data.shapes import scenes
+
+# In a recipe's `extra`, beside `scenes`: scenes of several objects, drawn once.
+MIX: dict[str, Any] = {
+    "singles": 2_000,  # further scenes of one object
+    "singles_first": 0.5,  # share of the steps in which the batch goes from all of these ...
+    "singles_last": 0.1,  # ... to so many of them
+}
+
+
+class SceneMix:
+    """Training scenes of both kinds, and which of them a step sees.
+
+    Shapes: images [n s s 3] uint8; objects, a tuple of Object a scene.
+    """
+
+    def __init__(self, extra: Mapping[str, Any], side_px: int) -> None:
+        several = scenes("train", extra["scenes"], side_px=side_px)
+        single = scenes("train", extra["singles"], seed=1, side_px=side_px, objects=(1, 1))
+        self.images = np.concatenate([several.images, single.images])
+        self.objects = several.objects + single.objects
+        self._extra = extra
+
+    def rows(self, rng: np.random.Generator, count: int, passed: float) -> np.ndarray:
+        """Scenes of a batch after the share `passed` of all steps.
+
+        Shapes: -> [count] int64.
+        """
+        extra, total = self._extra, len(self.images)
+        done = min(1.0, passed / max(1e-9, extra["singles_first"]))
+        share = 1 - (1 - extra["singles_last"]) * done
+        return np.where(
+            rng.random(count) < share,
+            rng.integers(extra["scenes"], total, count),
+            rng.integers(extra["scenes"], size=count),
+        )
