@@ -3,13 +3,14 @@
 
     python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run goes on
     python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
-    python benchmarks/shipped.py table               # every one: parity and speed
+    python benchmarks/shipped.py table [NAME]        # every one: parity and speed
 
 `train` writes to build/shipped, `ship` to models/shipped, `table` to results/shipped.json. The
 digits-sum model has a script of its own, digits_sum.py, and is in the table only.
 """
 
 import argparse
+import json
 import os
 import shutil
 import tempfile
@@ -170,6 +171,33 @@ def shown(score: Score) -> str:
     return f"{text} ({low:.4g} to {high:.4g})"
 
 
+def table(name: str, seconds: float) -> None:
+    """Measure one checkpoint, or all; the others' rows stay as they are."""
+    rows = json.loads(RESULT.read_text())["models"] if RESULT.exists() else {}
+    for path in sorted(SHIPPED.glob("*.safetensors" if name == "all" else f"{name}.safetensors")):
+        rows[path.stem] = row(path, seconds)
+        write_result(RESULT, {"machine": this_machine().to_dict(), "models": rows})
+        print(line(path.stem, rows[path.stem]), flush=True)
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    """A row of the README's table: the whole model, its worst parity, its fastest batch."""
+    whole = found["variants"][0]
+    inside, score = whole["in_process"], whole["score"]
+    one, best = (
+        f"{inside[f'batch_{batch}']['inferences_per_second']:,.0f}"
+        for batch in (1, inside["best_batch"])
+    )
+    parity = max(each["relative_error"] for each in found["parity"].values())
+    low, high = score["interval"]
+    factor = 100 if score["unit"] == "share" else 1
+    value = f"{factor * score['value']:.4g} ({factor * low:.4g} to {factor * high:.4g})"
+    return (
+        f"| `{name}` | {found['bytes'] / 2**20:.1f} | {score['name']} {value} | {parity:.1e} | "
+        f"{one} | {best} at {inside['best_batch']} |"
+    )
+
+
 def row(path: Path, seconds: float) -> dict[str, Any]:
     """Parity and speed of every variant of one checkpoint, exported now."""
     checkpoint = load(path)
@@ -195,16 +223,15 @@ def main() -> None:
     """One of the three things."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("train", "ship", "table"))
-    parser.add_argument("name", choices=[*MODELS, "all"], nargs="?", default="all")
+    parser.add_argument("name", choices=[*MODELS, "digits-sum", "all"], nargs="?", default="all")
     parser.add_argument("--seconds", type=float, default=1.5, help="measured time a point")
     options = parser.parse_args()
-    names = list(MODELS) if options.name == "all" else [options.name]
     if options.action == "table":
-        rows = {path.stem: row(path, options.seconds) for path in SHIPPED.glob("*.safetensors")}
-        content = {"machine": this_machine().to_dict(), "models": dict(sorted(rows.items()))}
-        write_result(RESULT, content)
+        table(options.name, options.seconds)
         return
-    for name in names:
+    if options.name == "digits-sum":
+        parser.error("digits-sum is trained and described by digits_sum.py")
+    for name in MODELS if options.name == "all" else [options.name]:
         {"train": trained, "ship": ship}[options.action](name)
 
 
