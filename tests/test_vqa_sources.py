@@ -110,7 +110,13 @@ def test_boxes_take_the_image_layers() -> None:
 
 
 def test_a_task_trains_scores_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    extra = {"scenes": 64, "questions": 3, "validate_scenes": 20, "report_scenes": 260}
+    extra = training.EXTRA | {
+        "scenes": 64,
+        "singles": 32,
+        "questions": 3,
+        "validate_scenes": 20,
+        "report_scenes": 260,
+    }
     monkeypatch.setattr(training, "QUICK", replace(training.QUICK, extra=extra, batch=8))
     options = TrainOptions(
         tmp_path / "vqa.safetensors",
