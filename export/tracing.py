@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from onnxscript import rewriter
+from onnxscript.rewriter.rules.common import _no_op
 from torch import nn
 
 from saccade.export.onnx_graph import OUTPUT_PREFIX, clean
@@ -71,7 +73,7 @@ def trace_module(
         for word in shape
         if isinstance(word, str)
     }
-    with _quiet(), torch.no_grad():
+    with _quiet(), _tiny_constants_stay(), torch.no_grad():
         program = torch.onnx.export(
             module.eval(),
             tuple(examples.values()),
@@ -113,3 +115,19 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _tiny_constants_stay() -> Iterator[None]:
+    """Without the exporter's rules that leave out `x + 0` and `x * 1`.
+
+    They take a constant within 1e-8 for 0 (within 1e-5 for 1), and so drop an epsilon of 1e-8 that
+    keeps a quotient of small numbers what it is.
+    """
+    rules = rewriter._DEFAULT_REWRITE_RULES
+    left_out = {id(rule) for rule in _no_op.rules}
+    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in left_out)
+    try:
+        yield
+    finally:
+        rewriter._DEFAULT_REWRITE_RULES = rules

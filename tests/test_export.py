@@ -231,3 +231,18 @@ def test_session_takes_one_thread_and_does_not_spin(tiny_folder: Path, tmp_path:
     (tmp_path / "bad.onnx").write_bytes(b"not a model")
     with pytest.raises(SaccadeError, match=r"bad\.onnx: ONNX Runtime .* cannot load it"):
         onnx_session(tmp_path / "bad.onnx")
+
+
+def test_an_epsilon_of_1e_8_stays_in_the_graph() -> None:
+    import torch
+
+    from saccade.export.tracing import trace_module
+
+    class Share(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / (x.sum(-1, keepdim=True) + 1e-8)
+
+    tiny = np.full((3, 4), 1e-9, np.float32)
+    proto = trace_module(Share(), {"x": torch.from_numpy(tiny)}, ("share",))
+    (found,) = onnx_session(proto.SerializeToString()).run(None, {"x": tiny})
+    np.testing.assert_allclose(found, 1e-9 / 1.4e-8, rtol=1e-5)
