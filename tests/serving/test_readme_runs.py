@@ -2,10 +2,10 @@
 """The README's examples, run one after the other as they stand."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = ("make", "pip")  # the suite itself, the demo, and what would change the environment
 PORTS = (8000, 8001, 8002, 8003)  # of a server that is not told others
 LONG_S = 300
+CLIP_WORDS = 49_408
 
 
 def examples() -> list[tuple[str, str]]:
@@ -46,13 +47,25 @@ def clone(tmp_path: Path) -> Path:
     place.mkdir()
     for name in ("models", "docs"):
         (place / name).symlink_to(ROOT / name)
-    theirs = official_files().open_clip(tmp_path)
-    config = Path(theirs.flags[theirs.flags.index("--config") + 1])
-    shutil.copyfile(theirs.path, place / "vit_b32.pt")
-    shutil.copyfile(config, place / "vit_b32.json")
+    their_clip(tmp_path, place / "vit_b32.pt", place / "vit_b32.json")
     (place / "labels.txt").write_text("a circle\na square\n")
     (place / "templates.txt").write_text("a photo of {}.\n")
     return place
+
+
+def their_clip(place: Path, file: Path, config: Path) -> None:
+    """A small CLIP as OpenCLIP writes it, which reads the words that CLIP does."""
+    import torch
+
+    made = official_files().open_clip(place)
+    given = json.loads(Path(made.flags[made.flags.index("--config") + 1]).read_text())
+    given["text_cfg"]["vocab_size"] = CLIP_WORDS
+    config.write_text(json.dumps(given))
+    content = torch.load(made.path, weights_only=True)
+    words = content["state_dict"]["module.token_embedding.weight"]
+    drawn = torch.randn(CLIP_WORDS, words.shape[1], generator=torch.Generator().manual_seed(0))
+    content["state_dict"]["module.token_embedding.weight"] = drawn
+    torch.save(content, file)
 
 
 class Reader:
