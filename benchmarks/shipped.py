@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def trained(name: str) -> None:
     model = MODELS[name]
     options = TrainOptions(BUILT / f"{name}.safetensors", recipe="shipped", **model.training)
     BUILT.mkdir(parents=True, exist_ok=True)
-    train(model.family, TrainOptions(**vars(options) | {"resume": options.state_path.exists()}))
+    train(model.family, replace(options, resume=options.state_path.exists()))
 
 
 def ship(name: str) -> None:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SoT against what the authors' code answered, and against its lists of keys."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,9 @@ CASES = json.loads((GOLDEN / "manifest.json").read_text())["cases"]
 
 @pytest.fixture(scope="module")
 def golden():
-    path = Path(__file__).with_name("golden_cases") / "sot.py"
-    spec = importlib.util.spec_from_file_location("golden_sot", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    from golden_cases import sot
+
+    return sot
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Question answering from outside: the authors' recorded cases and files, scenes, scores."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
 import torch
+from golden_cases import tvmax_vqa as cases
 from safetensors.torch import load_file
 
 from saccade.models.official.conversion import Official
@@ -30,18 +28,7 @@ TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden" / "tvmax_vqa"
 
 
-def _cases() -> ModuleType:
-    path = TESTS / "golden_cases" / "tvmax_vqa.py"
-    spec = importlib.util.spec_from_file_location("golden_tvmax_vqa", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_recorded_cases() -> None:
-    cases = _cases()
     assert cases.count(GOLDEN) == 16
     assert cases.check(GOLDEN) == []
 
@@ -52,7 +39,7 @@ def test_recorded_cases_can_fail(tmp_path: Path) -> None:
         data = dict(file)
     data["tvmax/logits"] = data["tvmax_exact/logits"]
     np.savez(tmp_path / "tvmax_vqa" / "model_b.npz", **data)
-    found = _cases().check(tmp_path / "tvmax_vqa")
+    found = cases.check(tmp_path / "tvmax_vqa")
     assert len(found) == 1
     assert "model_b tvmax: logits" in found[0]
 

@@ -16,6 +16,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
 
+import official_files  # noqa: E402
+
 from saccade.models.families import build  # noqa: E402
 from saccade.models.official import convert as driver  # noqa: E402
 from saccade.models.official.sources import SOURCES  # noqa: E402
@@ -23,14 +25,6 @@ from saccade.models.vqa_questions import question_tokens  # noqa: E402
 from saccade.plugins.errors import SaccadeError  # noqa: E402
 from saccade.serving.cli import run  # noqa: E402
 from saccade.serving.text_tokens import text_tokens  # noqa: E402
-
-_SPEC = importlib.util.spec_from_file_location(
-    "official_files", Path(__file__).with_name("official_files.py")
-)
-assert _SPEC is not None and _SPEC.loader is not None
-official_files = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = official_files
-_SPEC.loader.exec_module(official_files)
 
 FILES: dict[str, Any] = official_files.FILES
 ROUTER = Path(__file__).parents[1] / "model_repository" / "router"

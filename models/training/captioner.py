@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captioner that learns to say what is true of a scene of shapes."""
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import jensen_shannon, repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.scene_mix import MIX, SceneMix
+from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
 from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import PAD, WordVocabulary
 from saccade.plugins.errors import SaccadeError
@@ -90,8 +89,8 @@ class CaptionerTask:
             for objects in self.validation.objects
         ]
         self.data_sha256 = {
-            "train": _sha256(self.training.images),
-            "validation": _sha256(self.validation.images),
+            "train": sha256_of_images(self.training.images),
+            "validation": sha256_of_images(self.validation.images),
         }
         self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
 
@@ -177,7 +176,3 @@ class CaptionerTask:
 
 def _mean(values: list[float]) -> float:
     return float(np.mean(values)) if values else 0.0
-
-
-def _sha256(images: np.ndarray) -> str:
-    return hashlib.sha256(images.tobytes()).hexdigest()

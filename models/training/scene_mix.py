@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scenes of one object first, of several later: what words mean is learned where it is plain."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,3 +43,8 @@ class SceneMix:
             rng.integers(extra["scenes"], total, count),
             rng.integers(extra["scenes"], size=count),
         )
+
+
+def sha256_of_images(images: np.ndarray) -> str:
+    """Of their bytes, in order, in hexadecimal."""
+    return hashlib.sha256(images.tobytes()).hexdigest()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network that learns to answer questions on scenes of shapes."""
 
-import hashlib
 from collections import defaultdict
 from typing import Any
 
@@ -21,7 +20,7 @@ from saccade.models.data.shapes import scenes
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import zero_share
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.scene_mix import MIX, SceneMix
+from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
 from saccade.models.training.task import Recipe
 from saccade.models.vqa import VQA
 from saccade.models.vqa_config import VQAConfig
@@ -101,8 +100,8 @@ class VQATask:
         rng = np.random.default_rng(0)
         self.asked = [questions(each, rng, extra["questions"]) for each in self.validation.objects]
         self.data_sha256 = {
-            "train": _sha256(self.training.images),
-            "validation": _sha256(self.validation.images),
+            "train": sha256_of_images(self.training.images),
+            "validation": sha256_of_images(self.validation.images),
         }
         self.card = {
             "validation_images": extra["report_scenes"],
@@ -190,7 +189,3 @@ class VQATask:
                 "labels": tensors["answers"].numpy(),
             },
         }
-
-
-def _sha256(images: np.ndarray) -> str:
-    return hashlib.sha256(images.tobytes()).hexdigest()

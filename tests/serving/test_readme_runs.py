@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's examples, run one after the other as they stand."""
 
-import importlib.util
 import json
 import os
 import re
@@ -13,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from official_files import open_clip
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = ("make", "pip")  # the suite itself, the demo, and what would change the environment
@@ -28,16 +27,6 @@ def examples() -> list[tuple[str, str]]:
     """Language and text of every block that can be run, in order."""
     blocks = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     return [(kind, text) for kind, text in blocks if text.split()[0] not in LEFT_OUT]
-
-
-def official_files() -> ModuleType:
-    path = ROOT / "tests" / "official_files.py"
-    spec = importlib.util.spec_from_file_location("official_files", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -57,7 +46,7 @@ def their_clip(place: Path, file: Path, config: Path) -> None:
     """A small CLIP as OpenCLIP writes it, which reads the words that CLIP does."""
     import torch
 
-    made = official_files().open_clip(place)
+    made = open_clip(place)
     given = json.loads(Path(made.flags[made.flags.index("--config") + 1]).read_text())
     given["text_cfg"]["vocab_size"] = CLIP_WORDS
     config.write_text(json.dumps(given))

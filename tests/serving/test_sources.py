@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every source from the authors' file to a served answer, by the command line."""
 
-import importlib.util
 import shutil
-import sys
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -14,6 +11,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
 ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
 
+import official_files  # noqa: E402
+
 from saccade.export import gate, samples  # noqa: E402
 from saccade.export.manifest import read_folder  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
@@ -22,13 +21,6 @@ from saccade.plugins.files import json_bytes, sha256_of  # noqa: E402
 from saccade.serving.cli import run  # noqa: E402
 from saccade.serving.client import Client  # noqa: E402
 from saccade.serving.server import ServeOptions, Server  # noqa: E402
-
-_PLACE = Path(__file__).parents[1] / "official_files.py"
-_SPEC = importlib.util.spec_from_file_location("official_files", _PLACE)
-assert _SPEC is not None and _SPEC.loader is not None
-official_files = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = official_files
-_SPEC.loader.exec_module(official_files)
 
 SOURCES = tuple(official_files.FILES)
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
