@@ -241,7 +241,7 @@ PRESETS: dict[str, SoTConfig] = {
     "swin-tiny": swin(96, (2, 2, 6, 2), (3, 6, 12, 24)),
     "swin-tiny-sot": swin(96, (2, 2, 6, 2), (3, 6, 12, 24), pooling="mgcrp", m=24, n=24),
     "sot-shapes": SoTConfig(
-        **SMALL | {"height_px": 64, "width_px": 64, "channels": 3, "patch_px": 8, "classes": 16},
+        **SMALL | {"height_px": 48, "width_px": 48, "channels": 3, "patch_px": 6, "classes": 16},
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
     ),

@@ -5,8 +5,13 @@ The public names are imported when first used, so that `import saccade` needs no
 but the standard library and a client never pays for torch.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# ONNX Runtime reports sessions to its maker over the network, from 1.29 on also on Linux, unless
+# this stands before it is imported. Whoever wants that sets 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from saccade.export.exported import ExportOptions as ExportOptions

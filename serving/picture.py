@@ -95,17 +95,18 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
     """Words beside each point, on the side where they cover least."""
     axes.figure.draw_without_rendering()
     inside = axes.get_window_extent()
-    taken = [_bar(axes, variant) for variant in report["variants"]]
+    # A point counts beside its bar: words rather cross a thin line.
+    taken = [each(axes, variant) for variant in report["variants"] for each in (_bar, _point)]
     # Dominated points lie under the frontier: their words look for room to the lower left first.
     for variant in sorted(report["variants"], key=lambda each: each["dominated_by"] is not None):
         dominated = variant["dominated_by"] is not None
         place = cost_of(variant), _height(variant)
         tries: list[tuple[float, int, Any, Any]] = []
-        for right, up in _SIDES[::-1] if dominated else _SIDES:
+        for right, up in _SIDES_OF_DOMINATED if dominated else _SIDES:
             words = axes.annotate(
                 _words(variant, report["model"]), place, xytext=(9 * right, 8 * up),
                 textcoords="offset points", ha="left" if right > 0 else "right",
-                va="bottom" if up > 0 else "top", fontsize=9, zorder=4,
+                va="bottom" if up > 0 else "top", fontsize=9, zorder=2.5,  # never over a point
                 color=_DOMINATED if dominated else _INK,
                 bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75},
             )  # fmt: skip
@@ -120,12 +121,21 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
         taken.append(box)
 
 
-_SIDES = ((1, 1), (1, -1), (1, 3), (1, -3), (-1, 1), (-1, 3), (-1, -3), (-1, -1))
+_SIDES = tuple((right, up) for right in (1, -1) for up in (1, -1, 3, -3, 5, -5, 8, -8))
+_SIDES_OF_DOMINATED = tuple((-right, -up) for right, up in _SIDES)
 
 
 def _bar(axes: Any, variant: dict[str, Any]) -> Any:
-    """The box, in pixels, that a point and its interval take."""
-    ends = [(cost_of(variant), bound) for bound in _ends(variant)]
+    """The box, in pixels, that an interval takes."""
+    return _box(axes, [(cost_of(variant), bound) for bound in _ends(variant)])
+
+
+def _point(axes: Any, variant: dict[str, Any]) -> Any:
+    """The box, in pixels, that a point takes."""
+    return _box(axes, [(cost_of(variant), _height(variant))] * 2)
+
+
+def _box(axes: Any, ends: list[tuple[float, float]]) -> Any:
     from matplotlib.transforms import Bbox
 
     return Bbox(axes.transData.transform(ends)).padded(6)

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+# There are as many test processes as cores: threads of torch would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
 def tiny_nac() -> Callable[..., Any]:

@@ -7,13 +7,16 @@ number of images in one run: a batch above it is run in parts, since bigger is n
 """
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import triton_python_backend_utils as pb
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as saccade does: it must stand before this
+import onnxruntime
 
 RUN_BATCH = "saccade_run_batch"
 INTEGERS = ("intra_op_thread_count", "inter_op_thread_count", "execution_mode", RUN_BATCH)

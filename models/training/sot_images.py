@@ -15,7 +15,7 @@ from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.training.options import TrainOptions
 
-SCENE_PX = 64
+SCENE_PX = 48  # 256 for calibration stay within the 3 MiB of a shipped file
 _ONE = (1, 1)  # object a scene
 
 

@@ -65,6 +65,7 @@ class Reader:
         self.environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "TORCHINDUCTOR_CACHE_DIR": str(place / "build" / "inductor"),
         }
 
     def types(self, command: str) -> None:
