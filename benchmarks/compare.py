@@ -67,7 +67,7 @@ COMPARISONS = {
         {kind: {"attention": kind, "positions": "left"} for kind in ("t-sa", "sa")},
         (("t-sa", "sa"),),
         (EvaluateOptions(data="tetrominoes", task="ari"),),
-        {"data": "tetrominoes", "steps": 3_000, "batch": 16},
+        {"data": "tetrominoes", "steps": 2_000, "batch": 16},
     ),
     "captioner": Comparison(
         "captioner",

@@ -19,7 +19,7 @@ from saccade.serving.operations import Steps
 from saccade.serving.readiness import Readiness
 from saccade.serving.router_view import RouterView, view_of
 from saccade.serving.rpc_errors import explain
-from saccade.serving.wire import DEFAULT_URL, Call, check_timeout, choice, with_deadline
+from saccade.serving.wire import DEFAULT_URL, Budget, Call, check_timeout, choice, with_deadline
 from saccade.serving.zero_shot import TEMPLATES, Labelling
 
 _T = TypeVar("_T")
@@ -58,7 +58,7 @@ class AsyncClient:
     async def classify(
         self,
         images: Sequence[Image] | np.ndarray,
-        budget: float | None = None,
+        budget: Budget | None = None,
         min_score: float | None = None,
         max_latency_ms: float | None = None,
         top: int = 3,
@@ -81,7 +81,7 @@ class AsyncClient:
         return await self._run(steps)
 
     async def embed(
-        self, images: Sequence[Image] | np.ndarray, budget: float | None = None
+        self, images: Sequence[Image] | np.ndarray, budget: Budget | None = None
     ) -> Embeddings:
         """One vector an image, all of the same variant.
 
@@ -92,7 +92,7 @@ class AsyncClient:
     async def embed_text(
         self,
         texts: Sequence[str],
-        budget: float | None = None,
+        budget: Budget | None = None,
         truncate: bool = False,
     ) -> Embeddings:
         """One vector a text, all of the same variant; long texts are cut only if asked to.
@@ -104,7 +104,7 @@ class AsyncClient:
     async def segment(
         self,
         images: Sequence[Image] | np.ndarray,
-        budget: float | None = None,
+        budget: Budget | None = None,
         seed: int = 0,
         slots: int | None = None,
     ) -> list[Segmentation]:
@@ -114,7 +114,7 @@ class AsyncClient:
         """
         return await self._run(operations.segment(images, choice(budget), seed, slots))
 
-    async def edit(self, image: Image, change: Change, budget: float | None = None) -> np.ndarray:
+    async def edit(self, image: Image, change: Change, budget: Budget | None = None) -> np.ndarray:
         """The image with one slot moved and scaled, as the model draws it.
 
         Shapes: -> uint8 [h w c].
@@ -125,7 +125,7 @@ class AsyncClient:
         self,
         images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray],
         questions: Sequence[str],
-        budget: float | None = None,
+        budget: Budget | None = None,
         top: int = 3,
         truncate: bool = False,
     ) -> list[Classification]:
@@ -140,7 +140,7 @@ class AsyncClient:
     async def caption(
         self,
         images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray],
-        budget: float | None = None,
+        budget: Budget | None = None,
         beam: int | None = None,
         max_length: int | None = None,
         end: str | None = None,
@@ -157,7 +157,7 @@ class AsyncClient:
         self,
         inputs: Mapping[str, Any],
         outputs: Sequence[str] | None = None,
-        budget: float | None = None,
+        budget: Budget | None = None,
         parameters: Mapping[str, str] | None = None,
     ) -> dict[str, np.ndarray]:
         """Whatever the model takes and answers, by name: arrays, and images where it takes some.

@@ -10,7 +10,8 @@ class CallOptions:
     """How an image is sent to a running server."""
 
     model: str  # name of the router in the repository
-    budget: float | None = None  # the largest variant with at most this budget
+    # the largest variant with at most this budget, or a setting: fast, t2
+    budget: float | str | None = None
     url: str = "127.0.0.1:8001"  # the server's gRPC address
     timeout_s: float = 10.0  # deadline of one request
 

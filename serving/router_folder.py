@@ -91,6 +91,7 @@ def _route(plan: RouterPlan, variant: VariantParts) -> dict[str, Any]:
         "name": variant.name,
         "sha256": variant.sha256,
         "budget": variant.main.variant.budget,
+        "setting": variant.main.variant.setting,
         "precision": variant.main.variant.precision,
         "multiply_adds": variant.multiply_adds,
         "run_batch": plan.run_batch[variant.name],

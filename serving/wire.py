@@ -11,22 +11,25 @@ from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving.images import MAX_IMAGES, Image, encoded, requests
 
 DEFAULT_URL = "127.0.0.1:8001"
+Budget = float | str  # a share of the full model, or a setting by its name, such as fast or t2
 Call = dict[str, Any]  # arguments of `infer`, the deadline excepted
 
 
 def choice(
-    budget: float | None, min_score: float | None = None, max_latency_ms: float | None = None
+    budget: Budget | None, min_score: float | None = None, max_latency_ms: float | None = None
 ) -> dict[str, str]:
     """The request parameter by which the router chooses; none takes the full model.
 
     Raises: SaccadeError if there is more than one, or it is out of range.
     """
     given = {"budget": budget, "min_score": min_score, "max_latency_ms": max_latency_ms}
-    chosen = {name: float(value) for name, value in given.items() if value is not None}
+    chosen = {name: _number(value) for name, value in given.items() if value is not None}
     if len(chosen) > 1:
         flags = ", ".join("--" + name.replace("_", "-") for name in chosen)
         raise SaccadeError(f"{flags} were given together; each chooses the variant. Give one.")
     for name, value in chosen.items():
+        if isinstance(value, str):
+            return {name: value}  # whether there is such a setting, the router knows
         # What a score may be depends on the model's: the router knows.
         fits, wanted = {
             "budget": (0 < value <= 1, "number above 0 and at most 1"),
@@ -37,6 +40,13 @@ def choice(
             raise SaccadeError(f"{name} is {value:g}, expected a {wanted}.")
     # As text: a number in a request is an integer or a double by its looks.
     return {name: repr(value) for name, value in chosen.items()}
+
+
+def _number(value: float | str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def image_calls(

@@ -195,12 +195,55 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
     image = rng.integers(0, 256, (REAL_INPUTS + RANDOM_INPUTS, 4, 4, 1), dtype=np.uint8)
     labels = truth({"image": image})["logits"].argmax(axis=-1)[:REAL_INPUTS]
     samples = Samples({"image": image}, {"labels": labels})
-    expected_answers = Expected(PART, samples, truth({"image": image}))
+    right = truth({"image": image})
+    expected_answers = Expected(PART, samples, right, lambda: right)
     parity = measure([run], expected_answers, "fp32", {})
     found = set(exceeded(parity.figures, parity.thresholds))
     # What is not a number also loses its cosine; the figures named are the least expected.
     assert expected <= found and parity.passed == (not expected)
     assert found - expected <= {"one_minus_cosine"}
+
+
+def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
+    right = truth({"image": image})
+    labels = right["logits"].argmax(axis=-1)[:REAL_INPUTS]
+    samples = Samples({"image": image}, {"labels": labels})
+
+    def figures(found: float, own: float, rows: slice) -> tuple[bool, dict[str, float]]:
+        def off(by: float) -> dict[str, np.ndarray]:
+            embedding = right["embedding"].copy()
+            embedding[rows] *= 1 + by
+            return {**right, "embedding": embedding}
+
+        place = {row.tobytes(): number for number, row in enumerate(image)}
+        answers = off(found)
+
+        def run(inputs: Any) -> Any:
+            asked = [place[row.tobytes()] for row in inputs["image"]]
+            return {name: each[asked] for name, each in answers.items()}
+
+        parity = measure([run], Expected(PART, samples, right, lambda: off(own)), "fp32", {})
+        return parity.passed, parity.figures
+
+    few, many = slice(5, 7), slice(0, 100)
+    passed, found = figures(0.01, 0.005, few)
+    assert passed and found["sensitive_rows"] == 2 / 320 and found["relative_error"] == 0
+    passed, found = figures(0.01, 0.001, few)
+    assert not passed and found["relative_error"] == pytest.approx(0.01, rel=0.1)
+    passed, found = figures(0.05, 0.05, few)  # beyond the row of half precision
+    assert not passed and found["relative_error"] > 0.03
+    passed, found = figures(0.01, 0.005, many)
+    assert not passed and found["sensitive_rows"] == 100 / 320
+    assert "sensitive_rows" not in figures(1e-4, 1e-4, many)[1]
+
+
+def test_two_ways_to_compute_a_file_may_differ_where_each_isolates_its_rows() -> None:
+    rows = np.linspace(1, 2, 12).reshape(3, 4)
+    one, other = {"embedding": rows}, {"embedding": rows * (1 + 5e-4)}
+    figures = figures_of(one, [[one, one], [other]], {}, {}, PART)
+    assert figures["row_isolation"] == 0 and not exceeded(figures, THRESHOLDS["fp32"])
+    assert figures_of(one, [[one, other]], {}, {}, PART)["row_isolation"] > 4e-4
 
 
 def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
@@ -210,9 +253,9 @@ def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
     close = dict.fromkeys(reference, moved)
     clear = {**reference, "probabilities": logits[:, ::-1]}
     labelled = {"labels": np.zeros(2, dtype=np.int64)}
-    figures = figures_of(reference, [close], {}, labelled, PART)
+    figures = figures_of(reference, [[close]], {}, labelled, PART)
     assert (figures["top1_flips"], figures["score_points"]) == (0, 50)
-    assert figures_of(reference, [clear], {}, labelled, PART)["top1_flips"] == 2
+    assert figures_of(reference, [[clear]], {}, labelled, PART)["top1_flips"] == 2
 
 
 def test_a_broken_law_fails_the_gate() -> None:
@@ -222,7 +265,7 @@ def test_a_broken_law_fails_the_gate() -> None:
         return float(np.abs(found["attention"].sum(-1) - 1).max() / 1e-5)
 
     part = replace(PART, laws={"rows_sum_to_1": rows_sum_to_1})
-    right = figures_of({"attention": rows}, [{"attention": rows}], {}, {}, part)
+    right = figures_of({"attention": rows}, [[{"attention": rows}]], {}, {}, part)
     assert right["op_laws"] == 0 and not exceeded(right, THRESHOLDS["fp32"])
-    broken = figures_of({"attention": rows}, [{"attention": rows * 1.0001}], {}, {}, part)
+    broken = figures_of({"attention": rows}, [[{"attention": rows * 1.0001}]], {}, {}, part)
     assert exceeded(broken, THRESHOLDS["fp32"]) == ["op_laws"]

@@ -48,11 +48,11 @@ def test_shapes_are_scenes_of_one_object(tmp_path):
     trained = task(options(tmp_path, None))
     batches = [trained.batch(0, np.random.default_rng(7)) for _ in range(2)]
     assert torch.equal(batches[0]["images"], batches[1]["images"])
-    assert tuple(batches[0]["images"].shape) == (64, 64, 64, 3)
+    assert tuple(batches[0]["images"].shape) == (64, 48, 48, 3)
     saved = trained.saved()
-    assert saved["calibration"]["image"].shape == (256, 64, 64, 3)
+    assert saved["calibration"]["image"].shape == (256, 48, 48, 3)
     assert len(saved["labels"]) == saved["config"]["classes"] == 16
-    assert saved["config"]["patch_px"] == 8
+    assert saved["config"]["patch_px"] == 6
 
 
 def test_a_field_that_is_not_there_is_refused(tmp_path):

@@ -39,7 +39,10 @@ def choose(routes: Routes, parameters: dict[str, Any]) -> Route:
         raise RequestRefused(f"parameters {' and '.join(chosen)} given, expected one of them")
     if not chosen:
         return by_budget(routes, 1.0)
-    value = number(chosen[0], parameters[chosen[0]], share=scores_are_shares(routes))
+    given_value = parameters[chosen[0]]
+    if chosen[0] == "budget" and (named := by_setting(routes, given_value)):
+        return named
+    value = number(chosen[0], given_value, share=scores_are_shares(routes))
     return {"budget": by_budget, "min_score": by_score, "max_latency_ms": by_latency}[chosen[0]](
         routes, value
     )
@@ -68,7 +71,7 @@ def number(name: str, value: Any, *, share: bool = True) -> float:
     except (TypeError, ValueError, OverflowError):
         parsed = math.nan
     fits, expected = {
-        "budget": (0 < parsed <= 1, "a number above 0 and at most 1"),
+        "budget": (0 < parsed <= 1, "a number above 0 and at most 1, or a setting's name"),
         "min_score": (
             0 <= parsed <= 1 if share else math.isfinite(parsed),
             "a number from 0 to 1" if share else "a finite number",
@@ -86,6 +89,12 @@ def by_budget(routes: Routes, budget: float) -> Route:
     if not fitting:
         raise RequestRefused(f"no variant has a budget of at most {budget:g}.{table(routes)}")
     return max(fitting, key=lambda route: (route.budget, route.quickness))
+
+
+def by_setting(routes: Routes, name: Any) -> Route | None:
+    """The variant of the setting with that name, if there is one; of two the quicker."""
+    fitting = [route for route in routes.variants if route.setting == name]
+    return max(fitting, key=lambda route: route.quickness, default=None)
 
 
 def by_score(routes: Routes, score: float) -> Route:
@@ -115,7 +124,7 @@ def by_latency(routes: Routes, milliseconds: float) -> Route:
 def table(routes: Routes) -> str:
     """The variants with their figures, for a caller who asked for what is not there."""
     rows = [
-        f"{route.name}: budget {route.budget:g}"
+        f"{route.name}: budget {route.budget:g} or {route.setting}"
         + (f", score {route.score:.4f}" if route.score is not None else "")
         + (f" (at least {route.lower_bound:.4f})" if route.lower_bound is not None else "")
         + (f", p95 {route.p95_ms:.2f} ms" if route.p95_ms is not None else "")

@@ -42,6 +42,7 @@ class Route(NamedTuple):
     name: str
     sha256: str
     budget: float
+    setting: str  # the budget by its name: b0500, fast, t2
     precision: str
     score_name: str | None
     score_unit: str | None

@@ -31,7 +31,7 @@ def route(budget, precision="fp32", **figures):
     return routing.Route(
         **{
             **none, "name": name, "sha256": name[::-1], "budget": budget, "precision": precision,
-            "multiply_adds": cost, "run_batch": 8, "parts": {"": name}, "facts": {},
+            "setting": name[4:9], "multiply_adds": cost, "run_batch": 8, "parts": {"": name}, "facts": {},
             "classes": None, **figures,
         }
     )  # fmt: skip
@@ -62,6 +62,8 @@ CHOSEN = {
     "between two budgets": (PLAIN, {"budget": 0.49}, "nac-b0250-fp32"),
     "an integer": (PLAIN, {"budget": 1}, "nac-b1000-fp32"),
     "a string": (PLAIN, {"budget": "0.25"}, "nac-b0250-fp32"),
+    "a setting": (PLAIN, {"budget": "b0250"}, "nac-b0250-fp32"),
+    "a setting of two precisions: the faster": (MEASURED, {"budget": "b1000"}, "nac-b1000-int8"),
     "the smallest": (PLAIN, {"budget": 0.125}, "nac-b0125-fp32"),
     "two precisions of a budget: the faster": (MEASURED, {"budget": 1}, "nac-b1000-int8"),
     "score: the fastest whose lower bound is enough": (
@@ -111,7 +113,7 @@ REFUSED = {
     "true": ({"budget": True}, "budget is True"),
     "not a number": ({"budget": math.nan}, "budget is nan"),
     "nan as text": ({"budget": "nan"}, "budget is 'nan'"),
-    "text": ({"budget": "half"}, "budget is 'half'"),
+    "text": ({"budget": "half"}, "budget is 'half', expected a number above 0 and at most 1, or a"),
     "empty": ({"budget": ""}, "budget is ''"),
     "nothing": ({"budget": None}, "budget is None"),
     "a list": ({"budget": [1]}, "budget is"),
@@ -124,11 +126,11 @@ REFUSED = {
     "budget under the smallest": ({"budget": 0.1}, "nac-b0125-fp32: budget 0.125"),
     "score that none has": (
         {"min_score": 0.97},
-        "nac-b1000-fp32: budget 1, score 0.9800 (at least",
+        "nac-b1000-fp32: budget 1 or b1000, score 0.9800 (at least",
     ),
     "latency that none has": (
         {"max_latency_ms": 1.9},
-        "nac-b0125-fp32: budget 0.125, score 0.9000",
+        "nac-b0125-fp32: budget 0.125 or b0125, score 0.9000",
     ),
 }
 
