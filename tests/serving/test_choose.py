@@ -31,8 +31,8 @@ def route(budget, precision="fp32", **figures):
     return routing.Route(
         **{
             **none, "name": name, "sha256": name[::-1], "budget": budget, "precision": precision,
-            "setting": name[4:9], "multiply_adds": cost, "run_batch": 8, "parts": {"": name}, "facts": {},
-            "classes": None, **figures,
+            "setting": name[4:9], "multiply_adds": cost, "run_batch": 8, "parts": {"": name},
+            "facts": {}, "classes": None, **figures,
         }
     )  # fmt: skip
 

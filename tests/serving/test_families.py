@@ -98,12 +98,15 @@ def asked(served):
 def test_sot_answers_at_each_of_its_heads(asked):
     client, run = asked("sot")
     assert client.ready()
-    for budget, name in ((1.0, "sot-exact-fp32"), (0.4, "sot-class-fp32")):
+    budgets = {1.0: "sot-exact-fp32", 0.4: "sot-class-fp32", "class": "sot-class-fp32"}
+    for budget, name in budgets.items():
         found = client.infer({"image": IMAGES}, budget=budget)
         expected = run(name, "", image=IMAGES)
         for output, array in expected.items():
             np.testing.assert_allclose(found[output], array, **CLOSE)
         assert client.classify(IMAGES, budget=budget)[0].variant == name
+    with pytest.raises(SaccadeError, match=r"budget is 'slow', expected .* a setting's name"):
+        client.classify(IMAGES, budget="slow")
 
 
 def test_sparo_embeds_images_and_texts_by_the_same_variant(asked):
