@@ -10,7 +10,7 @@ is its mean over an arm's seeds; the difference of two arms is paired by sample.
 
 import argparse
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ COMPARISONS = {
         {kind: {"attention": kind, "positions": "left"} for kind in ("t-sa", "sa")},
         (("t-sa", "sa"),),
         (EvaluateOptions(data="tetrominoes", task="ari"),),
-        {"data": "tetrominoes", "steps": 2_000, "batch": 16},
+        {"data": "tetrominoes", "steps": 1_500, "batch": 16},
     ),
     "captioner": Comparison(
         "captioner",
@@ -89,12 +89,12 @@ COMPARISONS = {
 
 
 def trained(name: str, arm: str, seed: int) -> Path:
-    """The checkpoint of one run, trained now if it is not there."""
+    """The checkpoint of one run, trained now if it is not there; an interrupted run goes on."""
     comparison = COMPARISONS[name]
     out = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
     if not out.exists():
-        options: dict[str, Any] = {"set": comparison.arms[arm], "seed": seed}
-        train(comparison.family, TrainOptions(out, **options | comparison.training))
+        options = TrainOptions(out, set=comparison.arms[arm], seed=seed, **comparison.training)
+        train(comparison.family, replace(options, resume=options.state_path.exists()))
     return out
 
 

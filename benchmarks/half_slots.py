@@ -5,7 +5,8 @@
 
 Each of the three SPARO models of `compare.py` is scored on the test scenes' hard negatives whole,
 and with the half of its slots that `saccade select` puts first: by each slot's zero-shot accuracy,
-and by masks trained on false sentences. Figures go to results/half_slots.json.
+by how often it tells a true sentence from a false one, and by masks trained on false sentences.
+Figures go to results/half_slots.json.
 """
 
 import json
@@ -24,6 +25,7 @@ from saccade.models.select import SelectOptions, select, selected_checkpoint
 
 WAYS: dict[str, dict[str, Any]] = {
     "accuracy": {},
+    "negatives": {"by": "negatives"},
     "slot masks": {"masks": "slot"},
     "dimension masks": {"masks": "dimension"},
 }

@@ -216,7 +216,7 @@ def row(path: Path, seconds: float) -> dict[str, Any]:
 
 def figures(manifest: Manifest) -> dict[str, float]:
     """What the gate measured."""
-    return {"multiply_adds": manifest.cost.multiply_adds, **manifest.parity.figures}
+    return {"multiply_adds": manifest.cost.multiply_adds.total, **manifest.parity.figures}
 
 
 def main() -> None:

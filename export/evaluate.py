@@ -2,14 +2,14 @@
 """Score a checkpoint, or every variant of an exported folder, on data."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from saccade.export.evaluation.found import Found
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.subject import Subject, subjects_of
+from saccade.export.evaluation.subject import Subject, subjects_of, trained_on
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.progress import progress
 
@@ -50,11 +50,18 @@ class Evaluation:
 def evaluate(path: Path | str, options: EvaluateOptions) -> Evaluation:
     """The scores of a checkpoint or of the variants in a folder.
 
+    Without data it is what the card says, or else the task's own.
+
     Raises: SaccadeError if there is neither, or the task or data do not fit the family.
     """
     path = Path(path)
-    require("torch" if path.is_file() else "onnxruntime", extra="export")
+    if path.is_file():
+        require("torch", extra="export")
+    else:
+        require("onnxruntime", extra="cpu")
     subjects = subjects_of(path, options.budget)
+    if options.data is None:
+        options = replace(options, data=trained_on(path))
     found = []
     with progress("evaluate", len(subjects)) as advance:
         for subject in subjects:

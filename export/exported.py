@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from saccade.export.compare import thresholds_of
+from saccade.export.compare import exceeded, thresholds_of
 from saccade.export.gate import Expected, Reference, expected_of, measure, runners_of
 from saccade.export.manifest import (
     FileEntry,
@@ -223,6 +223,7 @@ def _proved(
         problems = "; ".join(VariantReport.of(entry.name, parity).problems)
         raise GateFailed(
             f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
-            "written. If the model is meant to be this coarse, raise that limit with --threshold."
+            "written. If the model is meant to be this coarse, raise that limit with --threshold, "
+            f"as in --threshold {next(iter(exceeded(parity.figures, parity.thresholds)))} LIMIT."
         )
     return parity

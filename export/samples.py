@@ -37,7 +37,7 @@ def samples_of(checkpoint: Checkpoint, part: Part) -> Samples:
     if count < REAL_INPUTS:
         raise SaccadeError(
             f"{checkpoint.path}: has {count} calibration samples, the gate needs {REAL_INPUTS}. "
-            "Save the checkpoint with at least that many."
+            "Train or convert it again: this saccade stores that many of any data."
         )
     chosen = np.linspace(0, count - 1, REAL_INPUTS).astype(np.int64)
     labelled = {name: each[chosen] for name, each in calibration.items()}

@@ -28,7 +28,7 @@ from saccade.models.captioner_layers import (
     scored,
 )
 from saccade.models.captioner_parts import parts_of
-from saccade.models.interface import Part, Setting, fraction_setting
+from saccade.models.interface import Part, Setting, only_setting
 from saccade.models.pixels import PixelScale
 from saccade.models.word_tokens import WordVocabulary
 from saccade.plugins.errors import SaccadeError, ShapeError
@@ -193,11 +193,7 @@ class Captioner(nn.Module):
 
         Raises: SaccadeError for any budget but 1.
         """
-        if fraction_setting(text, 1000, "model").budget != 1:
-            raise SaccadeError(
-                f"budget {text}: a captioner keeps all of itself, expected 1. Leave --budget out."
-            )
-        return self.settings()[0]
+        return only_setting(text, self.settings()[0], "a captioner")
 
     def at(self, setting: Setting) -> "Captioner":
         """The model itself."""

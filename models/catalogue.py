@@ -48,18 +48,6 @@ def presets(family: str) -> dict[str, Any]:
     return dict(found)
 
 
-def preset(name: str) -> tuple[str, Any]:
-    """The family and configuration of a named size.
-
-    Raises: SaccadeError if no family has it.
-    """
-    for family in FAMILIES:
-        if name in presets(family):
-            return family, presets(family)[name]
-    names = [each for family in FAMILIES for each in presets(family)]
-    raise SaccadeError(f"size {name!r} is unknown. Expected one of: {', '.join(names)}.")
-
-
 def preset_of(family: str, name: str) -> Any:
     """The configuration of one size of a family.
 

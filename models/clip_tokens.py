@@ -110,7 +110,7 @@ def _encoder(
     if tokenizer == "words":
         return lambda text: []
     if tokenizer == "clip":
-        clip: Any = require("instant_clip_tokenizer", extra="export")
+        clip: Any = require("instant_clip_tokenizer", extra="text")
         return clip.Tokenizer().encode
     if tokenizer != "custom":
         raise SaccadeError(f"tokenizer {tokenizer!r} is unknown. Expected clip, words or custom.")
@@ -146,7 +146,7 @@ def byte_letters() -> list[str]:
 
 
 def _own(merges: list[tuple[str, str]]) -> Callable[[str], list[int]]:
-    package: Any = require("tokenizers", extra="export")
+    package: Any = require("tokenizers", extra="text")
     letters = byte_letters()
     ends = [f"{letter}</w>" for letter in letters]
     entries = [*letters, *ends, *("".join(pair) for pair in merges)]

@@ -118,6 +118,18 @@ def part_named(model: Any, role: str) -> Part:
     return parts[role]
 
 
+def only_setting(text: str, setting: Setting, what: str) -> Setting:
+    """The one setting of a family of which a budget can leave nothing out.
+
+    Raises: SaccadeError if another is asked for.
+    """
+    if text.strip() not in ("1", "1.0", "whole", setting.label):
+        raise SaccadeError(
+            f"budget {text!r}: {what} is exported whole. Leave --budget out, or say 1."
+        )
+    return setting
+
+
 def fraction_setting(text: str, total: int, unit: str) -> Setting:
     """The setting that keeps a fraction of `total`, half rounded up, never none.
 

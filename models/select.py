@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from saccade.models.checkpoint import Checkpoint, load, save
-from saccade.models.zero_shot import prompts
+from saccade.models.zero_shot import default_templates, prompts
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import read_lines, refuse_existing
 from saccade.plugins.path_fields import PathFields
@@ -25,7 +25,8 @@ class SelectOptions(PathFields):
 
     out: Path  # JSON to write, for `saccade export --slots`
     data: str = "shapes"  # validation data: shapes, a folder of class folders, or an .npz
-    masks: Literal["slot", "dimension"] | None = None  # train masks on hard negatives instead
+    by: Literal["accuracy", "negatives"] = "accuracy"  # zero-shot classes, or false sentences
+    masks: Literal["slot", "dimension"] | None = None  # train masks on false sentences instead
     templates: Path | None = None  # prompts, one a line, {} stands for the label
     epochs: int = 100  # of the masks
     seed: int = 0  # of the masks' batches
@@ -36,8 +37,8 @@ class SelectOptions(PathFields):
 class Selected:
     """The choice as it was written, and what it was made by.
 
-    `scores` are each slot's accuracy, or of masks the share of true sentences that are nearer
-    without and with the mask.
+    `scores` are each slot's share of right answers, or of masks the share of true sentences that
+    are nearer without and with the mask.
     """
 
     selection: dict[str, Any]
@@ -45,7 +46,7 @@ class Selected:
 
 
 def select(path: Path, options: SelectOptions) -> Selected:
-    """Rank slots by the zero-shot accuracy of each alone, or train masks of the image code.
+    """Rank slots by what each knows alone, or train masks of the image code.
 
     Raises: SaccadeError if the checkpoint has no slots or no text tower, or the data cannot be
         used.
@@ -59,8 +60,9 @@ def select(path: Path, options: SelectOptions) -> Selected:
     model = _model(checkpoint)
     named: dict[str, Any] = {"data": options.data, "checkpoint_sha256": checkpoint.sha256}
     if options.masks is None:
-        order, scores = _ranked(checkpoint, model, options)
-        chosen = selection(kind="accuracy", order=order, **named)
+        ranked = _by_negatives if options.by == "negatives" else _by_accuracy
+        order, scores = ranked(checkpoint, model, options)
+        chosen = selection(kind=options.by, order=order, **named)
     else:
         mask, scores = _masked(model, options)
         chosen = selection(kind=options.masks, mask=mask, **named)
@@ -109,7 +111,7 @@ def _model(checkpoint: Checkpoint) -> "Sparo":
     return model
 
 
-def _ranked(
+def _by_accuracy(
     checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
 ) -> tuple[list[int], tuple[float, ...]]:
     from saccade.models.data.datasets import load_data
@@ -127,24 +129,41 @@ def _ranked(
 def _templates(model: "Sparo", options: SelectOptions) -> tuple[str, ...]:
     if options.templates is not None:
         return read_lines(options.templates, "template")
-    return ("a {}",) if model.config.tokenizer == "words" else ("a photo of a {}.",)
+    return default_templates(model.config.tokenizer)
 
 
-def _masked(model: "Sparo", options: SelectOptions) -> tuple[np.ndarray, tuple[float, ...]]:
+def _by_negatives(
+    checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
+) -> tuple[list[int], tuple[float, ...]]:
+    from saccade.models.sparo_select import rank_by_negatives
+
+    order, scores = rank_by_negatives(*_true_and_false(model, options))
+    return order, tuple(scores.tolist())
+
+
+def _true_and_false(
+    model: "Sparo", options: SelectOptions
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes of images, of their sentences and of false ones; shapes [n l v] each."""
     from saccade.models.data.shapes import scenes
-    from saccade.models.sparo_select import train_masks
     from saccade.models.training.sparo_scenes import image_slots, text_slots, told
 
     if options.data != "shapes":
         raise SaccadeError(
-            f"--masks are trained on false sentences, which data '{options.data}' does not have. "
-            "Pass --data shapes, or leave --masks out."
+            f"data '{options.data}' has no false sentences, which --by negatives and --masks need. "
+            "Pass --data shapes, or leave them out."
         )
-    assert options.masks is not None
     found = told(scenes("validation", _SCENES, side_px=model.config.height_px))
     images = image_slots(model, found.images)[found.owner]
     true = text_slots(model, found.sentences)[found.owner]
-    codes = images, true, text_slots(model, found.false)
+    return images, true, text_slots(model, found.false)
+
+
+def _masked(model: "Sparo", options: SelectOptions) -> tuple[np.ndarray, tuple[float, ...]]:
+    from saccade.models.sparo_select import train_masks
+
+    assert options.masks is not None
+    codes = _true_and_false(model, options)
     _, before = train_masks(*codes, kind=options.masks, epochs=0)
     mask, after = train_masks(*codes, kind=options.masks, epochs=options.epochs, seed=options.seed)
     return mask, (before, after)

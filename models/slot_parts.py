@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a slot attention model: taking an image apart, and painting edited slots."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -120,9 +121,9 @@ def _slots_of(
 
 
 def _score(outputs: Arrays, arrays: Arrays) -> float:
-    """FG-ARI of the masks; 0 where the calibration data has no true ones."""
+    """FG-ARI of the masks; NaN where the calibration data has no true ones."""
     if "masks" not in arrays:
-        return 0.0
+        return math.nan
     found = outputs["masks"].argmax(1)
     return float(adjusted_rand_index(arrays["masks"], found, foreground=True).mean())
 

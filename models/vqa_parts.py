@@ -7,10 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from saccade.models.interface import Arrays, Law, Part, Setting, TensorSpec
+from saccade.models.interface import Arrays, Law, Part, Setting, TensorSpec, only_setting
 from saccade.models.vqa_config import VQAConfig
 from saccade.models.vqa_questions import question_tokens as question_tokens
-from saccade.plugins.errors import SaccadeError
 
 _WHOLE = Setting("b1000", 1.0, 1, 1, "model")
 _SUM_TOLERANCE = 1e-4  # of a map's weights, from 1
@@ -148,12 +147,7 @@ def vqa_setting(text: str) -> Setting:
 
     Raises: SaccadeError for anything else.
     """
-    if text.strip() not in ("1", "1.0", "whole", _WHOLE.label):
-        raise SaccadeError(
-            f"budget {text!r}: a network that answers questions is exported whole. "
-            "Leave --budget out, or say 1."
-        )
-    return _WHOLE
+    return only_setting(text, _WHOLE, "a network that answers questions")
 
 
 def vqa_facts(config: VQAConfig) -> dict[str, Any]:

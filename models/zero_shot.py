@@ -7,10 +7,13 @@ import numpy as np
 
 from saccade.plugins.errors import SaccadeError, ShapeError
 
-TEMPLATES = ("a photo of a {}.",)
+
+def default_templates(tokenizer: str) -> tuple[str, ...]:
+    """What a label is put into where nobody says: a sentence of words that the model knows."""
+    return ("a {}",) if tokenizer == "words" else ("a photo of a {}.",)
 
 
-def prompts(labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> list[list[str]]:
+def prompts(labels: Sequence[str], templates: Sequence[str]) -> list[list[str]]:
     """Each label in each template, label by label.
 
     Raises: SaccadeError if there is no label or template, or a template has no place for a label.
@@ -49,7 +52,7 @@ def class_vectors(codes: np.ndarray) -> np.ndarray:
 def encode_classes(
     encode: Callable[[list[str]], np.ndarray],
     labels: Sequence[str],
-    templates: Sequence[str] = TEMPLATES,
+    templates: Sequence[str],
 ) -> np.ndarray:
     """The class vectors of labels, where `encode` gives the text code of each prompt.
 

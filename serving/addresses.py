@@ -26,7 +26,7 @@ class ServeOptions:
     probe_timeout_s: float = 2  # and has this long for it
     grace_s: float = 1  # after a variant dies the others answer this long before the restart
     server_log: Path | None = None  # the server's own log, as it wrote it
-    restart: bool = True  # a server that fails is restarted; without this, exit with 3
+    restart: bool = True  # whether a server that fails is restarted, or the command ends with 3
     accept_risk: bool = False  # consent to listen beyond loopback
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from saccade.serving.readiness import Readiness
 from saccade.serving.router_view import RouterView, view_of
 from saccade.serving.rpc_errors import explain
 from saccade.serving.wire import DEFAULT_URL, Budget, Call, check_timeout, choice, with_deadline
-from saccade.serving.zero_shot import TEMPLATES, Labelling
+from saccade.serving.zero_shot import Labelling
 
 _T = TypeVar("_T")
 
@@ -76,7 +76,7 @@ class AsyncClient:
             if templates:
                 raise SaccadeError("templates were given without labels. Give both, or neither.")
             return await self._run(operations.classify(images, parameters, top))
-        labelling = Labelling(tuple(labels), tuple(templates) or TEMPLATES)
+        labelling = Labelling(tuple(labels), tuple(templates))
         steps = operations.classify_as(images, labelling, parameters, top)
         return await self._run(steps)
 
@@ -115,7 +115,7 @@ class AsyncClient:
         return await self._run(operations.segment(images, choice(budget), seed, slots))
 
     async def edit(self, image: Image, change: Change, budget: Budget | None = None) -> np.ndarray:
-        """The image with one slot moved and scaled, as the model draws it.
+        """The image with one slot moved, scaled or left out, as the model draws it.
 
         Shapes: -> uint8 [h w c].
         """
@@ -147,7 +147,7 @@ class AsyncClient:
     ) -> list[Caption]:
         """A sentence for each image, by a search of `beam` sentences at a time.
 
-        Units: max_length is tokens; `end` is the word that ends a sentence.
+        Units: max_length is words; `end` is the word that ends a sentence.
         """
         given = {"beam": beam, "max_length": max_length, "end": end}
         own = {name: str(value) for name, value in given.items() if value is not None}

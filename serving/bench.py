@@ -26,7 +26,7 @@ from saccade.serving.load import LoadGenerator
 from saccade.serving.load_inputs import inputs_of
 from saccade.serving.load_requests import server_version
 from saccade.serving.machine import this_machine
-from saccade.serving.scored import cost, entry_of_found, further_scores, trained_on
+from saccade.serving.scored import cost, entry_of_found, further_scores
 from saccade.serving.server import Server
 from saccade.serving.staging import staged_repository
 from saccade.serving.variant_parts import VariantParts, grouped
@@ -122,8 +122,7 @@ def _subject(folder: Path, options: BenchOptions) -> _Subject:
     if (folder / FRONTIER).exists():
         read_frontier(folder / FRONTIER)  # a broken one is refused now, not after the work
     variants = grouped(manifests)
-    data = options.data or trained_on(folder, manifests[0])
-    scored = evaluate(folder, EvaluateOptions(data, task=options.task, limit=options.limit))
+    scored = evaluate(folder, EvaluateOptions(options.data, task=options.task, limit=options.limit))
     found = {each.variant: each for each in scored.found}
     kernels = None
     if options.op_library:
@@ -132,7 +131,7 @@ def _subject(folder: Path, options: BenchOptions) -> _Subject:
         kernels = Path(onnxruntime_library())
     works = {}
     for variant in variants:
-        inputs = inputs_of(variant, data or found[variant.name].data, _DISTINCT_REQUESTS)
+        inputs = inputs_of(variant, options.data or found[variant.name].data, _DISTINCT_REQUESTS)
         works[variant.name] = works_of(folder, variant, inputs, kernels)
     return _Subject(folder, manifests, variants, found, works)
 

@@ -21,7 +21,7 @@ class BenchOptions(PathFields):
     force: bool = False  # replace what stands at --out
     task: TaskName | None = None  # what is scored; default: the family's own
     limit: int | None = None  # test samples to score, at most
-    server: bool = True  # also measure through a server of its own
+    server: bool = True  # whether to measure through a server of its own, too
     op_library: bool = False  # custom ops by our library's kernels, not by their function bodies
     seconds: float = 1.5  # measured time a point, over all rounds
     rounds: int = 3  # variants take turns this often

@@ -26,7 +26,7 @@ from saccade.serving.readiness import Board, Readiness
 from saccade.serving.router_view import RouterView, view_of
 from saccade.serving.rpc_errors import explain
 from saccade.serving.wire import DEFAULT_URL, Budget, Call, check_timeout, choice, with_deadline
-from saccade.serving.zero_shot import TEMPLATES, Labelling
+from saccade.serving.zero_shot import Labelling
 
 __all__ = [
     "AsyncClient",
@@ -122,7 +122,7 @@ class Client:
             if templates:
                 raise SaccadeError("templates were given without labels. Give both, or neither.")
             return self._run(operations.classify(images, parameters, top))
-        labelling = Labelling(tuple(labels), tuple(templates) or TEMPLATES)
+        labelling = Labelling(tuple(labels), tuple(templates))
         steps = operations.classify_as(images, labelling, parameters, top)
         return self._run(steps)
 
@@ -161,7 +161,7 @@ class Client:
         return self._run(operations.segment(images, choice(budget), seed, slots))
 
     def edit(self, image: Image, change: Change, budget: Budget | None = None) -> np.ndarray:
-        """The image with one slot moved and scaled, as the model draws it.
+        """The image with one slot moved, scaled or left out, as the model draws it.
 
         Shapes: -> uint8 [h w c].
         """
@@ -193,7 +193,7 @@ class Client:
     ) -> list[Caption]:
         """A sentence for each image, by a search of `beam` sentences at a time.
 
-        Units: max_length is tokens; `end` is the word that ends a sentence.
+        Units: max_length is words; `end` is the word that ends a sentence.
         """
         given = {"beam": beam, "max_length": max_length, "end": end}
         own = {name: str(value) for name, value in given.items() if value is not None}

@@ -20,7 +20,8 @@ from saccade.serving.readiness import Readiness
 # Distributions by use, as the extras in pyproject.toml group them.
 PACKAGES = {
     "core": ("numpy", "pillow", "safetensors", "tyro", "rich", "tritonclient", "grpcio"),
-    "export": ("torch", "onnx", "onnxscript", "onnx-graphsurgeon"),
+    "export": ("torch", "onnx", "onnxscript", "onnx-graphsurgeon", "msgpack"),
+    "text": ("instant-clip-tokenizer", "tokenizers"),
     "serve": ("nvidia-pytriton",),
     "bench": ("scikit-learn", "matplotlib"),
     "rtx": ("tensorrt-rtx-cu13",),

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.evaluation.matching import DEFAULT_TEMPLATES
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes, drawn_scenes
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.zero_shot import default_templates, prompts
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.variant_parts import VariantParts
 
@@ -56,8 +56,8 @@ def _expressions(count: int) -> dict[str, np.ndarray]:
 def _prompts(facts: dict[str, Any], data: Dataset) -> dict[str, np.ndarray]:
     from saccade.models.clip_tokens import encode_texts
 
-    texts = [each.replace("{}", name) for name in data.class_names for each in DEFAULT_TEMPLATES]
-    return {"tokens": encode_texts(facts, texts)}
+    written = prompts(data.class_names, default_templates(facts["tokenizer"]))
+    return {"tokens": encode_texts(facts, [text for each in written for text in each])}
 
 
 def _questions(

@@ -59,6 +59,7 @@ def classify_as(
         )
     coded = yield from embed(images, parameters)
     facts = view.facts(coded.variant)
+    labelling = labelling.of(facts)
     tokens = text_tokens(labelling.prompts(), facts)
     texts = yield from _embed_tokens(tokens, view, coded.variant)
     texts.check_comparable(coded)
@@ -179,7 +180,7 @@ def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarr
 
 def _embed_tokens(tokens: np.ndarray, view: RouterView, variant: str) -> Steps[Embeddings]:
     """The codes of texts by that variant."""
-    parameters = choice(view.budget(variant))
+    parameters = choice(view.setting(variant))
     results = []
     for call in array_calls({"tokens": tokens}, ("embedding", *_NAMES), parameters):
         results.append((yield call))

@@ -177,7 +177,7 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         "variants": {
             variant.name: {
                 "sha256": variant.sha256,
-                "budget": variant.main.variant.budget,
+                "setting": variant.main.variant.setting,
                 "facts": {k: v for k, v in variant.facts.items() if k not in shared},
             }
             for variant in plan.variants

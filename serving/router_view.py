@@ -32,9 +32,9 @@ class RouterView:
             raise SaccadeError(f"{self.model}: no variant {variant!r}; it has {known}.")
         return {**self._shared, **self._variants[variant]["facts"]}
 
-    def budget(self, variant: str) -> float:
-        """The budget of a variant."""
-        return float(self._variants[variant]["budget"])
+    def setting(self, variant: str) -> str:
+        """The setting of a variant, by which a request asks for it."""
+        return str(self._variants[variant]["setting"])
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -4,13 +4,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from saccade.export.evaluation.found import Found
-from saccade.export.manifest import Manifest
 from saccade.models.scores.intervals import bootstrap
 from saccade.serving.frontier import Entry, Score
 from saccade.serving.in_process import InProcess
@@ -20,16 +18,6 @@ from saccade.serving.variant_parts import VariantParts
 _BESIDE_THE_SCORE = "top-5"
 # Families whose budget saves bytes of an embedding and hardly any time.
 _EMBEDDING_SAVED = {"sparo"}
-_GENERATED = ("digits", "digits-sum", "shapes", "tetrominoes", "listops")
-
-
-def trained_on(folder: Path, manifest: Manifest) -> str | None:
-    """The data that the model was trained on by its card, if it can be made here again."""
-    from saccade.models.checkpoint import load
-
-    path = folder / manifest.parent.name
-    data = load(path).card.get("data") if path.is_file() else None
-    return data if data in _GENERATED else None
 
 
 def entry_of_found(

@@ -47,6 +47,11 @@ def looked_at(image: Path, options: ShowOptions) -> tuple[bytes, dict[str, Any]]
     with Client(options.url, options.model, options.timeout_s) as client:
         view = client.view()
         if view.family == "nac":
+            if options.against:
+                raise SaccadeError(
+                    f"--against {options.against}: {options.model} is a NAC, whose circuit is "
+                    "drawn by itself. Leave the option out."
+                )
             return _circuit(client, view, image, pixels, options)
         rows = [_looked(client, view, image, options)]
     if options.against:

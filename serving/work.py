@@ -36,7 +36,7 @@ class Work:
 
     variant: str
     role: str  # empty for plain requests
-    budget: float
+    setting: str
     run: Runner
     inputs: Mapping[str, np.ndarray]
     answers: tuple[str, ...]
@@ -72,7 +72,7 @@ class Work:
         """One request to the router, as a caller sends it."""
         row = {name: each for name, each in self.row(index).items() if name not in self.filled}
         row |= {name: png_files(row[name]) for name in self.encoded}
-        parameters = {"budget": repr(float(self.budget)), **self.parameters}
+        parameters = {"budget": self.setting, **self.parameters}
         return request(self.router, row, outputs or self.answers, parameters)
 
 
@@ -100,7 +100,7 @@ def works_of(
         Work(
             variant=variant.name,
             role="" if role == entry.role else role,
-            budget=entry.budget,
+            setting=entry.setting,
             run=_captioned(variant, runners) if entry.family == "captioner" else runners[role],
             inputs=dict(inputs[role]),
             answers=ANSWERS[entry.family],

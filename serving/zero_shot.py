@@ -2,14 +2,14 @@
 """Labels without training: prompts to class vectors, and image codes against them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from saccade.models import zero_shot
-from saccade.models.zero_shot import TEMPLATES, prompts
+from saccade.models.zero_shot import default_templates, prompts
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import read_lines
 from saccade.serving.text_tokens import text_tokens
@@ -26,10 +26,10 @@ class Labelling:
     """
 
     labels: tuple[str, ...]
-    templates: tuple[str, ...] = TEMPLATES
+    templates: tuple[str, ...] = ()  # none: the sentence that fits the model's words
 
     def __post_init__(self) -> None:
-        prompts(self.labels, self.templates)
+        prompts(self.labels, self.templates or ("{}",))
         odd = [label for label in self.labels if not label.strip() or "\n" in label]
         if odd or len(set(self.labels)) < len(self.labels):
             twice = sorted({label for label in self.labels if self.labels.count(label) > 1})
@@ -37,6 +37,11 @@ class Labelling:
                 f"labels: found {odd[:3]} that are no single line and {twice[:3]} more than "
                 "once, expected different texts. Correct the list."
             )
+
+    def of(self, facts: Mapping[str, Any]) -> "Labelling":
+        """The same with templates, as the facts of a variant ask for."""
+        usual = default_templates(facts["tokenizer"])
+        return self if self.templates else replace(self, templates=usual)
 
     def prompts(self) -> list[str]:
         """All sentences, those of the first label first."""
@@ -61,7 +66,7 @@ def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | N
             raise SaccadeError("--templates was given without --labels. Give both, or neither.")
         return None
     return Labelling(
-        read_lines(labels, "label"), read_lines(templates, "template") if templates else TEMPLATES
+        read_lines(labels, "label"), read_lines(templates, "template") if templates else ()
     )
 
 
@@ -79,10 +84,11 @@ def class_vectors(
                 f"--labels: {variant.name} has no text part, so no label can be turned into a "
                 "vector. Leave the option out."
             )
-        tokens = text_tokens(labelling.prompts(), variant.facts)
+        written = labelling.of(variant.facts)
+        tokens = text_tokens(written.prompts(), variant.facts)
         run = _text_part(folder / variant.parts["text"].file.name)
         codes = [run(tokens[at : at + _TEXTS_A_RUN]) for at in range(0, len(tokens), _TEXTS_A_RUN)]
-        found[variant.name] = labelling.vectors(np.concatenate(codes))
+        found[variant.name] = written.vectors(np.concatenate(codes))
     return found
 
 

@@ -59,7 +59,7 @@ def fake_source(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("fake.source")
     module.convert = read  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake.source", module)
-    monkeypatch.setitem(SOURCES, "fake", Source("fake.source", "nobody's", TAKES, "teacher"))
+    monkeypatch.setitem(SOURCES, "fake", Source("fake.source", TAKES, "teacher"))
 
 
 @pytest.fixture

@@ -59,6 +59,11 @@ def _test_data(
     subject: Subject, options: EvaluateOptions
 ) -> tuple[dict[str, np.ndarray], np.ndarray, str, str]:
     if any(spec.name == "characters" for spec in subject.part("").inputs):
+        if options.data not in (None, "listops"):
+            raise SaccadeError(
+                f"--data {options.data}: {subject.name} reads characters, expected listops. "
+                "Leave the option out."
+            )
         grammar = Grammar(max_tokens=int(subject.facts["max_tokens"]))
         drawn = listops("test", options.limit, grammar=grammar)
         check_classes(subject, CLASS_NAMES, "listops")

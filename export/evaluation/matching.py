@@ -14,18 +14,16 @@ from saccade.export.evaluation.subject import Subject
 from saccade.models.clip_tokens import encode_texts
 from saccade.models.scores.classification import correct
 from saccade.models.scores.retrieval import cosines, ranks
-from saccade.models.zero_shot import encode_classes, zero_shot_logits
+from saccade.models.zero_shot import default_templates, encode_classes, zero_shot_logits
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import read_lines
-
-DEFAULT_TEMPLATES = ("a {}",)
 
 
 def zero_shot(subject: Subject, options: EvaluateOptions) -> Found:
     """Top-1 of labels that are only given as words."""
     data = labelled_images(subject, options, "test")
     classes = encode_classes(
-        lambda texts: _text_codes(subject, texts), data.class_names, _templates(options)
+        lambda texts: _text_codes(subject, texts), data.class_names, _templates(subject, options)
     )
     images = subject.part("image")({"image": data.images})["embedding"]
     logits = zero_shot_logits(images, classes, float(subject.facts["logit_scale"]))
@@ -97,7 +95,7 @@ def _text_codes(subject: Subject, texts: Sequence[str]) -> np.ndarray:
     return subject.part("text")({"tokens": tokens})["embedding"]
 
 
-def _templates(options: EvaluateOptions) -> tuple[str, ...]:
+def _templates(subject: Subject, options: EvaluateOptions) -> tuple[str, ...]:
     if options.templates is None:
-        return DEFAULT_TEMPLATES
+        return default_templates(subject.facts["tokenizer"])
     return read_lines(options.templates, "template")

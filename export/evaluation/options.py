@@ -25,7 +25,7 @@ TaskName = Literal[
 class EvaluateOptions(PathFields):
     """On what a checkpoint or the variants of a folder are scored."""
 
-    data: str | None = None  # a name, a folder or an .npz; none: the family's generated data
+    data: str | None = None  # a name, a folder or an .npz; none: what it learned
     task: TaskName | None = None  # none: the family's own
     budget: tuple[float | str, ...] = ()  # of a checkpoint; a folder is scored whole
     limit: int | None = None  # samples at most

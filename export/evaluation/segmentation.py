@@ -42,12 +42,12 @@ def ari(subject: Subject, options: EvaluateOptions) -> Found:
         mean("ARI", adjusted_rand_index(true, found), unit="index"),
     ]
     if "reconstruction" in answers:
-        error = np.square(answers["reconstruction"] - _painted(images, facts)).mean(axis=(1, 2, 3))
+        error = np.square(answers["reconstruction"] - _painted(images)).mean(axis=(1, 2, 3))
         scores.append(mean("MSE", error, unit="squared", higher=False))
     return Found(subject.name, "ari", name, sha256, tuple(scores), foreground)
 
 
-def _painted(images: np.ndarray, facts: dict[str, object]) -> np.ndarray:
+def _painted(images: np.ndarray) -> np.ndarray:
     """The images as the decoder was taught to paint them: shares of full white, from 0 to 1."""
     return images.astype(np.float64) / 255
 

@@ -19,6 +19,7 @@ from saccade.plugins.errors import SaccadeError
 from saccade.plugins.native.library import built_library
 
 _BATCH = 32
+_GENERATED = ("digits", "digits-sum", "shapes", "tetrominoes", "listops")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,13 @@ def subjects_of(path: Path, budget: Sequence[float | str] = ()) -> list[Subject]
         _built(checkpoint, model.at(setting), f"{path.stem}-{setting.label}")
         for setting in settings
     ]
+
+
+def trained_on(path: Path) -> str | None:
+    """The data that a checkpoint, or that of a folder, learned by its card, if it is made here."""
+    checkpoint = path / read_folder(path)[0].parent.name if path.is_dir() else path
+    data = load(checkpoint).card.get("data") if checkpoint.is_file() else None
+    return data if data in _GENERATED else None
 
 
 def _exported(folder: Path, manifests: Sequence[Manifest]) -> Subject:

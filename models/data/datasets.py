@@ -2,7 +2,7 @@
 """Every data set by one name or path, as uint8 images and class indices."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, ShapeError
 
 SPLITS = ("train", "validation", "test")
+CALIBRATION_SAMPLES = 256  # that a checkpoint holds: as many as the parity gate asks for
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ def load_data(
     *,
     preprocessing: Preprocessing | None = None,
     side_px: int = 32,
+    also: Sequence[str] = (),
 ) -> Dataset:
     """One split of `digits`, `digits-sum`, `shapes`, a folder of class folders, or an .npz.
 
@@ -41,13 +43,14 @@ def load_data(
 
     A folder's images are resized to `preprocessing`, the trained model's, or for a new model to
     `side_px` by `side_px`, grey where every file is grey. Splits of user data are drawn per class
-    with seed 0: 70 % train, 10 % validation, 20 % test.
+    with seed 0: 70 % train, 10 % validation, 20 % test. A caller that knows other names says them
+    in `also`, for the message.
     Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do
         not have the shape that `preprocessing` wants.
     """
     if split not in SPLITS:
         raise SaccadeError(f"split is {split!r}, expected one of {', '.join(SPLITS)}.")
-    images, labels, class_names = _source(str(name_or_path))(split, preprocessing, side_px)
+    images, labels, class_names = _source(str(name_or_path), also)(split, preprocessing, side_px)
     if preprocessing is not None:
         found = images.shape[1:]
         expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
@@ -60,11 +63,22 @@ def load_data(
     return Dataset(images, labels, class_names, names, _digest(images, labels, class_names))
 
 
+def calibration_rows(total: int, count: int = CALIBRATION_SAMPLES) -> np.ndarray:
+    """Rows of a training split for calibration, the same on every call.
+
+    Fewer rows than samples come again and again: the parity gate wants its number of them.
+
+    Shapes: -> int64 [count].
+    """
+    return np.random.default_rng(0).permutation(total)[np.arange(count) % total]
+
+
+_NAMES = ("digits", "digits-sum", "shapes")
 _Parts = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
 _Source = Callable[[str, Preprocessing | None, int], _Parts]
 
 
-def _source(name: str) -> _Source:
+def _source(name: str, also: Sequence[str]) -> _Source:
     from saccade.models.data.digits import digits, digits_sum
     from saccade.models.data.user_data import folder, npz
 
@@ -82,8 +96,8 @@ def _source(name: str) -> _Source:
     found = "a file that is not an .npz" if path.is_file() else "neither a name nor a path"
     raise SaccadeError(
         f"data '{name}': found {found}. "
-        "Pass digits, digits-sum, shapes, a folder of class folders, or an .npz with images and "
-        "labels."
+        f"Pass {', '.join((*_NAMES, *also))}, a folder of class folders, or an .npz with images "
+        "and labels."
     )
 
 

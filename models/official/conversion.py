@@ -29,7 +29,6 @@ class Official:
     attention: str | None = None  # softmax, sparsemax, tvmax
     lam: float | None = None
     backbone: "Mapping[str, Tensor] | None" = None  # --backbone, read like the checkpoint
-    numerics: str = "authors"  # or exact
 
 
 @dataclass(frozen=True)

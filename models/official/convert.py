@@ -99,7 +99,6 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
         attention=options.attention,
         lam=options.lam,
         backbone=backbone,
-        numerics=options.numerics,
     )
 
 

@@ -47,8 +47,9 @@ def convert(official: Official) -> Converted:
     if not fields["share_kv"] and len(values) == 1:
         fields["value_dim"] = values.pop()
     notes: tuple[str, ...] = ()
-    if "sparo_type" not in json:
-        notes = ("no JSON said otherwise: sparo_type cont:const (eq. 2), exact GELU",)
+    usual = {"sparo_type": "sparo_type cont:const (eq. 2)", "quick_gelu": "exact GELU"}
+    if assumed := [said for field, said in usual.items() if field not in json]:
+        notes = (f"no JSON said otherwise: {', '.join(assumed)}",)
     found = converted(official, clip_config(shapes, json, fields), shapes.text, notes)
     tied = {copy: TIED for copy, _ in pairs if fields["share_kv"] and copy in tensors}
     if fields["share_queries"] and "text_sparo.q_emb" in tensors:

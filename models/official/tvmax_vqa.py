@@ -4,6 +4,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from saccade.models.official.claims import check_claims, whole_number
@@ -13,12 +14,11 @@ from saccade.plugins.errors import SaccadeError
 
 LAM = 0.05  # the authors' alpha of 0.1 is halved before it meets 1/2 ||x - z||^2
 _EPS, _PADDED_ROWS, _QUESTION_LENGTH = 1e-6, 100, 14
+_IMAGES = ("grid", "boxes")
 _HEADS = {512: 8, 1024: 8}
 _WIDEN = "backbone.enc_list.0.ffn.mlp.fc.linear.weight"
-_KNOWN = {
-    *("MULTI_HEAD", "HIDDEN_SIZE", "HIDDEN_SIZE_HEAD", "IMG_FEAT_PAD_SIZE"),
-    *("grid", "image", "question_length", "token_size", "answer_size"),
-}
+_KNOWN = {"grid", "image", "question_length", "token_size", "answer_size"}
+_READ = ("MULTI_HEAD", "IMG_FEAT_PAD_SIZE")  # of the authors' many keys
 _RENAMED = (
     ("mhatt1.", "attention."),
     ("mhatt2.", "guided."),
@@ -153,6 +153,11 @@ def _check_given(
             f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
             "IMG_FEAT_PAD_SIZE, ...), grid, image, question_length."
         )
+    if given.get("image", "grid") not in _IMAGES:
+        raise SaccadeError(f"--config: image is {given['image']!r}, expected one of {_IMAGES}.")
+    for key in given.keys() - set(_READ):
+        if close := get_close_matches(key, _READ, n=1, cutoff=0.9):
+            raise SaccadeError(f"--config: key {key} is unknown. Is {close[0]} meant?")
     dim, features = shapes["img_feat_linear.weight"]
     tokens, word_dim = shapes["embedding.weight"]
     answers, pool_dim = shapes["proj.weight"]

@@ -22,22 +22,6 @@ def correct(scores: np.ndarray, labels: np.ndarray, *, top: int = 1) -> np.ndarr
     return (~(scores < own)).sum(1) <= top
 
 
-def macro_accuracy(right: np.ndarray, labels: np.ndarray) -> float:
-    """The mean over the classes of the share that is right, each class counting the same.
-
-    Shapes: right [n] of 0 and 1, labels [n]; classes without a sample do not count.
-    Raises: ShapeError if the lengths differ or there is no sample.
-    """
-    if right.shape != labels.shape or not len(labels):
-        raise ShapeError(
-            f"answers and labels: found shapes {right.shape} and {labels.shape}, expected two "
-            "vectors of one length with at least one sample."
-        )
-    counts = np.bincount(labels)
-    share = np.bincount(labels, weights=right) / counts.clip(1)
-    return float(np.mean(share[counts > 0]))
-
-
 def knn_predict(
     train: np.ndarray,
     train_labels: np.ndarray,

@@ -51,17 +51,6 @@ def ranks(similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]])
     return np.where(lost, similarity.shape[1] + 1, 1 + before).astype(np.int64)
 
 
-def hits(
-    similarity: np.ndarray, truth: np.ndarray | Sequence[Collection[int]], *, top: int
-) -> np.ndarray:
-    """Whether a right column is among the `top` most similar ones of each row.
-
-    Shapes: as `ranks` -> [n] bool; its mean is R@top.
-    Raises: as `ranks`.
-    """
-    return ranks(similarity, truth) <= top
-
-
 def recalls(
     images: np.ndarray, texts: np.ndarray, image_of: np.ndarray | None = None
 ) -> dict[str, float]:

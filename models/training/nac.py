@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.models.data.datasets import Dataset, load_data
+from saccade.models.data.datasets import CALIBRATION_SAMPLES, Dataset, calibration_rows, load_data
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.nac_auxiliary import Auxiliary
@@ -21,7 +21,6 @@ from saccade.models.training.nac_recipes import recipe_for, with_epochs
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import Task
 
-CALIBRATION_IMAGES = 256
 SMALL_BUDGET = 0.125  # the best step is the one whose full and small model are best on average
 _ORDER_STEPS = 20  # steps from one ranking of the modules to the next
 
@@ -41,7 +40,7 @@ def task(options: TrainOptions) -> Task:
     if data in _ELSEWHERE:
         other: Task = import_module(_ELSEWHERE[data]).task(options)
         return other
-    training = load_data(data, "train", side_px=options.side_px)
+    training = load_data(data, "train", side_px=options.side_px, also=tuple(_ELSEWHERE))
     validation = load_data(data, "validation", side_px=options.side_px)
     return NACTask(options, training, validation)
 
@@ -116,12 +115,12 @@ class NACTask:
         if rng.random() >= config.dropout_ordered:
             return torch.from_numpy(rng.permutation(total)[:keep])
         if step % _ORDER_STEPS == 0 or self._order is None:
-            self._order = self.model.rank_modules().cpu().clone()
+            self._order = self._rank().cpu().clone()
         return self._order[:keep]
 
     def validate(self) -> dict[str, float]:
         """Top-1 of the full and of a small model, and first their mean."""
-        self.model.rank_modules()
+        self._rank()
         small = max(SMALL_BUDGET, 1 / self.model.config.modules)
         most = self.extra["validate_images"]
         scores = score(self.model, self.validation, sorted({1.0, small}, reverse=True), most=most)
@@ -131,7 +130,13 @@ class NACTask:
         """Rank the modules: a budget keeps the first of them."""
         if self.auxiliary is not None:
             self.auxiliary.detach()
-        self.model.rank_modules()
+        self._rank()
+
+    def _rank(self) -> Tensor:
+        """The modules' order; where each image has its own circuit, that of training images."""
+        device = self.model.head.weight.device
+        images = torch.from_numpy(self.training.images[:CALIBRATION_SAMPLES])
+        return self.model.rank_modules(images.to(device))
 
     def report(self) -> dict[str, float]:
         """Top-1 by budget on all validation images."""
@@ -142,7 +147,7 @@ class NACTask:
     def saved(self) -> dict[str, Any]:
         """Configuration, input, labels, and 256 training images for calibration."""
         config, training = self.model.config, self.training
-        chosen = np.random.default_rng(0).permutation(len(training.labels))[:CALIBRATION_IMAGES]
+        chosen = calibration_rows(len(training.labels))
         return {
             "config": config.to_dict(),
             "preprocessing": Preprocessing(

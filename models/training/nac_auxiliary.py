@@ -52,7 +52,7 @@ class Auxiliary(nn.Module):
         Shapes: counts [b 10], how often each digit is on the canvas -> scalar.
         """
         total = counts.new_zeros(())
-        sums = (counts * torch.arange(DIGITS)).sum(1).long()
+        sums = (counts * torch.arange(DIGITS, device=counts.device)).sum(1).long()
         for index, head in enumerate(self.heads):
             predicted = head(self._states[index])
             weight = self.DEEP_WEIGHT if index else 1.0

@@ -105,7 +105,7 @@ def _fields(name: str, side: int) -> dict[str, Any]:
 
 
 def _pictures(name: str, options: TrainOptions, validation: int) -> SceneSource:
-    training = load_data(name, "train", side_px=options.side_px)
+    training = load_data(name, "train", side_px=options.side_px, also=("tetrominoes",))
     held_out = load_data(name, "validation", side_px=options.side_px)
     images = training.images
     _, height, width, channels = images.shape

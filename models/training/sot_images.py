@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from saccade.models.data.augment import Augmentation
-from saccade.models.data.datasets import load_data
+from saccade.models.data.datasets import calibration_rows, load_data
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.training.options import TrainOptions
@@ -67,7 +67,7 @@ def image_source(options: TrainOptions, *, validation: int, calibration: int) ->
         chosen = rng.integers(len(labels), size=count)
         return jitter(images[chosen], rng), labels[chosen]
 
-    some = np.random.default_rng(0).permutation(len(labels))[np.arange(calibration) % len(labels)]
+    some = calibration_rows(len(labels), calibration)
     mean, std = _moments(images)
     return ImageSource(
         name=training.name,

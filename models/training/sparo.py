@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.models.clip_tokens import encode_texts
+from saccade.models.data.datasets import CALIBRATION_SAMPLES
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo import Sparo
 from saccade.models.sparo_config import SparoConfig
@@ -24,7 +25,6 @@ from saccade.models.training.task import Recipe, Task
 from saccade.models.zero_shot import prompts
 from saccade.plugins.errors import SaccadeError
 
-CALIBRATION_SAMPLES = 256
 LARGEST_SCALE = math.log(100)  # of the logits, as CLIP limits it
 _RECIPE = {
     "without_decay": ("bias", "norm", "position", "class_token", "logit_scale"),
@@ -125,6 +125,8 @@ class SparoTask:
         """Configuration, input, classes; calibration images have a class, texts are sentences."""
         config = self.model.config
         images, labels = self.source.labelled("train", CALIBRATION_SAMPLES)
+        again = np.arange(CALIBRATION_SAMPLES) % len(images)  # a small data set has fewer
+        images, labels = images[again], labels[again]
         rng = np.random.default_rng(0)
         texts = self.source.sentences(np.arange(len(images)) % len(self.source.images), rng)
         return {

@@ -13,6 +13,7 @@ from saccade.models.clip_tokens import encode_texts
 from saccade.models.data.captions import caption, caption_with_negatives
 from saccade.models.data.scene_labels import scene_label
 from saccade.models.data.shapes import Scenes, scenes
+from saccade.models.scores.retrieval import recalls
 from saccade.models.sparo import Sparo
 from saccade.models.zero_shot import encode_classes, zero_shot_logits
 
@@ -99,14 +100,7 @@ def matching_scores(model: Sparo, data: Told) -> dict[str, float]:
     first = {text: i for i, text in reversed(list(enumerate(data.sentences)))}
     kept = np.array(sorted(first.values()))
     texts = text_slots(model, data.sentences).reshape(len(images), -1)
-    cosine = images[kept] @ texts[kept].T
-    own = np.diag(cosine)
-    ranks = {"text": (cosine >= own[:, None]).sum(1), "image": (cosine >= own).sum(0)}
-    scores = {
-        f"{name}_r{top}": float((each <= top).mean())
-        for name, each in ranks.items()
-        for top in (1, 5)
-    }
+    scores = recalls(images[kept], texts[kept])
     false = text_slots(model, data.false).reshape(len(data.false), -1)
     images_of = images[data.owner]
     right = (images_of * texts[data.owner]).sum(1) > (images_of * false).sum(1)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from saccade.export.evaluation.subject import trained_on
 from saccade.export.manifest import read_folder
 from saccade.plugins.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.serving import bench as verb
@@ -19,7 +20,6 @@ from saccade.serving.bench import BenchReport, bench
 from saccade.serving.bench_options import BenchOptions
 from saccade.serving.frontier import read_frontier
 from saccade.serving.in_process import BATCHES, Calls
-from saccade.serving.scored import trained_on
 
 pytest.importorskip(
     "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
@@ -153,9 +153,9 @@ def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None
             preprocessing=parent.preprocessing, labels=parent.labels,
             calibration=parent.calibration, card={"data": data},
         )  # fmt: skip
-        assert trained_on(folder, manifest) == expected
+        assert trained_on(folder) == expected
     path.unlink()
-    assert trained_on(folder, manifest) is None
+    assert trained_on(folder) is None
 
 
 @pytest.mark.parametrize("stage", ["measuring", "writing"])
