@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from saccade.models.data.augment import Augmentation
-from saccade.models.data.datasets import load_data
+from saccade.models.data.datasets import calibration_rows, load_data
 from saccade.models.data.splits import stratified_split
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
@@ -28,6 +28,12 @@ def test_digits_are_split_as_stated() -> None:
     assert len({part.sha256 for part in parts.values()}) == 3
     again = load_data("digits", "test", preprocessing=DIGITS)
     assert again.sha256 == parts["test"].sha256
+
+
+def test_few_images_calibrate_again_and_again() -> None:
+    assert len(set(calibration_rows(1_000))) == 256
+    few = calibration_rows(10)
+    assert len(few) == 256 and set(few) == set(range(10))
 
 
 def test_splits_are_a_stratified_partition() -> None:

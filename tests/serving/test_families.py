@@ -141,6 +141,10 @@ def test_sparo_labels_of_the_request_and_of_the_deployment_agree(asked):
         expected = dict(zip(LABELS, row, strict=True))
         for found in (one, other):
             assert dict(found.labels) == pytest.approx(expected, abs=1e-4)
+    # Its tokenizer is a list of words, which has no "photo".
+    (usual,) = client.classify(IMAGES[:1], top=3, labels=LABELS)
+    (said,) = client.classify(IMAGES[:1], top=3, labels=LABELS, templates=("a {}",))
+    assert dict(usual.labels) == pytest.approx(dict(said.labels), abs=1e-6)
 
 
 def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):
