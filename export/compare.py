@@ -156,11 +156,16 @@ def _worst(errors: Arrays, left_out: Arrays | None) -> float:
 def one_minus_cosine(found: np.ndarray, expected: np.ndarray) -> float:
     """Largest 1 - cos over the rows, as half the squared distance of the unit vectors.
 
+    A row of less than a hundredth of the longest, such as a black pixel, has no direction worth
+    the name: it is measured as if it had that length.
+
     Shapes: both [n d], or [n ... d].
     """
     if found.shape != expected.shape or not np.isfinite(found).all():
         return np.inf
-    return float(np.max(np.square(_unit(found) - _unit(expected)).sum(axis=-1)) / 2)
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    least = max(1e-2 * np.linalg.norm(b, axis=-1).max(), np.finfo(np.float64).tiny)
+    return float(np.max(np.square(_unit(a, least) - _unit(b, least)).sum(axis=-1)) / 2)
 
 
 def score_points(found: Arrays, expected: Arrays, labelled: Arrays, part: Part) -> float:
@@ -202,7 +207,5 @@ def top1_flips(found: Arrays, expected: Arrays) -> int:
     return int(np.sum(clear & (scores[rows, first] < scores.max(axis=-1))))
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
-    rows = rows.astype(np.float64)
-    length = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return rows / np.where(length == 0, 1, length)
+def _unit(rows: np.ndarray, least: float) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), least)

@@ -14,7 +14,7 @@ from saccade.export.compare import exceeded, figures_of, thresholds_of
 from saccade.export.manifest import Manifest, Parity, VariantEntry, check_file, read_manifests
 from saccade.export.runners import Runner, onnx_runner, onnx_session, run_in_batches, torch_runner
 from saccade.export.samples import RANDOM_INPUTS, REAL_INPUTS, Samples, samples_of
-from saccade.export.sensitivity import sensitive_rows
+from saccade.export.sensitivity import nudged, sensitive_rows
 from saccade.export.verdict import GateReport, VariantReport
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Arrays, Family, Part, Setting, part_named
@@ -24,6 +24,7 @@ from saccade.plugins.native.library import built_library
 from saccade.plugins.progress import progress
 
 BATCHES = (1, 2, 7, 64)
+_NUDGES = 4
 _REFERENCE_BATCH = 8  # an unfolded read-in holds b x modules x tokens x dim numbers at a time
 
 
@@ -51,13 +52,20 @@ class Reference:
 
     def float32_answers(
         self, setting: Setting, role: str, outputs: Sequence[str], inputs: Arrays
-    ) -> dict[str, np.ndarray]:
-        """What the unfolded model answers in the type that it was trained in."""
+    ) -> list[dict[str, np.ndarray]]:
+        """What the unfolded model answers in float32: as it is, then with its weights nudged.
+
+        One run is a matter of luck on a row that a rounding decides.
+        """
         torch = require("torch", extra="export")
         if self._float32 is None:
             self._float32 = cast(Family, self.checkpoint.build(torch.float32))
-        run = torch_runner(self._float32.at(setting), role, outputs)
-        return run_in_batches(run, inputs, _REFERENCE_BATCH)
+        variant = self._float32.at(setting)
+        models = [variant, *(nudged(variant, seed) for seed in range(_NUDGES))]
+        return [
+            run_in_batches(torch_runner(each, role, outputs), inputs, _REFERENCE_BATCH)
+            for each in models
+        ]
 
     def samples(self, variant: Family, setting: Setting, role: str) -> Samples:
         """What the gate asks that part; drawn once."""
@@ -77,7 +85,7 @@ class Expected:
     part: Part
     samples: Samples
     answers: dict[str, np.ndarray]
-    float32_answers: Callable[[], dict[str, np.ndarray]]  # computed only where they matter
+    float32_answers: Callable[[], list[dict[str, np.ndarray]]]  # several runs, when asked for
 
 
 def expected_of(

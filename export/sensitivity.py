@@ -6,6 +6,8 @@ a visible change. On such a row the gate asks that a file is as good as the mode
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +19,32 @@ TIMES_FLOAT32 = 4
 MOST = THRESHOLDS["fp16"]["relative_error"]
 
 
+def nudged(model: Any, seed: int) -> Any:
+    """A copy of a torch model whose every weight is moved by a rounding, up or down."""
+    import torch
+
+    copy = deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for each in copy.parameters():
+            up = torch.randint(0, 2, each.shape, generator=generator, dtype=each.dtype)
+            each.mul_(1 + torch.finfo(each.dtype).eps * (2 * up - 1))
+    return copy
+
+
 def sensitive_rows(
     runs: Sequence[Sequence[Arrays]],
     reference: Arrays,
-    float32: Arrays,
+    float32: Sequence[Arrays],
     thresholds: Mapping[str, float],
 ) -> dict[str, np.ndarray]:
-    """Rows beyond a threshold by at most four times what the unfolded float32 model is off there.
+    """Rows beyond a threshold by at most four times what the unfolded model is off in float32.
 
-    Shapes: runs as for `figures_of`, each output [n ...], answered as [n] bool.
+    Shapes: runs as for `figures_of`, float32 a list of answers; each output [n ...], answered as
+            [n] bool.
     """
     errors = row_errors([run for each in runs for run in each], reference)
-    own, apart = row_errors([float32], reference), rows_apart(runs)
+    own, apart = row_errors(float32, reference), rows_apart(runs)
     rows = {}
     for name in reference:
         beyond = errors[name] > thresholds["relative_error"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from saccade.export.compare import THRESHOLDS, exceeded, figures_of
+from saccade.export.compare import THRESHOLDS, exceeded, figures_of, one_minus_cosine
 from saccade.export.gate import Expected, measure, verify
 from saccade.export.manifest import SUFFIX
 from saccade.export.samples import RANDOM_INPUTS, REAL_INPUTS, Samples
@@ -196,7 +196,7 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
     labels = truth({"image": image})["logits"].argmax(axis=-1)[:REAL_INPUTS]
     samples = Samples({"image": image}, {"labels": labels})
     right = truth({"image": image})
-    expected_answers = Expected(PART, samples, right, lambda: right)
+    expected_answers = Expected(PART, samples, right, lambda: [right])
     parity = measure([run], expected_answers, "fp32", {})
     found = set(exceeded(parity.figures, parity.thresholds))
     # What is not a number also loses its cosine; the figures named are the least expected.
@@ -223,7 +223,8 @@ def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -
             asked = [place[row.tobytes()] for row in inputs["image"]]
             return {name: each[asked] for name, each in answers.items()}
 
-        parity = measure([run], Expected(PART, samples, right, lambda: off(own)), "fp32", {})
+        expected = Expected(PART, samples, right, lambda: [right, off(own)])
+        parity = measure([run], expected, "fp32", {})
         return parity.passed, parity.figures
 
     few, many = slice(5, 7), slice(0, 100)
@@ -244,6 +245,13 @@ def test_two_ways_to_compute_a_file_may_differ_where_each_isolates_its_rows() ->
     figures = figures_of(one, [[one, one], [other]], {}, {}, PART)
     assert figures["row_isolation"] == 0 and not exceeded(figures, THRESHOLDS["fp32"])
     assert figures_of(one, [[one, other]], {}, {}, PART)["row_isolation"] > 4e-4
+
+
+def test_a_black_pixel_has_no_direction() -> None:
+    white, black = np.ones((1, 2, 3)), np.full((1, 2, 3), 1e-9)
+    right = np.concatenate([white, black])
+    assert one_minus_cosine(np.concatenate([white, -black]), right) < 1e-12
+    assert one_minus_cosine(np.concatenate([-white, black]), right) == pytest.approx(2)
 
 
 def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
