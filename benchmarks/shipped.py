@@ -76,7 +76,7 @@ MODELS = {
     "slots-tetrominoes": Shipped(
         "slot-attention",
         "Equivariant slot attention that takes scenes of three tetrominoes apart.",
-        {"data": "tetrominoes"},
+        {"data": "tetrominoes", "seed": 1},  # better by validation than seed 0
         (EvaluateOptions(data="tetrominoes", task="ari"),),
     ),
     "vqa-shapes": Shipped(
