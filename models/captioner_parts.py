@@ -7,13 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.models.attention_laws import no_excess, same_support, sums_to_one
 from saccade.models.captioner_config import CaptionerConfig
 from saccade.models.interface import Arrays, Part, TensorSpec
 from saccade.plugins.tvmax import SMALLEST_FLOAT32_TOLERANCE
 
 OUTPUTS = ("logits", "log_probabilities", "next_h", "next_c", "attention")
-_SUM = 1e-5  # how far the weights of a map may be from summing to 1
-_SUPPORT = 1e-4  # a weight below this may be 0 in one form and not in the other
 _CHUNK = 64
 
 
@@ -58,8 +57,8 @@ def _step(model: Any) -> Part:
         return _states(model, given) | {"token": drawn}
 
     width = config.dim + 2 * config.attention_dim
-    bounds = {"tvmax_bound": _no_excess} if config.attention == "tvmax" else {}
-    sparse = {"attention_support": _support} if config.attention != "softmax" else {}
+    bounds = {"tvmax_bound": no_excess} if config.attention == "tvmax" else {}
+    sparse = {"attention_support": same_support} if config.attention != "softmax" else {}
     return Part(
         role="step",
         inputs=(
@@ -73,7 +72,7 @@ def _step(model: Any) -> Part:
         run=lambda features, h, c, token: _stepped(model, features, h, c, token),
         real=real,
         random=random,
-        laws={"attention_sum": _sums_to_one, **sparse, **bounds},
+        laws={"attention_sums_to_one": sums_to_one, **sparse, **bounds},
     )
 
 
@@ -121,18 +120,3 @@ def _walked(model: Any, images: np.ndarray, offset: int) -> dict[str, np.ndarray
     state = {"features": features, "h": h, "c": c}
     arrays = {name: each.float().numpy() for name, each in state.items()}
     return arrays | {"token": token.numpy()}
-
-
-def _sums_to_one(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    maps = found["attention"].astype(np.float64)
-    return float(np.abs(maps.sum((1, 2)) - 1).max() / _SUM)
-
-
-def _support(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    one, other = found["attention"], expected["attention"]
-    apart = np.where((one > 0) != (other > 0), np.maximum(one, other), 0)
-    return float(apart.max() / _SUPPORT)
-
-
-def _no_excess(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    return 0.0 if (found["attention_excess"] == 0).all() else float("inf")

@@ -7,13 +7,12 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from saccade.models.interface import Arrays, Law, Part, Setting, TensorSpec, only_setting
+from saccade.models.attention_laws import no_excess, same_support, sums_to_one
+from saccade.models.interface import Law, Part, Setting, TensorSpec, only_setting
 from saccade.models.vqa_config import VQAConfig
 from saccade.models.vqa_questions import question_tokens as question_tokens
 
 _WHOLE = Setting("b1000", 1.0, 1, 1, "model")
-_SUM_TOLERANCE = 1e-4  # of a map's weights, from 1
-_SUPPORT_TOLERANCE = 1e-4  # a weight that only one of two answers has may be this large
 _ZERO_ROW_SHARE = 0.05  # of random features
 
 
@@ -102,39 +101,12 @@ def _random_sizes(config: VQAConfig, rng: np.random.Generator, count: int) -> np
 
 
 def _laws(config: VQAConfig) -> Mapping[str, Law]:
-    laws: dict[str, Law] = {"attention_sums_to_one": _sums_to_one}
+    laws: dict[str, Law] = {"attention_sums_to_one": sums_to_one}
     if (config.attention if config.has_grid else config.box_attention) != "softmax":
-        laws["attention_support"] = _same_support
+        laws["attention_support"] = same_support
     if _has_bound(config):
-        laws["tvmax_bound"] = _no_excess
+        laws["tvmax_bound"] = no_excess
     return laws
-
-
-def _no_excess(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    return 0.0 if (found["attention_excess"] == 0).all() else float("inf")
-
-
-def _maps(outputs: Arrays) -> list[np.ndarray]:
-    names = [name for name in ("attention", "box_attention") if name in outputs]
-    return [outputs[name].reshape(len(outputs[name]), -1).astype(np.float64) for name in names]
-
-
-def _sums_to_one(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    """How far the sums of the weights are from 1, and weights below 0, of what is allowed."""
-    worst = 0.0
-    for weights in _maps(found):
-        off = np.abs(weights.sum(-1) - 1).max(initial=0.0)
-        worst = max(worst, float(off), float(-weights.min(initial=0.0)))
-    return worst / _SUM_TOLERANCE
-
-
-def _same_support(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    """The largest weight that one has where the other has 0, of what is allowed."""
-    worst = 0.0
-    for ours, theirs in zip(_maps(found), _maps(expected), strict=False):
-        only_one = (ours > 0) != (theirs > 0)
-        worst = max(worst, float(np.where(only_one, np.maximum(ours, theirs), 0).max(initial=0.0)))
-    return worst / _SUPPORT_TOLERANCE
 
 
 def vqa_settings() -> tuple[Setting, ...]:

@@ -73,6 +73,17 @@ def calibration_rows(total: int, count: int = CALIBRATION_SAMPLES) -> np.ndarray
     return np.random.default_rng(0).permutation(total)[np.arange(count) % total]
 
 
+def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel, as a configuration keeps them.
+
+    Shapes: images [n h w c] uint8 -> two [c].
+    Units: shares of full white.
+    """
+    pixels = images.reshape(-1, images.shape[-1]) / 255
+    mean = tuple(round(float(each), 4) for each in pixels.mean(0))
+    return mean, tuple(max(round(float(each), 4), 1e-3) for each in pixels.std(0))
+
+
 _NAMES = ("digits", "digits-sum", "shapes")
 _Parts = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
 _Source = Callable[[str, Preprocessing | None, int], _Parts]

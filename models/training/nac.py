@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.models.data.datasets import CALIBRATION_SAMPLES, Dataset, calibration_rows, load_data
+from saccade.models.data.datasets import (
+    CALIBRATION_SAMPLES,
+    Dataset,
+    calibration_rows,
+    load_data,
+    pixel_moments,
+)
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.nac_auxiliary import Auxiliary
@@ -66,13 +72,13 @@ class NACTask:
         recipe = chosen_recipe(options, quick=recipe, shipped=recipe)
         self.recipe = with_epochs(recipe, len(training.labels), steps=options.steps)
         self.extra: Mapping[str, Any] = self.recipe.extra
-        pixels = training.images.reshape(-1, channels) / 255
+        mean, std = pixel_moments(training.images)
         given = {
             "height_px": height,
             "width_px": width,
             "channels": channels,
-            "mean": tuple(round(float(value), 4) for value in pixels.mean(0)),
-            "std": tuple(max(round(float(value), 4), 1e-3) for value in pixels.std(0)),
+            "mean": mean,
+            "std": std,
             "classes": len(training.class_names),
         }
         config = chosen_config(NACConfig, options, recipe.config, given)

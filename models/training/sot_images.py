@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from saccade.models.data.augment import Augmentation
-from saccade.models.data.datasets import calibration_rows, load_data
+from saccade.models.data.datasets import calibration_rows, load_data, pixel_moments
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.training.options import TrainOptions
 
 SCENE_PX = 48  # 256 for calibration stay within the 3 MiB of a shipped file
+_SEEN = 1_000  # images that tell mean and deviation
 _ONE = (1, 1)  # object a scene
 
 
@@ -68,7 +69,7 @@ def image_source(options: TrainOptions, *, validation: int, calibration: int) ->
         return jitter(images[chosen], rng), labels[chosen]
 
     some = calibration_rows(len(labels), calibration)
-    mean, std = _moments(images)
+    mean, std = pixel_moments(images[:_SEEN])
     return ImageSource(
         name=training.name,
         sha256={"train": training.sha256, "validation": held_out.sha256},
@@ -94,7 +95,7 @@ def patch_side(height: int, width: int) -> int:
 def _shapes(validation: int, calibration: int) -> ImageSource:
     held_out = scenes("validation", validation, side_px=SCENE_PX, objects=_ONE)
     known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
-    mean, std = _moments(known.images)
+    mean, std = pixel_moments(known.images)
 
     def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         return _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
@@ -114,12 +115,6 @@ def _shapes(validation: int, calibration: int) -> ImageSource:
 def _labelled(drawn: Scenes) -> tuple[np.ndarray, np.ndarray]:
     labels = np.array([scene_label(objects) for objects in drawn.objects], np.int64)
     return drawn.images, labels
-
-
-def _moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    pixels = images[:1000].reshape(-1, images.shape[-1]) / 255
-    mean = tuple(round(float(each), 4) for each in pixels.mean(0))
-    return mean, tuple(max(round(float(each), 4), 1e-3) for each in pixels.std(0))
 
 
 def _digest(images: np.ndarray) -> str:

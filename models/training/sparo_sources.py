@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
-from saccade.models.data.datasets import Dataset, load_data
+from saccade.models.data.datasets import Dataset, load_data, pixel_moments
 from saccade.models.data.scene_labels import SCENE_LABELS
 from saccade.models.data.shapes import scenes
 from saccade.models.sparo import Sparo
@@ -101,13 +101,13 @@ class LabelsSource:
         said = [split_words(each.format(name)) for name in self.labels for each in TEMPLATES]
         words = tuple(sorted({word for each in said for word in each}))
         _, height, width, channels = self.images.shape
-        pixels = self.images.reshape(-1, channels) / 255
+        mean, std = pixel_moments(self.images)
         self.fields = vocabulary_fields(words, max(map(len, said)) + 2) | {
             "height_px": height,
             "width_px": width,
             "channels": channels,
-            "mean": tuple(round(float(value), 4) for value in pixels.mean(0)),
-            "std": tuple(max(round(float(value), 4), 1e-3) for value in pixels.std(0)),
+            "mean": mean,
+            "std": std,
             "patch_px": _patch(height, width),
         }
         self.sha256 = {split: each.sha256 for split, each in self.data.items()}
