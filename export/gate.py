@@ -122,15 +122,15 @@ def measure(
         )
     found += [run_in_batches(run, inputs, batch) for batch in BATCHES if batch != largest]
     found += [run_in_batches(run, inputs, batch, shuffled) for batch in (7, largest)]
-    runs = [found, *([run_in_batches(other, inputs, largest)] for other in others)]
+    answers = [found, *([run_in_batches(other, inputs, largest)] for other in others)]
     labelled = expected.samples.labelled
-    figures = figures_of(expected.answers, runs, inputs, labelled, expected.part)
+    figures = figures_of(expected.answers, answers, inputs, labelled, expected.part)
     if precision == "fp32" and {"relative_error", "row_isolation"} & {
         *exceeded(figures, thresholds)
     }:
         own = expected.float32_answers()
-        rows = sensitive_rows(runs, expected.answers, own, thresholds)
-        figures = figures_of(expected.answers, runs, inputs, labelled, expected.part, rows)
+        rows = sensitive_rows(answers, expected.answers, own, thresholds)
+        figures = figures_of(expected.answers, answers, inputs, labelled, expected.part, rows)
     return Parity(
         passed=not exceeded(figures, thresholds),
         figures=figures,
