@@ -125,9 +125,8 @@ def measure(
     answers = [found, *([run_in_batches(other, inputs, largest)] for other in others)]
     labelled = expected.samples.labelled
     figures = figures_of(expected.answers, answers, inputs, labelled, expected.part)
-    if precision == "fp32" and {"relative_error", "row_isolation"} & {
-        *exceeded(figures, thresholds)
-    }:
+    too_far = {"relative_error", "row_isolation"}.intersection(exceeded(figures, thresholds))
+    if too_far and precision == "fp32":
         own = expected.float32_answers()
         rows = sensitive_rows(answers, expected.answers, own, thresholds)
         figures = figures_of(expected.answers, answers, inputs, labelled, expected.part, rows)
