@@ -14,7 +14,7 @@ demo: $(STAMP) ## train, export, verify, serve and benchmark; ends with a table 
 	$(BIN)/saccade demo --out build/demo --force
 
 test: $(STAMP) ## the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: $(STAMP) ## ruff, ruff format, mypy on the built wheel
 	$(BIN)/ruff check .
