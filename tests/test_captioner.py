@@ -208,7 +208,7 @@ def test_configuration_is_checked_and_comes_back():
         CaptionerConfig.from_dict({"depth": 3})
     with pytest.raises(ShapeError, match="Resize"):
         model_of().encode(torch.zeros(1, 8, 8, 3))
-    with pytest.raises(SaccadeError, match="expected 1"):
+    with pytest.raises(SaccadeError, match="exported whole"):
         model_of().setting("0.01")
     assert model_of().setting("1") == model_of().settings()[0]
 
