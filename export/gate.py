@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from saccade.export.compare import exceeded, figures_of, thresholds_of
+from saccade.export.compare import exceeded, figures_of, row_errors, thresholds_of
 from saccade.export.manifest import Manifest, Parity, VariantEntry, check_file, read_manifests
 from saccade.export.runners import Runner, onnx_runner, onnx_session, run_in_batches, torch_runner
 from saccade.export.samples import RANDOM_INPUTS, REAL_INPUTS, Samples, samples_of
@@ -127,9 +127,10 @@ def measure(
     figures = figures_of(expected.answers, answers, inputs, labelled, expected.part)
     too_far = {"relative_error", "row_isolation"}.intersection(exceeded(figures, thresholds))
     if too_far and precision == "fp32":
-        own = expected.float32_answers()
+        own = row_errors(expected.float32_answers(), expected.answers)
         rows = sensitive_rows(answers, expected.answers, own, thresholds)
         figures = figures_of(expected.answers, answers, inputs, labelled, expected.part, rows)
+        figures["float32_error"] = float(max(each.max() for each in own.values()))
     return Parity(
         passed=not exceeded(figures, thresholds),
         figures=figures,

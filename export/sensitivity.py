@@ -35,16 +35,17 @@ def nudged(model: Any, seed: int) -> Any:
 def sensitive_rows(
     runs: Sequence[Sequence[Arrays]],
     reference: Arrays,
-    float32: Sequence[Arrays],
+    own: Arrays,
     thresholds: Mapping[str, float],
 ) -> dict[str, np.ndarray]:
     """Rows beyond a threshold by at most four times what the unfolded model is off in float32.
 
-    Shapes: runs as for `figures_of`, float32 a list of answers; each output [n ...], answered as
-            [n] bool.
+    `own` are the `row_errors` of that model in float32.
+
+    Shapes: runs as for `figures_of`, each output [n ...]; own and the answer [n], the answer bool.
     """
     errors = row_errors([run for each in runs for run in each], reference)
-    own, apart = row_errors(float32, reference), rows_apart(runs)
+    apart = rows_apart(runs)
     rows = {}
     for name in reference:
         beyond = errors[name] > thresholds["relative_error"]

@@ -90,6 +90,7 @@ def render(report: GateReport) -> "Table":
 
     measured = {name for row in report.variants if row.parity for name in row.parity.figures}
     names = [name for name in THRESHOLDS["fp32"] if name in measured or name != "sensitive_rows"]
+    names += ["float32_error"] if "float32_error" in measured else []
     problems = [f"{row.name}: {each}" for row in report.variants for each in row.problems]
     table = Table(
         title="parity gate: unfolded float64 torch against ONNX Runtime",

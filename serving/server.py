@@ -45,9 +45,9 @@ class Server:
         found = find_installation()
         wanted = self.options
         refuse_exposure(wanted, found)
+        deployment = read_repository(self.repository)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
-            deployment = read_repository(self.repository)
             check_installation(found)
             self._board = Board(deployment.model, deployment.variants)
             log = ServerLog(self.options.server_log)

@@ -57,6 +57,8 @@ def test_listops_by_the_truth():
     subject = replace(knowing("nac"), labels=CLASS_NAMES, facts={"max_tokens": 100}, parts={
         "": Function((TensorSpec("characters", "b 100", "int64"),), run)})  # fmt: skip
     assert scores(classification.top1(subject, FEW)) == {"top-1": 1.0, "top-5": 1.0}
+    with pytest.raises(SaccadeError, match="--data shapes: it reads characters, expected listops"):
+        classification.top1(subject, replace(FEW, data="shapes"))
 
 
 def test_images_and_texts_by_the_truth():

@@ -230,6 +230,7 @@ def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -
     few, many = slice(5, 7), slice(0, 100)
     passed, found = figures(0.01, 0.005, few)
     assert passed and found["sensitive_rows"] == 2 / 320 and found["relative_error"] == 0
+    assert found["float32_error"] == pytest.approx(0.005, rel=0.1)
     passed, found = figures(0.01, 0.001, few)
     assert not passed and found["relative_error"] == pytest.approx(0.01, rel=0.1)
     passed, found = figures(0.05, 0.05, few)  # beyond the row of half precision

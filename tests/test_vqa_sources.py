@@ -78,6 +78,8 @@ ASKED = {
     "HIDDEN_SIZE": {"config": {"HIDDEN_SIZE": 512}},
     "image 'boxes'": {"config": {"image": "boxes"}},
     "unknown keys": {"config": {"gird": [9, 9]}},
+    "image is 'pixels'": {"config": {"image": "pixels"}},
+    "MULTI_HEADS is unknown. Is MULTI_HEAD meant": {"config": {"MULTI_HEADS": 4}},
     "not a checkpoint of": {"tensors": {}},
 }
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from saccade.plugins.errors import SaccadeError, ServerFailed
-from saccade.serving import images
+from saccade.serving import cli, images
 from saccade.serving.client import (
     AsyncClient,
     Client,
@@ -171,6 +171,14 @@ def test_unknown_model_and_a_variant_as_router(server, digit):
     with Client(server.url, VARIANTS[0]) as client:
         with pytest.raises(SaccadeError, match="not a router"):
             client.ready()
+
+
+def test_a_circuit_is_not_drawn_against_another(server, digit, tmp_path, capsys):
+    image, out = tmp_path / "digit.png", tmp_path / "looked.png"
+    image.write_bytes(png(digit))
+    where = ("--model", server.model, "--url", server.url, "--out", str(out))
+    assert cli.run(["show", str(image), "--against", "other", *where]) == 2
+    assert "--against other: nac is a NAC" in capsys.readouterr().err and not out.exists()
 
 
 def test_embeddings_of_different_variants_do_not_mix(client, digit, tmp_path):

@@ -69,6 +69,13 @@ def test_taken_port_is_named_before_anything_starts(option, tiny_repository, mon
     assert "--" + option.replace("_", "-") in str(error.value)
 
 
+def test_a_missing_repository_is_named_before_a_taken_port(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        options = ServeOptions(**{**FREE_PORTS, "grpc_port": holder.getsockname()[1]})
+        with pytest.raises(SaccadeError, match="nowhere"):
+            Server(tmp_path / "nowhere", options).__enter__()
+
+
 def test_ports_are_distinct_and_given_ones_kept():
     found = with_ports(ServeOptions(**FREE_PORTS))
     assert len({found.grpc_port, found.http_port, found.metrics_port, found.ready_port}) == 4
