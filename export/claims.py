@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
+from saccade.export.layer_types import float32_layers, matrix_types, opset_of
 from saccade.export.manifest import Manifest
 from saccade.export.onnx_graph import flaws, tensor_specs
 from saccade.models.checkpoint import Checkpoint
@@ -45,13 +46,23 @@ def contradictions(
         ("facts", manifest.facts, json.loads(json.dumps(variant.facts()))),
         ("bytes", manifest.file.bytes, path.stat().st_size),
         ("opset and IR version", (manifest.opset, manifest.ir_version), _versions(proto)),
+        ("float32 layers", manifest.float32_layers, _float32(proto, entry.precision)),
     )
     wrong = [
         f"the manifest's {what} are {claimed}, found {found}. Export it again."
         for what, claimed, found in claims
         if claimed != found
     ]
-    return (*flaws(proto), *wrong)
+    mistyped = [
+        f"{name} is {kind}, its name says {entry.precision}. Export it again."
+        for name, kind in matrix_types(proto).items()
+        if kind not in ("fp32", entry.precision)
+    ]
+    return (*flaws(proto, opset_of(entry.precision)), *wrong, *mistyped)
+
+
+def _float32(proto: onnx.ModelProto, precision: str) -> tuple[str, ...]:
+    return () if precision == "fp32" else float32_layers(proto)
 
 
 def _counts(setting: Setting) -> tuple[int, int, str]:

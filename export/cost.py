@@ -8,6 +8,8 @@ from typing import Any
 
 import onnx
 
+from saccade.export.half_graph import HALF, widened
+from saccade.export.layer_types import element_types
 from saccade.export.manifest import Cost, MultiplyAdds
 from saccade.export.runners import onnx_session
 from saccade.models.interface import Arrays
@@ -29,13 +31,25 @@ def cost_of(proto: onnx.ModelProto, parameters: int, samples: Arrays) -> Cost:
     """
     shapes, item_bytes = _shapes(proto, samples)
     by_part: Counter[str] = Counter()
-    for node in proto.graph.node:
-        if count := _COUNTS.get(node.op_type):
-            by_part[node.name.split("/")[0]] += count(
-                node, [shapes[name] for name in node.input if name], shapes[node.output[0]]
-            )
+    for name, count in _multiply_adds(proto, shapes).items():
+        by_part[name.split("/")[0]] += count
     total = MultiplyAdds(sum(by_part.values()), dict(sorted(by_part.items())))
     return Cost(parameters, total, _peak_bytes(proto.graph, shapes, item_bytes))
+
+
+def multiply_adds(proto: onnx.ModelProto, samples: Arrays) -> dict[str, int]:
+    """By node of the main graph, those of one sample."""
+    return _multiply_adds(proto, _shapes(proto, samples)[0])
+
+
+def _multiply_adds(proto: onnx.ModelProto, shapes: dict[str, Shape]) -> dict[str, int]:
+    return {
+        node.name: _COUNTS[node.op_type](
+            node, [shapes[name] for name in node.input if name], shapes[node.output[0]]
+        )
+        for node in proto.graph.node
+        if node.op_type in _COUNTS
+    }
 
 
 def parameters_of(model: Any) -> int:
@@ -45,8 +59,7 @@ def parameters_of(model: Any) -> int:
 
 def _shapes(proto: onnx.ModelProto, samples: Arrays) -> tuple[dict[str, Shape], dict[str, int]]:
     """Shape and item size of every tensor, from one run: loops and functions leave no gap."""
-    everything = onnx.ModelProto()
-    everything.CopyFrom(proto)
+    everything = widened(proto)
     graph = everything.graph
     del graph.output[:]
     graph.output.extend(
@@ -57,9 +70,10 @@ def _shapes(proto: onnx.ModelProto, samples: Arrays) -> tuple[dict[str, Shape], 
     given = {each.name: samples[each.name][:1] for each in session.get_inputs()}
     found = dict(zip(names, session.run(names, given), strict=True)) | given
     found |= {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    types = element_types(proto)
     return (
         {name: tuple(value.shape) for name, value in found.items()},
-        {name: value.itemsize for name, value in found.items()},
+        {name: 2 if types.get(name) in HALF else value.itemsize for name, value in found.items()},
     )
 
 

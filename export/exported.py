@@ -3,14 +3,16 @@
 
 import hashlib
 import shutil
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from saccade.export.compare import exceeded, thresholds_of
-from saccade.export.gate import Expected, Reference, expected_of, measure, runners_of
+from saccade.export.gate import Expected, Reference, candidates_of, expected_of, measure
 from saccade.export.manifest import (
     FileEntry,
     Manifest,
@@ -19,8 +21,9 @@ from saccade.export.manifest import (
     VariantEntry,
     write_manifest,
 )
+from saccade.export.runners import Runner
 from saccade.export.variants import (
-    EXPORTED_PRECISIONS,
+    PRECISIONS,
     check_model_name,
     choose_settings,
     default_model_name,
@@ -35,6 +38,9 @@ from saccade.plugins.files import new_folder, refuse_existing, sha256_of, write_
 from saccade.plugins.path_fields import PathFields
 from saccade.plugins.progress import progress
 
+if TYPE_CHECKING:
+    from saccade.export.typed_graph import TypedGraph
+
 _TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -47,7 +53,7 @@ class ExportOptions(PathFields):
     budget: tuple[float | str, ...] = ()  # 1,0.5 or t3,t1 or exact,fast; default: the family's own
     outputs: tuple[str, ...] = ()  # further outputs, such as attention
     slots: Path | None = None  # a selection of slots, as `saccade select` writes it
-    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"  # type of the weights
+    precision: tuple[str, ...] = ("fp32",)  # of fp32, fp16, bf16, int8: type of the products
     threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
     force: bool = False  # replace an existing folder
 
@@ -81,8 +87,7 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
         that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.
     """
     refuse_existing(options.out, force=options.force)
-    _check_precision(options.precision)
-    thresholds_of(options.precision, options.threshold)
+    _check_precisions(options)
     source = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint)
     name = check_model_name(options.name) if options.name else default_model_name(source)
     for package in ("torch", "onnx", "onnxscript"):
@@ -101,13 +106,14 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
         settings = choose_settings(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
         manifests = []
-        with progress("export", len(settings) * len(reference.model.parts())) as advance:
+        steps = len(settings) * len(reference.model.parts()) * len(options.precision)
+        with progress("export", steps) as advance:
             for setting in settings:
                 variant = _Variant(name, setting, reference.variant(setting), reference, parent)
                 for part in variant.model.parts():
-                    advance(0, note=variant.entry(part, options).name)
-                    manifests.append(_export_part(folder, variant, part, options))
-                    advance()
+                    for manifest in _export_part(folder, variant, part, options):
+                        manifests.append(manifest)
+                        advance(note=manifest.variant.name)
     return ExportedModel(options.out, tuple(manifests))
 
 
@@ -119,8 +125,8 @@ class _Variant:
     reference: Reference
     parent: ParentEntry
 
-    def entry(self, part: Part, options: ExportOptions) -> VariantEntry:
-        setting, precision = self.setting, options.precision
+    def entry(self, part: Part, precision: str) -> VariantEntry:
+        setting = self.setting
         return VariantEntry(
             name=variant_name(self.name, part.role, setting.label, precision),
             model=self.name,
@@ -144,13 +150,15 @@ def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
         )
 
 
-def _check_precision(precision: str) -> None:
-    if precision not in EXPORTED_PRECISIONS:
+def _check_precisions(options: ExportOptions) -> None:
+    given = options.precision
+    if not given or len(set(given)) < len(given) or not set(given) <= set(PRECISIONS):
         raise SaccadeError(
-            f"precision {precision!r} is not exported by this release, only "
-            f"{', '.join(EXPORTED_PRECISIONS)}: the others come with the engines that use them. "
-            "Pass --precision fp32."
+            f"--precision is {','.join(given)!r}, expected some of {', '.join(PRECISIONS)}, each "
+            "at most once, as in --precision fp32,fp16."
         )
+    for precision in given:
+        thresholds_of(precision, options.threshold)
 
 
 def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
@@ -169,39 +177,70 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
     return ParentEntry(target.name, checkpoint.sha256)
 
 
-def _export_part(folder: Path, variant: _Variant, part: Part, options: ExportOptions) -> Manifest:
-    from saccade.export.cost import cost_of, parameters_of
-    from saccade.export.onnx_graph import serialize, tensor_specs
-    from saccade.export.tracing import trace_part
-    from saccade.plugins.onnx_model import IR_VERSION, OPSET, check_nodes
+def _export_part(
+    folder: Path, variant: _Variant, part: Part, options: ExportOptions
+) -> Iterator[Manifest]:
+    """Write the part in each precision; the reference answers once for all of them."""
+    from saccade.export.typed_graph import typed_graph
 
-    entry, checkpoint = variant.entry(part, options), variant.reference.checkpoint
     outputs = (*part.outputs, *(each for each in part.optional if each in options.outputs))
     expected = expected_of(variant.reference, variant.model, variant.setting, part.role, outputs)
-    samples = expected.samples.inputs
     # Folded in float64, where the fold is exact, and rounded once.
     folded: Any = deepcopy(variant.model).fold().float()
-    proto = trace_part(folded, part_named(folded, part.role), samples, outputs)
-    custom_ops = check_nodes(proto)
-    data = serialize(proto)
-    parity = _proved(entry, data, custom_ops, expected, options.threshold)
+
+    @cache
+    def traced(precision: str) -> Any:
+        from saccade.export.tracing import trace_part
+
+        same = part_named(folded, part.role)
+        return trace_part(folded, same, expected.samples.inputs, outputs, precision)
+
+    for precision in options.precision:
+        entry = variant.entry(part, precision)
+        samples = expected.samples.inputs
+        graph = typed_graph(entry.name, part.role, precision, traced, samples)
+        yield _export_file(folder, variant, entry, graph, folded, expected, options.threshold)
+
+
+def _export_file(
+    folder: Path,
+    variant: _Variant,
+    entry: VariantEntry,
+    graph: "TypedGraph",
+    folded: Any,
+    expected: Expected,
+    overrides: dict[str, float],
+) -> Manifest:
+    from saccade.export.cost import cost_of, parameters_of
+    from saccade.export.layer_types import opset_of
+    from saccade.export.onnx_graph import serialize, tensor_specs
+    from saccade.plugins.onnx_model import IR_VERSION, check_nodes
+
+    checkpoint, samples = variant.reference.checkpoint, expected.samples.inputs
+    outputs = tuple(expected.answers)
+    custom_ops = check_nodes(graph.proto)
+    data = serialize(graph.proto)
+    candidates = candidates_of(data, custom_ops, folded, entry, outputs)
+    parity = _proved(entry, candidates, expected, overrides)
     file = FileEntry(f"{entry.name}.onnx", hashlib.sha256(data).hexdigest(), len(data))
     write_atomically(folder / file.name, data)
     manifest = Manifest(
         variant=entry,
         file=file,
         parent=variant.parent,
-        inputs=tensor_specs(proto.graph.input),
-        outputs=tensor_specs(proto.graph.output),
-        preprocessing=checkpoint.preprocessing if _takes_image(part) else None,
+        inputs=tensor_specs(graph.proto.graph.input),
+        outputs=tensor_specs(graph.proto.graph.output),
+        preprocessing=checkpoint.preprocessing if _takes_image(expected.part) else None,
         labels=checkpoint.labels if "probabilities" in outputs else (),
         facts=variant.model.facts(),
         custom_ops=custom_ops,
-        opset=OPSET,
+        opset=opset_of(entry.precision),
         ir_version=IR_VERSION,
         tools={tool: version(tool) for tool in _TOOLS},
-        cost=cost_of(proto, parameters_of(variant.model), samples),
+        cost=cost_of(graph.proto, parameters_of(variant.model), samples),
         parity=parity,
+        float32_layers=graph.float32_layers,
+        activation_ranges=graph.activation_ranges or {},
     )
     write_manifest(folder, manifest)
     return manifest
@@ -213,12 +252,11 @@ def _takes_image(part: Part) -> bool:
 
 def _proved(
     entry: VariantEntry,
-    data: bytes,
-    custom_ops: tuple[str, ...],
+    candidates: list[Runner],
     expected: Expected,
     overrides: dict[str, float],
 ) -> Parity:
-    parity = measure(runners_of(data, custom_ops), expected, entry.precision, overrides)
+    parity = measure(candidates, expected, entry.precision, overrides)
     if not parity.passed:
         problems = "; ".join(VariantReport.of(entry.name, parity).problems)
         raise GateFailed(

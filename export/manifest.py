@@ -2,7 +2,7 @@
 """The JSON beside each artefact: what it is, where it comes from, what was proved of it."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, sha256_of, write_atomically
 
 SCHEMA = "saccade.manifest"
-VERSION = 2
+VERSION = 3
 SUFFIX = ".manifest.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -105,6 +105,8 @@ class Manifest:
     tools: dict[str, str]
     cost: Cost
     parity: Parity
+    float32_layers: tuple[str, ...] = ()  # matrix nodes that a narrower variant keeps in float32
+    activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, schema and version included."""

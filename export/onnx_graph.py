@@ -28,6 +28,17 @@ def clean(proto: onnx.ModelProto, root: str) -> onnx.ModelProto:
     parts = _parts(graph, root)
     _share_initializers(graph)
     _rename(graph, parts, root)
+    return _bare(proto)
+
+
+def tidy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph that was cleaned before and rewritten since, as `clean` leaves one."""
+    _share_initializers(proto.graph)
+    return _bare(proto)
+
+
+def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
+    graph = proto.graph
     del graph.value_info[:]
     initializers = sorted(graph.initializer, key=lambda tensor: tensor.name)
     del graph.initializer[:]
@@ -62,11 +73,11 @@ def tensor_specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...
     return tuple(specs)
 
 
-def flaws(proto: onnx.ModelProto) -> list[str]:
+def flaws(proto: onnx.ModelProto, opset: int = OPSET) -> list[str]:
     """What a file that `export` wrote never has; empty if it is in order."""
     found = []
     opsets = {each.domain: each.version for each in proto.opset_import}
-    if opsets.get("") != OPSET or proto.ir_version != IR_VERSION:
+    if opsets.get("") != opset or proto.ir_version != IR_VERSION:
         found.append(f"opset {opsets.get('')}, IR version {proto.ir_version}")
     bytes_inputs = {
         value.name

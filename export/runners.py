@@ -11,6 +11,7 @@ from saccade.models.interface import Arrays, part_named
 from saccade.plugins.errors import SaccadeError, require
 
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def torch_runner(model: Any, role: str = "", outputs: Sequence[str] | None = None) -> Runner:
@@ -37,6 +38,22 @@ def torch_runner(model: Any, role: str = "", outputs: Sequence[str] | None = Non
     return run
 
 
+def half_runner(model: Any, role: str, outputs: Sequence[str], precision: str) -> Runner:
+    """One part of a float32 model whose products are rounded to a half type, as in its file.
+
+    Shapes: as `torch_runner`.
+    """
+    from saccade.models.half_products import half_products
+
+    run = torch_runner(model, role, outputs)
+
+    def rounded(inputs: Arrays) -> dict[str, np.ndarray]:
+        with half_products(model, precision, accumulate=True):
+            return run(inputs)
+
+    return rounded
+
+
 def onnx_runner(session: Any) -> Runner:
     """An ONNX Runtime session as a function."""
     names = [output.name for output in session.get_outputs()]
@@ -59,13 +76,16 @@ def onnx_session(
     spinning: bool = False,
     kernels: Path | None = None,
     optimized: bool = True,
+    provider: str = CPU,
 ) -> Any:
-    """An ONNX Runtime session on the CPU that takes no more cores than it is given.
+    """An ONNX Runtime session that takes no more cores than it is given.
 
     With `kernels`, the library of custom ops, the ops run as kernels, else as their bodies.
-    Where it is not `optimized`, each node is run as it stands in the file.
+    Where it is not `optimized`, each node is run as it stands in the file. `provider` computes
+    what it can, such as CUDA, and the CPU the rest.
 
-    Raises: SaccadeError if ONNX Runtime refuses the file, MissingPackage if it is not installed.
+    Raises: SaccadeError if ONNX Runtime refuses the file or lacks the provider, MissingPackage if
+        it is not installed.
     """
     onnxruntime = require("onnxruntime", extra="cpu")
     options = onnxruntime.SessionOptions()
@@ -78,14 +98,25 @@ def onnx_session(
     if kernels is not None:
         options.register_custom_ops_library(str(kernels))
     source = model if isinstance(model, bytes) else str(model)
+    if provider not in (known := onnxruntime.get_available_providers()):
+        raise SaccadeError(
+            f"ONNX Runtime {onnxruntime.__version__} has no {provider}, only {', '.join(known)}. "
+            "For an NVIDIA GPU install it with: pip install 'saccade[gpu]'"
+        )
     try:
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            source, options, providers=list(dict.fromkeys((provider, CPU)))
+        )
     except Exception as error:  # ONNX Runtime's own classes share no parent but this one
         where = "the ONNX file" if isinstance(model, bytes) else f"{model}"
         raise SaccadeError(
             f"{where}: ONNX Runtime {onnxruntime.__version__} cannot load it ({error}). "
             "Export it again with: saccade export CHECKPOINT"
         ) from error
+    if provider not in session.get_providers():
+        # ONNX Runtime itself would go on with the processor, in silence.
+        raise SaccadeError(f"ONNX Runtime could not start {provider}: look at its driver and GPU.")
+    return session
 
 
 def run_in_batches(

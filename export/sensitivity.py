@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on which no float32 file can be near float64, since the model itself is not.
+"""Rows on which no file of a type can be near float64, since the model itself is not.
 
 A root of a singular value near zero, or a slot that is between two objects, turns a rounding into
-a visible change. On such a row the gate asks that a file is as good as the model it was made of.
+a visible change. On such a row the gate asks that a file is as good as the model it was made of,
+whose change in float32 says what the roundings of a narrower type, so many times larger, do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.compare import THRESHOLDS, row_errors, rows_apart
+from saccade.export.compare import FLOORS, THRESHOLDS, row_errors, rows_apart
 from saccade.models.interface import Arrays
 
-# Two orders of the same sums differ by a small factor; beyond half precision there is no excuse.
+# Two orders of the same sums differ by a small factor.
 TIMES_FLOAT32 = 4
-MOST = THRESHOLDS["fp16"]["relative_error"]
+# How much larger a rounding is than float32's; beyond half precision fp32 has no excuse.
+ROUNDINGS = {"fp32": 1, "fp16": 2**13, "bf16": 2**16}
+MOST = {"fp32": THRESHOLDS["fp16"]["relative_error"]}
 
 
 def nudged(model: Any, seed: int) -> Any:
@@ -37,19 +40,22 @@ def sensitive_rows(
     reference: Arrays,
     own: Arrays,
     thresholds: Mapping[str, float],
+    precision: str,
 ) -> dict[str, np.ndarray]:
-    """Rows beyond a threshold by at most four times what the unfolded model is off in float32.
+    """Rows beyond a threshold by at most four times what the unfolded model would be off.
 
-    `own` are the `row_errors` of that model in float32.
+    `own` are the `row_errors` of that model in float32; roundings of `precision` are larger.
 
     Shapes: runs as for `figures_of`, each output [n ...]; own and the answer [n], the answer bool.
     """
-    errors = row_errors([run for each in runs for run in each], reference)
-    apart = rows_apart(runs)
+    floor = FLOORS[precision]
+    errors = row_errors([run for each in runs for run in each], reference, floor)
+    apart = rows_apart(runs, floor)
     rows = {}
     for name in reference:
         beyond = errors[name] > thresholds["relative_error"]
         beyond |= apart[name] > thresholds["row_isolation"]
-        excused = np.minimum(TIMES_FLOAT32 * own[name], MOST)
+        expected = TIMES_FLOAT32 * ROUNDINGS[precision] * own[name]
+        excused = np.minimum(expected, MOST.get(precision, np.inf))
         rows[name] = beyond & (np.maximum(errors[name], apart[name]) <= excused)
     return rows

@@ -4,7 +4,7 @@
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,11 @@ from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import _no_op
 from torch import nn
 
-from saccade.export.onnx_graph import OUTPUT_PREFIX, clean
+from saccade.export.half_graph import fold_casts
+from saccade.export.layer_types import opset_of
+from saccade.export.onnx_graph import OUTPUT_PREFIX, clean, tidy
 from saccade.export.translation import translations
+from saccade.models.half_products import HALF_TYPES, half_products
 from saccade.models.interface import Arrays, Part, part_named
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
 
@@ -25,22 +28,33 @@ _EXAMPLES = 3  # samples: neither 0 nor 1, which torch would take for constants
 class _Served(nn.Module):
     """What the file computes: a part's named outputs, in a fixed order."""
 
-    def __init__(self, model: Any, role: str, outputs: Sequence[str]) -> None:
+    def __init__(self, model: Any, role: str, outputs: Sequence[str], precision: str) -> None:
         super().__init__()
         self.model = model
         self.part = part_named(model, role)
         self.outputs = tuple(outputs)
+        self.precision = precision
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         names = [spec.name for spec in self.part.inputs]
-        answers = self.part.run(**dict(zip(names, inputs, strict=True)))
+        with self._products():
+            answers = self.part.run(**dict(zip(names, inputs, strict=True)))
         return tuple(answers[name] for name in self.outputs)
+
+    def _products(self) -> AbstractContextManager[None]:
+        if self.precision not in HALF_TYPES:
+            return nullcontext()
+        return half_products(self.model, self.precision, accumulate=False)
 
 
 def trace_part(
-    model: nn.Module, part: Part, samples: Arrays, outputs: Sequence[str]
+    model: nn.Module,
+    part: Part,
+    samples: Arrays,
+    outputs: Sequence[str],
+    precision: str = "fp32",
 ) -> onnx.ModelProto:
-    """The cleaned graph of one part of a model.
+    """The cleaned graph of one part of a float32 model, its products in fp32, fp16 or bf16.
 
     Shapes: samples as the part's inputs, at least 3 of them.
     """
@@ -49,7 +63,12 @@ def trace_part(
         for spec in part.inputs
     }
     words = {spec.name: spec.shape for spec in part.inputs}
-    return trace_module(_Served(model, part.role, outputs), examples, outputs, words)
+    served = _Served(model, part.role, outputs, precision)
+    proto = trace_module(served, examples, outputs, words)
+    if precision in HALF_TYPES:
+        fold_casts(proto)
+        _set_opset(tidy(proto), opset_of(precision))
+    return proto
 
 
 def trace_module(
@@ -90,6 +109,13 @@ def trace_module(
     attach_bodies(proto)
     assert proto.ir_version == IR_VERSION, proto.ir_version
     return proto
+
+
+def _set_opset(proto: onnx.ModelProto, opset: int) -> None:
+    """Each operator used here means the same in the newer opset, which only allows more types."""
+    next(each for each in proto.opset_import if each.domain == "").version = opset
+    del proto.functions[:]
+    attach_bodies(proto)
 
 
 def _dynamic(

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from saccade.models.interface import Family, Setting
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-EXPORTED_PRECISIONS = ("fp32",)
 # Of the files of a variant, first the one that answers a plain request.
 ROLES = ("", "image", "encode", "text", "decode", "step")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -31,10 +30,7 @@ def variant_name(model: str, role: str, setting: str, precision: str) -> str:
     if not _SETTING.fullmatch(setting):
         raise SaccadeError(f"setting {setting!r}: expected 1 to 16 characters of a-z and 0-9.")
     if precision not in PRECISIONS:
-        raise SaccadeError(
-            f"precision {precision!r} is not known. Known: {', '.join(PRECISIONS)}; "
-            f"exported by this release: {', '.join(EXPORTED_PRECISIONS)}."
-        )
+        raise SaccadeError(f"precision {precision!r} is not known. Known: {', '.join(PRECISIONS)}.")
     return "-".join(each for each in (model, role, setting, precision) if each)
 
 

@@ -260,6 +260,7 @@ class FoldedReadOut(nn.Module):
     Shapes: theta [b u d], bias [r u] or [b r u], code [b u c] (conditional only) -> [b d].
     """
 
+    float32_products = True  # in a model of half precision
     probe: Tensor
 
     def __init__(

@@ -107,6 +107,7 @@ class Decoder(nn.Module):
     Source: Biza et al. 2023, tables 7 and 8; Watters et al. 2019 for the broadcast.
     """
 
+    float32_products = True  # a softmax between slots turns a rounding of its alphas into a mask
     grid: Tensor
 
     def __init__(self, config: SlotConfig) -> None:

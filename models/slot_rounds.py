@@ -138,6 +138,8 @@ class SlotAttention(nn.Module):
     Source: Biza et al. 2023, Algorithm 1; Locatello et al. 2020 for the baseline.
     """
 
+    float32_products = True  # slots compete from round to round, which amplifies a rounding
+
     def __init__(self, config: SlotConfig, input_dim: int) -> None:
         super().__init__()
         self.config = config

@@ -26,6 +26,7 @@ class FoldedReadOut(nn.Module):
     Source: equal to ReadOut up to rounding; Vani et al. 2024, eq. 1.
     """
 
+    float32_products = True  # in a model of half precision
     probe: Tensor
     project: Tensor
     offset: Tensor

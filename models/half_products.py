@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products in half precision, everything between them in float32."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+HALF_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_PRODUCTS = frozenset(
+    [
+        *("matmul", "mm", "bmm", "addmm", "addmm_", "baddbmm", "einsum", "linear"),
+        *("conv1d", "conv2d", "conv_transpose2d"),
+    ]
+)
+
+
+@contextmanager
+def half_products(model: nn.Module, precision: str, *, accumulate: bool) -> Iterator[None]:
+    """`HalfProducts` around calls of a model, but not inside its read-outs.
+
+    Those are the modules that are called `head`, and those whose class says
+    `float32_products = True`.
+    """
+    mode = HalfProducts(precision, accumulate=accumulate)
+    hooks = []
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "head" or getattr(module, "float32_products", False):
+            hooks.append(module.register_forward_pre_hook(mode.leave))
+            hooks.append(module.register_forward_hook(mode.enter))
+    try:
+        with mode:
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class HalfProducts(TorchFunctionMode):
+    """While active, products of float32 matrices take and give numbers of a half type.
+
+    Softmax, normalisations, custom ops, sums of residuals and recurrent layers stay in float32:
+    they lose most by few digits and little time by many. Where `accumulate` is set the operands
+    are rounded, multiplied and summed in float32, and the result is rounded, as matrix units of a
+    GPU do; a number beyond the type becomes infinite in either way. Without it the products
+    are of the type itself, which is what an exported graph has to say.
+    """
+
+    def __init__(self, precision: str, *, accumulate: bool) -> None:
+        super().__init__()
+        self.dtype = HALF_TYPES[precision]
+        self.accumulate = accumulate
+        self.outside = 0  # read-outs that are being computed, one within the other
+
+    def leave(self, *_: Any) -> None:
+        """Products stay float32 from here on."""
+        self.outside += 1
+
+    def enter(self, *_: Any) -> None:
+        """They are of the half type again."""
+        self.outside -= 1
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        if name == "scaled_dot_product_attention":
+            return self._attention(*args, **kwargs)
+        if name not in _PRODUCTS or self.outside:
+            return func(*args, **kwargs)
+        if name == "addmm_":
+            result = self._product(torch.addmm, args, kwargs)
+            return args[0].copy_(result)
+        return self._product(func, args, kwargs)
+
+    def _product(
+        self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        result = func(
+            *(self._operand(each) for each in args),
+            **{name: self._operand(each) for name, each in kwargs.items()},
+        )
+        return (result.to(self.dtype) if self.accumulate else result).float()
+
+    def _operand(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype != torch.float32:
+            return value
+        rounded = value.to(self.dtype)
+        return rounded.float() if self.accumulate else rounded
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attention as two products with a softmax in float32 between them."""
+        assert dropout_p == 0 and not is_causal
+        assert attn_mask is None or attn_mask.is_floating_point()
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        scores = self._product(torch.matmul, (query * scale, key.mT), {})
+        if attn_mask is not None:
+            scores = scores + attn_mask
+        return self._product(torch.matmul, (scores.softmax(-1), value), {})
