@@ -53,12 +53,15 @@ def contradictions(
         for what, claimed, found in claims
         if claimed != found
     ]
-    mistyped = [
-        f"{name} is {kind}, its name says {entry.precision}. Export it again."
+    return (*flaws(proto, opset_of(entry.precision)), *wrong, *_mistyped(proto, entry.precision))
+
+
+def _mistyped(proto: onnx.ModelProto, precision: str) -> list[str]:
+    return [
+        f"{name} is {kind}, the variant's name says {precision}. Export it again."
         for name, kind in matrix_types(proto).items()
-        if kind not in ("fp32", entry.precision)
+        if kind not in ("fp32", precision)
     ]
-    return (*flaws(proto, opset_of(entry.precision)), *wrong, *mistyped)
 
 
 def _float32(proto: onnx.ModelProto, precision: str) -> tuple[str, ...]:

@@ -181,69 +181,67 @@ def _export_part(
     folder: Path, variant: _Variant, part: Part, options: ExportOptions
 ) -> Iterator[Manifest]:
     """Write the part in each precision; the reference answers once for all of them."""
+    from saccade.export.onnx_graph import serialize
     from saccade.export.typed_graph import typed_graph
+    from saccade.plugins.onnx_model import check_nodes
 
     outputs = (*part.outputs, *(each for each in part.optional if each in options.outputs))
     expected = expected_of(variant.reference, variant.model, variant.setting, part.role, outputs)
     # Folded in float64, where the fold is exact, and rounded once.
     folded: Any = deepcopy(variant.model).fold().float()
+    samples = expected.samples.inputs
 
     @cache
     def traced(precision: str) -> Any:
         from saccade.export.tracing import trace_part
 
         same = part_named(folded, part.role)
-        return trace_part(folded, same, expected.samples.inputs, outputs, precision)
+        return trace_part(folded, same, samples, outputs, precision)
 
     for precision in options.precision:
         entry = variant.entry(part, precision)
-        samples = expected.samples.inputs
         graph = typed_graph(entry.name, part.role, precision, traced, samples)
-        yield _export_file(folder, variant, entry, graph, folded, expected, options.threshold)
+        data = serialize(graph.proto)
+        candidates = candidates_of(data, check_nodes(graph.proto), folded, entry, outputs)
+        parity = _proved(entry, candidates, expected, options.threshold)
+        write_atomically(folder / f"{entry.name}.onnx", data)
+        manifest = _manifest(variant, entry, graph, expected, parity, data)
+        write_manifest(folder, manifest)
+        yield manifest
 
 
-def _export_file(
-    folder: Path,
+def _manifest(
     variant: _Variant,
     entry: VariantEntry,
     graph: "TypedGraph",
-    folded: Any,
     expected: Expected,
-    overrides: dict[str, float],
+    parity: Parity,
+    data: bytes,
 ) -> Manifest:
     from saccade.export.cost import cost_of, parameters_of
     from saccade.export.layer_types import opset_of
-    from saccade.export.onnx_graph import serialize, tensor_specs
+    from saccade.export.onnx_graph import tensor_specs
     from saccade.plugins.onnx_model import IR_VERSION, check_nodes
 
-    checkpoint, samples = variant.reference.checkpoint, expected.samples.inputs
-    outputs = tuple(expected.answers)
-    custom_ops = check_nodes(graph.proto)
-    data = serialize(graph.proto)
-    candidates = candidates_of(data, custom_ops, folded, entry, outputs)
-    parity = _proved(entry, candidates, expected, overrides)
-    file = FileEntry(f"{entry.name}.onnx", hashlib.sha256(data).hexdigest(), len(data))
-    write_atomically(folder / file.name, data)
-    manifest = Manifest(
+    checkpoint, proto = variant.reference.checkpoint, graph.proto
+    return Manifest(
         variant=entry,
-        file=file,
+        file=FileEntry(f"{entry.name}.onnx", hashlib.sha256(data).hexdigest(), len(data)),
         parent=variant.parent,
-        inputs=tensor_specs(graph.proto.graph.input),
-        outputs=tensor_specs(graph.proto.graph.output),
+        inputs=tensor_specs(proto.graph.input),
+        outputs=tensor_specs(proto.graph.output),
         preprocessing=checkpoint.preprocessing if _takes_image(expected.part) else None,
-        labels=checkpoint.labels if "probabilities" in outputs else (),
+        labels=checkpoint.labels if "probabilities" in expected.answers else (),
         facts=variant.model.facts(),
-        custom_ops=custom_ops,
+        custom_ops=check_nodes(proto),
         opset=opset_of(entry.precision),
         ir_version=IR_VERSION,
         tools={tool: version(tool) for tool in _TOOLS},
-        cost=cost_of(graph.proto, parameters_of(variant.model), samples),
+        cost=cost_of(proto, parameters_of(variant.model), expected.samples.inputs),
         parity=parity,
         float32_layers=graph.float32_layers,
-        activation_ranges=graph.activation_ranges or {},
+        activation_ranges=graph.activation_ranges,
     )
-    write_manifest(folder, manifest)
-    return manifest
 
 
 def _takes_image(part: Part) -> bool:

@@ -206,6 +206,7 @@ def verify(folder: Path | str) -> GateReport:
 
 def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> VariantReport:
     from saccade.export.claims import contradictions
+    from saccade.export.engines.available import gpu_runners
 
     name = manifest.variant.name
     try:
@@ -218,8 +219,9 @@ def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> V
             return VariantReport(name, None, problems)
         outputs = [spec.name for spec in manifest.outputs]
         folded: Any = deepcopy(variant).fold().float()
+        candidates = candidates_of(path, manifest.custom_ops, folded, entry, outputs)
         parity = measure(
-            candidates_of(path, manifest.custom_ops, folded, entry, outputs),
+            [*candidates, *gpu_runners(folder, manifest).values()],
             expected_of(reference, variant, setting, entry.role, outputs),
             entry.precision,
             {each: manifest.parity.thresholds[each] for each in manifest.parity.overridden},

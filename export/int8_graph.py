@@ -119,7 +119,7 @@ def _biases_apart(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _reader(samples: Arrays) -> Any:
     from onnxruntime.quantization import CalibrationDataReader
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class Reader(CalibrationDataReader):
         def __init__(self) -> None:
             self.start = 0
 

@@ -14,6 +14,7 @@ from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import _no_op
 from torch import nn
 
+from saccade.export.folded_constants import fold_constants
 from saccade.export.half_graph import fold_casts
 from saccade.export.layer_types import opset_of
 from saccade.export.onnx_graph import OUTPUT_PREFIX, clean, tidy
@@ -67,8 +68,9 @@ def trace_part(
     proto = trace_module(served, examples, outputs, words)
     if precision in HALF_TYPES:
         fold_casts(proto)
-        _set_opset(tidy(proto), opset_of(precision))
-    return proto
+        _set_opset(proto, opset_of(precision))
+    # Neither the library nor ONNX Runtime's processor kernels compute with bfloat16.
+    return tidy(proto if precision == "bf16" else fold_constants(proto))
 
 
 def trace_module(

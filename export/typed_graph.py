@@ -2,7 +2,7 @@
 """The graph of a part in one precision, and the proof that it has it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -20,7 +20,7 @@ class TypedGraph:
 
     proto: onnx.ModelProto
     float32_layers: tuple[str, ...] = ()
-    activation_ranges: dict[str, float] | None = None
+    activation_ranges: dict[str, float] = field(default_factory=dict)
 
 
 def typed_graph(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
+    from saccade.export.engines.build import BuildOptions as BuildOptions
+    from saccade.export.engines.build import build as build
     from saccade.export.exported import ExportOptions as ExportOptions
     from saccade.export.exported import export as export
     from saccade.export.gate import verify as verify
@@ -31,6 +33,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "saccade.serving.client",
+    "BuildOptions": "saccade.export.engines.build",
     "Checkpoint": "saccade.models.checkpoint",
     "Client": "saccade.serving.client",
     "ExportOptions": "saccade.export.exported",
@@ -38,6 +41,7 @@ _HOME = {
     "SaccadeError": "saccade.plugins.errors",
     "ServeOptions": "saccade.serving.server",
     "Server": "saccade.serving.server",
+    "build": "saccade.export.engines.build",
     "deploy": "saccade.serving.repository",
     "export": "saccade.export.exported",
     "load": "saccade.models.checkpoint",

@@ -14,8 +14,10 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 import onnx
 import torch
 from onnx import helper, numpy_helper
+from rtx_builds import needs_rtx
 
 from saccade.export.compare import exceeded, figures_of
+from saccade.export.engines.build import BuildOptions, build
 from saccade.export.exported import ExportedModel, ExportOptions, export
 from saccade.export.gate import verify
 from saccade.export.half_graph import check_ranges, fold_casts
@@ -125,6 +127,18 @@ def test_integers_are_symmetric_and_biases_are_not_quantised(typed: ExportedMode
     weights = [each for each in values.values() if each.dtype == np.int8 and each.ndim == 2]
     scales = [values[node.input[1]] for node in linear if values.get(node.input[0]) is not None]
     assert weights and all(each.size > 1 for each in scales)
+
+
+@needs_rtx
+def test_tensorrt_builds_each_of_them(typed: ExportedModel, tmp_path: Path) -> None:
+    folder = shutil.copytree(typed.folder, tmp_path / "nac")
+    engines = build(folder, BuildOptions(engine="tensorrt-rtx", out=tmp_path / "engines"))
+    exported = {each.variant: each for each in typed.manifests}
+    assert {each.variant for each in engines.manifests} == set(exported)
+    for engine in engines.manifests:
+        kept = len(exported[engine.variant].float32_layers)
+        assert engine.layer_types[engine.variant.precision] > 0
+        assert engine.layer_types.get("fp32", 0) >= kept
 
 
 def test_the_same_bytes_again(typed: ExportedModel, tmp_path: Path) -> None:

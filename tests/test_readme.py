@@ -19,7 +19,8 @@ def shown_commands() -> list[str]:
     found = []
     for document in DOCUMENTS:
         for block in re.findall(r"```(?:sh|console|bash)\n(.*?)```", document.read_text(), re.S):
-            lines = (line.removeprefix("$ ").split(" #")[0] for line in block.splitlines())
+            whole = block.replace("\\\n", " ").splitlines()
+            lines = (line.removeprefix("$ ").split(" #")[0] for line in whole)
             found += [
                 line.strip().removesuffix(" &") for line in lines if line.startswith("saccade ")
             ]

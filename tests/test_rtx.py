@@ -1,15 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT-RTX compiles every exported graph for its batch range; it needs no GPU for that."""
+"""TensorRT-RTX builds an engine of every variant of every family, fp32 and fp16, without a GPU."""
 
+import shutil
 from pathlib import Path
 
+import onnx
 import pytest
-from rtx_builds import build, needs_rtx
+from family_folders import family_folder
+from half_typed import add_variant, half_typed
+from rtx_builds import needs_rtx
+
+from saccade.export.engines.build import BuildOptions, build
+from saccade.export.layer_types import MATRIX_NODES
+from saccade.export.manifest import read_manifests
+from saccade.models.families import FAMILIES
+
+BUDGETS_OF_NAC = ("b1000", "b0125")  # of the four in the folder; the others are between them
 
 
 @needs_rtx
-@pytest.mark.parametrize("name", ["nac-b1000-fp32", "nac-b0125-fp32"])
-def test_builds_an_engine(name: str, tiny_folder: Path) -> None:
-    built = build(tiny_folder / f"{name}.onnx")
-    assert built["inputs"] == {"image": "DataType.UINT8"}
-    assert built["outputs"] == ["logits", "probabilities", "embedding"]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_builds_every_variant_in_both_types(
+    family: str, all_workers: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if family == "nac":
+        exported = request.getfixturevalue("tiny_folder")
+    else:
+        exported = family_folder(family, all_workers)
+    folder = Path(shutil.copytree(exported, tmp_path / "folder"))
+    expected = {}
+    for manifest in read_manifests(exported):
+        name = manifest.variant.name
+        if family == "nac" and manifest.variant.setting not in BUDGETS_OF_NAC:
+            continue
+        proto = onnx.load(folder / manifest.file.name)
+        typed = add_variant(folder, name, "fp16", half_typed(proto, "fp16"))
+        count = sum(node.op_type in MATRIX_NODES for node in proto.graph.node)
+        expected |= {name: ("fp32", count), typed.variant.name: ("fp16", count)}
+    options = BuildOptions(engine="tensorrt-rtx", variant=tuple(expected), out=tmp_path / "out")
+    engines = build(folder, options)
+    assert {each.variant.name for each in engines.manifests} == set(expected)
+    for each in engines.manifests:
+        kind, count = expected[each.variant.name]
+        # What is beyond the graph's own nodes computes inside a custom op's body, in float32.
+        more = each.layer_types[kind] - count
+        assert more >= 0 if kind == "fp32" else more == 0
+        assert set(each.layer_types) <= {kind, "fp32"}
+        assert all(profile["max"][0] == 64 for profile in each.profiles.values())

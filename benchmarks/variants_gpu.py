@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variants of a NAC on a GPU: throughput of the folded model against the unfolded one.
+
+Not yet run on hardware: `results/variants_gpu.json`, where it exists, names the device.
+    python benchmarks/variants_gpu.py [--checkpoint models/shipped/digits-sum.safetensors]
+
+For each budget and batch: the unfolded torch model, the same under torch.compile, the folded
+model, and the folded model under CUDA graphs, in float32 and with products of fp16. Every form is
+first compared with the unfolded model on the device. A round times each form in turn by events
+around a burst of calls on rotated inputs; the figure is the median over the rounds of the ratio
+within a round. ONNX Runtime's CUDA provider is timed where it is installed. `--device cpu` runs
+the same path without CUDA graphs, to try the script; it writes nothing.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from result_file import write_result
+
+from saccade.models.checkpoint import load
+from saccade.models.half_products import half_products
+from saccade.plugins.errors import SaccadeError, require
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "variants_gpu.json"
+BUDGETS = ("1", "0.5", "0.25", "0.125", "0.0625")
+BATCHES = (1, 8, 64, 512)
+ROTATED, BURST, ROUNDS = 4, 10, 15
+# Float32 on a GPU may round products to TF32 only where that is allowed, which it is not here.
+LIMITS = {"fp32": 1e-3, "fp16": 5e-2}
+PAPER = {"budget": 0.125, "full over budget": 8}
+Form = Callable[[Any], Any]
+
+
+def forms_of(model: Any, images: Any, cuda: bool) -> dict[str, Form]:
+    """The model's ways to run, each from images to logits.
+
+    Shapes: images uint8 [b h w c] -> [b classes].
+    """
+    import torch
+
+    folded = deepcopy(model).double().fold().float().to(images.device)
+
+    def rounded(x: Any) -> Any:
+        with half_products(folded, "fp16", accumulate=False):
+            return folded(x)
+
+    forms: dict[str, Form] = {"unfolded": model, "folded": folded, "folded fp16": rounded}
+    if cuda:
+        forms["unfolded compiled"] = torch.compile(model, dynamic=False)
+        forms["folded graph"] = captured(folded, images)
+        forms["folded fp16 graph"] = captured(rounded, images)
+    return forms
+
+
+def captured(form: Form, images: Any) -> Form:
+    """The form as one CUDA graph for this batch; its answer is overwritten by the next call."""
+    import torch
+
+    place = images.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            form(place)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        answer = form(place)
+
+    def replay(x: Any) -> Any:
+        place.copy_(x)
+        graph.replay()
+        return answer
+
+    return replay
+
+
+def check(forms: dict[str, Form], images: Any) -> dict[str, float]:
+    """Each form's largest difference to the unfolded model, as a share of its largest logit.
+
+    Raises: SaccadeError for a form that computes something else.
+    """
+    expected = forms["unfolded"](images).clone()
+    found = {}
+    for name, form in forms.items():
+        error = float((form(images) - expected).abs().max() / expected.abs().max())
+        found[name] = error
+        limit = LIMITS["fp16" if "fp16" in name else "fp32"]
+        if not error <= limit:
+            raise SaccadeError(
+                f"{name}: differs by {error:.2g} of the largest logit, at most {limit}."
+            )
+    return found
+
+
+def seconds_of(form: Form, inputs: list[Any], cuda: bool, burst: int) -> float:
+    """Time of one call, over a burst."""
+    import torch
+
+    if not cuda:
+        start = time.perf_counter()
+        for index in range(burst):
+            form(inputs[index % len(inputs)])
+        return (time.perf_counter() - start) / burst
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for index in range(burst):
+        form(inputs[index % len(inputs)])
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / burst
+
+
+def measure(checkpoint: Any, device: str, rounds: int, batches: tuple[int, ...]) -> list[Any]:
+    """A row for each budget and batch: inferences per second and ratios within each round."""
+    import torch
+
+    cuda = device == "cuda"
+    whole = checkpoint.build(torch.float32).to(device).eval()
+    image = torch.from_numpy(checkpoint.calibration["image"]).to(device)
+    rows = []
+    for budget in BUDGETS:
+        model = whole.at(whole.setting(budget)).to(device)
+        for batch in batches:
+            inputs = [image.roll(index, 0).repeat(-(-batch // len(image)), 1, 1, 1)[:batch].clone()
+                      for index in range(ROTATED)]  # fmt: skip
+            forms = forms_of(model, inputs[0], cuda)
+            errors = check(forms, inputs[0])
+            times: dict[str, list[float]] = {name: [] for name in forms}
+            for turn in range(rounds):
+                names = list(forms)[:: 1 if turn % 2 else -1]
+                for name in names:
+                    times[name].append(seconds_of(forms[name], inputs, cuda, BURST))
+            base = times["unfolded"]
+            rows.append(
+                {
+                    "budget": float(budget),
+                    "batch": batch,
+                    "errors": errors,
+                    "inferences_per_second": {
+                        name: batch / statistics.median(each) for name, each in times.items()
+                    },
+                    "over_unfolded": {
+                        name: [slow / own for slow, own in zip(base, each, strict=True)]
+                        for name, each in times.items()
+                    },
+                }
+            )
+            print(budget, batch, _shown(rows[-1]), file=sys.stderr)
+    return rows
+
+
+def _shown(row: dict[str, Any]) -> str:
+    ratios = {name: statistics.median(each) for name, each in row["over_unfolded"].items()}
+    return ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+
+
+def full_over_budget(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """By form and batch, the throughput at 0.125 over that of all modules (the paper: 8)."""
+    speeds = {(row["budget"], row["batch"]): row["inferences_per_second"] for row in rows}
+    return {
+        f"{form}, batch {batch}": few[form] / speeds[1.0, batch][form]
+        for (budget, batch), few in speeds.items()
+        if budget == PAPER["budget"]
+        for form in few
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    shipped = ROOT / "models" / "shipped" / "digits-sum.safetensors"
+    parser.add_argument("--checkpoint", type=Path, default=shipped)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    arguments = parser.parse_args()
+    torch = require("torch", extra="export")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("variants_gpu.py: no CUDA device here. Try the path with: --device cpu")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    with torch.no_grad():
+        rows = measure(
+            load(arguments.checkpoint),
+            arguments.device,
+            arguments.rounds,
+            tuple(arguments.batches),
+        )
+    ratios = full_over_budget(rows)
+    print("\n".join(f"0.125 over full, {name}: {ratio:.2f}" for name, ratio in ratios.items()))
+    if arguments.device == "cuda":
+        machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        result = {"machine": machine, "paper": PAPER, "rows": rows, "0.125 over full": ratios}
+        write_result(RESULT, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of engines share: the fake `tensorrt`, a GPU that is not there, broken files."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from saccade.export.engines import build as build_module
+from saccade.export.engines import loading, modules
+from saccade.export.engines.gpu import Gpu
+
+FAKES = Path(__file__).with_name("fakes")
+ADA = Gpu("a card of Ada", "8.9", "580.95")
+
+
+def use_fake(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None = ADA) -> None:
+    """The fake module, here and in child processes, and the GPU that it would need."""
+    spec = importlib.util.spec_from_file_location("tensorrt", FAKES / "tensorrt.py")
+    assert spec is not None and spec.loader is not None
+    fake = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fake)
+    monkeypatch.setitem(sys.modules, "tensorrt", fake)  # no other test shall find it
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+    for module in (modules, build_module, loading):
+        monkeypatch.setattr(module, "gpu_at_hand", lambda: gpu)
+
+
+def worded(proto: onnx.ModelProto, words: str) -> onnx.ModelProto:
+    """The same graph with a doc string, which the fake obeys."""
+    proto.doc_string = words
+    return proto

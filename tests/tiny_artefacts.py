@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artefact folder made by hand in milliseconds, and engine folders whose plans are a few bytes.
+
+The model is a picture of 4x4 pixels through two matrices: enough for a repository to be true.
+"""
+
+import hashlib
+import json
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from saccade.export.engines.engine_manifest import EngineManifest, write_engine_manifest
+from saccade.export.manifest import (
+    Cost,
+    FileEntry,
+    Manifest,
+    MultiplyAdds,
+    ParentEntry,
+    Parity,
+    VariantEntry,
+    read_manifests,
+    write_manifest,
+)
+from saccade.models.interface import TensorSpec
+from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.files import json_bytes, sha256_of
+
+MODEL, LABELS = "tiny", ("circle", "square", "star")
+SETTINGS = {"b1000": 1.0, "b0500": 0.5}
+FULL, HALF = (f"{MODEL}-{setting}-fp32" for setting in SETTINGS)
+INPUTS = (TensorSpec("image", "b 4 4 1", "uint8"),)
+OUTPUTS = (
+    TensorSpec("logits", "b 3", "float32"),
+    TensorSpec("probabilities", "b 3", "float32"),
+    TensorSpec("embedding", "b 4", "float32"),
+)
+PREPROCESSING = Preprocessing(4, 4, 1, (0.5,), (0.5,))
+
+
+def onnx_model(seed: int = 0) -> onnx.ModelProto:
+    """The model, with weights of a seed."""
+    rng = np.random.default_rng(seed)
+    weights = {
+        "embed": rng.standard_normal((16, 4)).astype(np.float32) / 255,
+        "classify": rng.standard_normal((4, 3)).astype(np.float32),
+        "rows": np.array([-1, 16]),
+    }
+    node = onnx.helper.make_node
+    nodes = [
+        node("Cast", ["image"], ["floats"], name="cast", to=onnx.TensorProto.FLOAT),
+        node("Reshape", ["floats", "rows"], ["pixels"], name="reshape"),
+        node("MatMul", ["pixels", "embed"], ["embedding"], name="embedding"),
+        node("MatMul", ["embedding", "classify"], ["logits"], name="logits"),
+        node("Softmax", ["logits"], ["probabilities"], name="softmax"),
+    ]
+
+    def value(spec: TensorSpec) -> Any:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+        return onnx.helper.make_tensor_value_info(spec.name, kind, list(spec.shape))
+
+    graph = onnx.helper.make_graph(
+        nodes,
+        "tiny",
+        [value(spec) for spec in INPUTS],
+        [value(spec) for spec in OUTPUTS],
+        [onnx.numpy_helper.from_array(each, name) for name, each in weights.items()],
+    )
+    opsets = [onnx.helper.make_opsetid("", 20)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def manifest_of(setting: str, data: bytes, parent: ParentEntry, **changes: Any) -> Manifest:
+    """The manifest of one variant."""
+    name, budget = f"{MODEL}-{setting}-fp32", SETTINGS[setting]
+    kept = round(16 * budget)
+    known: dict[str, Any] = {
+        "variant": VariantEntry(
+            name, MODEL, "nac", "", setting, budget, kept, 16, "modules", "fp32"
+        ),
+        "file": FileEntry(f"{name}.onnx", hashlib.sha256(data).hexdigest(), len(data)),
+        "parent": parent,
+        "inputs": INPUTS,
+        "outputs": OUTPUTS,
+        "preprocessing": PREPROCESSING,
+        "labels": LABELS,
+        "facts": {},
+        "custom_ops": (),
+        "opset": 20,
+        "ir_version": 10,
+        "tools": {"onnx": "1"},
+        "cost": Cost(76, MultiplyAdds(kept * 5, {"tiny": kept * 5}), 256),
+        "parity": Parity(
+            True, {"relative_error": 0.0}, {"relative_error": 1e-3}, (), 256, 64, (1,)
+        ),
+    }
+    # What later releases add has nothing to say of so small a model.
+    empty = {each.name: each for each in fields(Manifest) if each.name not in known}
+    for field in empty.values():
+        if field.default is MISSING and field.default_factory is MISSING:
+            known[field.name] = {} if str(field.type).startswith("dict") else ()
+    return replace(Manifest(**known), **changes)
+
+
+def artefacts(folder: Path, checkpoint: bool = True) -> Path:
+    """Write a folder as `saccade export` does, two variants and their checkpoint."""
+    folder.mkdir(parents=True)
+    parent = ParentEntry(f"{MODEL}.safetensors", "0" * 64)
+    if checkpoint:
+        parent = _checkpoint(folder / parent.name)
+    for seed, setting in enumerate(SETTINGS):
+        data = onnx_model(seed).SerializeToString()
+        manifest = manifest_of(setting, data, parent)
+        (folder / manifest.file.name).write_bytes(data)
+        write_manifest(folder, manifest)
+    return folder
+
+
+def _checkpoint(path: Path) -> ParentEntry:
+    import torch
+
+    from saccade.models.checkpoint import save
+
+    images = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 1), dtype=np.uint8)
+    found = save(
+        path, family="nac", config={}, weights={"none": torch.zeros(1)},
+        preprocessing=PREPROCESSING, labels=LABELS, calibration={"image": images}, card={},
+    )  # fmt: skip
+    return ParentEntry(path.name, found.sha256)
+
+
+def engines(folder: Path, out: Path, capability: str = "8.9", **changes: Any) -> Path:
+    """Write a folder as `saccade build` does, a plan of a few bytes for each variant."""
+    out.mkdir(parents=True)
+    for manifest in read_manifests(folder):
+        name = manifest.variant.name
+        data = f"ftrt {name} {capability}".encode()
+        (out / f"{name}.plan").write_bytes(data)
+        shapes = {"min": (1, 4, 4, 1), "opt": (8, 4, 4, 1), "max": (64, 4, 4, 1)}
+        known: dict[str, Any] = {
+            "variant": manifest.variant,
+            "file": FileEntry(f"{name}.plan", hashlib.sha256(data).hexdigest(), len(data)),
+            "parent": ParentEntry(manifest.file.name, manifest.file.sha256),
+            "inputs": manifest.inputs,
+            "outputs": manifest.outputs,
+            "engine": "tensorrt",
+            "version": "10.16.0.72",
+            "compute_capabilities": (capability,),
+            "driver": "580.95",
+            "profiles": {"image": shapes},
+            "options": {},
+            "timing_cache_sha256": None,
+            "plugins": {},
+            "layer_types": {"fp32": 2},
+            "build_seconds": 1.0,
+        }
+        write_engine_manifest(out, replace(EngineManifest(**known), **changes))
+    return out
+
+
+def rehash(repository: Path) -> None:
+    """Make the hashes of a changed repository fit again: what is wrong has to be seen itself."""
+    path = repository / "saccade.json"
+    content = json.loads(path.read_text())
+    present = sorted(
+        each for each in repository.rglob("*") if each.is_file() and not each.is_symlink()
+    )
+    content["files"] = {
+        each.relative_to(repository).as_posix(): sha256_of(each) for each in present if each != path
+    }
+    path.write_bytes(json_bytes(content))
