@@ -59,7 +59,7 @@ def with_ports(options: ServeOptions) -> ServeOptions:
     A host's name becomes its address, which the server's protocols would else choose each.
     Raises: SaccadeError naming the port that is taken and the flag that changes it.
     """
-    options = replace(options, host=_numeric(options.host))
+    options = replace(options, host=numeric(options.host))
     held: list[socket.socket] = []
     chosen: dict[str, int] = {}
     try:
@@ -79,7 +79,11 @@ def address(host: str, port: int) -> str:
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
 
-def _numeric(host: str) -> str:
+def numeric(host: str) -> str:
+    """The address of a host's name.
+
+    Raises: SaccadeError if it has none.
+    """
     try:
         return socket.gethostbyname(host)
     except OSError as error:

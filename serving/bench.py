@@ -2,12 +2,9 @@
 """Score and speed of every variant of an artefact folder, in process and through a server."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from saccade.export.evaluate import evaluate
 from saccade.export.evaluation.found import Found
@@ -17,28 +14,21 @@ from saccade.plugins.errors import require
 from saccade.plugins.files import new_folder, refuse_existing
 from saccade.plugins.progress import Advance, progress
 from saccade.serving import in_process, report, served
-from saccade.serving.addresses import ServeOptions
 from saccade.serving.bench_options import BenchOptions
+from saccade.serving.bench_servers import servers
 from saccade.serving.frontier import FILE_NAME as FRONTIER
 from saccade.serving.frontier import Entry, mark_dominated, merge, read_frontier
 from saccade.serving.installation import check_installation, find_installation
-from saccade.serving.load import LoadGenerator
+from saccade.serving.load import LoadResult
 from saccade.serving.load_inputs import inputs_of
-from saccade.serving.load_requests import server_version
 from saccade.serving.machine import this_machine
-from saccade.serving.scored import cost, entry_of_found, further_scores
-from saccade.serving.server import Server
-from saccade.serving.staging import staged_repository
+from saccade.serving.report_content import Measurement, add_served, content, raw_samples
+from saccade.serving.scored import entry_of_found
 from saccade.serving.variant_parts import VariantParts, grouped
 from saccade.serving.work import Work, works_of
 
-_DISTINCT_REQUESTS = 64
-_REPORTED_OPTIONS = ("seconds", "rounds", "concurrency", "seed", "op_library")
-# Free ports, no probes in between, and no restart that would mix two servers into one figure.
-_QUIET = ServeOptions(
-    grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
-)
-_IN_PROCESS_SHARE = 1 / 6  # of the seconds a point, for each of the seven batch sizes
+DISTINCT_REQUESTS = 64
+IN_PROCESS_SHARE = 1 / 6  # of the seconds a point, for each of the seven batch sizes
 Samples = dict[str, dict[str, Any]]
 
 
@@ -76,7 +66,7 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
     with progress("bench", _steps(works, options)) as advance:
         measured = in_process.measure(
             {work.key: work for work in works},
-            seconds=options.seconds * _IN_PROCESS_SHARE,
+            seconds=options.seconds * IN_PROCESS_SHARE,
             rounds=options.rounds,
             advance=advance,
         )
@@ -84,17 +74,18 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
             entry_of_found(variant, subject.found[variant.name], measured, machine)
             for variant in subject.variants
         )
-        samples = {each.name: _samples(each.name, subject, measured) for each in subject.variants}
+        samples = {name: raw_samples(each, measured) for name, each in subject.found.items()}
         if options.server:
-            with staged_repository(
-                subject.folder, subject.manifests, entries, op_library=options.op_library
-            ) as repository:
-                server, entries = _through_server(
-                    repository, works, entries, options, samples, advance
-                )
+            server, entries = _through_servers(subject, works, entries, options, samples, advance)
     values = {name: each.samples for name, each in subject.found.items()}
     entries = mark_dominated(entries, values)
-    full = _full(subject, entries, samples, options)
+    full = content(
+        [
+            Measurement(variant, subject.found[variant.name], entry, samples[variant.name])
+            for entry, variant in zip(entries, subject.variants, strict=True)
+        ],
+        options,
+    )
     full |= {"machine": machine.to_dict(), "server": server}
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
@@ -131,7 +122,7 @@ def _subject(folder: Path, options: BenchOptions) -> _Subject:
         kernels = Path(onnxruntime_library())
     works = {}
     for variant in variants:
-        inputs = inputs_of(variant, options.data or found[variant.name].data, _DISTINCT_REQUESTS)
+        inputs = inputs_of(variant, options.data or found[variant.name].data, DISTINCT_REQUESTS)
         works[variant.name] = works_of(folder, variant, inputs, kernels)
     return _Subject(folder, manifests, variants, found, works)
 
@@ -141,49 +132,8 @@ def _steps(works: Sequence[Work], options: BenchOptions) -> int:
     return len(works) * options.rounds * (len(in_process.BATCHES) + served_points)
 
 
-def _full(
-    subject: _Subject, entries: Sequence[Entry], samples: Samples, options: BenchOptions
-) -> dict[str, Any]:
-    first = subject.found[subject.variants[0].name]
-    return {
-        "schema": report.SCHEMA,
-        "version": report.VERSION,
-        "model": subject.model,
-        "family": subject.manifests[0].variant.family,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "data": {"name": first.data, "sha256": first.data_sha256, "n": len(first.samples)},
-        "options": {key: getattr(options, key) for key in _REPORTED_OPTIONS},
-        "variants": [
-            {
-                **asdict(entry),
-                **cost(variant),
-                "scores": further_scores(subject.found[variant.name]),
-                "samples": samples[variant.name],
-            }
-            for entry, variant in zip(entries, subject.variants, strict=True)
-        ],
-    }
-
-
-def _samples(
-    name: str, subject: _Subject, measured: Mapping[tuple[str, str], in_process.InProcess]
-) -> dict[str, Any]:
-    """The raw values behind the figures of one variant."""
-    values = subject.found[name].samples
-    whole = np.array_equal(values, values.astype(int))
-    found: dict[str, Any] = {
-        "values": [int(each) if whole else round(float(each), 6) for each in values],
-        "grpc": {},
-    }
-    for work in subject.works[name]:
-        calls = measured[work.key].calls
-        place = found if not work.role else found.setdefault(work.role, {"grpc": {}})
-        place["in_process_s"] = {str(size): each.seconds for size, each in calls.items()}
-    return found
-
-
-def _through_server(
-    repository: Path,
+def _through_servers(
+    subject: _Subject,
     works: Sequence[Work],
     entries: Sequence[Entry],
     options: BenchOptions,
@@ -191,24 +141,27 @@ def _through_server(
     advance: Advance,
 ) -> tuple[str, tuple[Entry, ...]]:
     """The server's version, and the entries with what was measured through it."""
-    with Server(repository, _QUIET) as server:
-        streams = served.streams(server.url, works, options.concurrency)
-        with LoadGenerator(server.url, server_pid=server.pid) as generator:
-            results = served.measure(
-                generator,
-                streams,
-                seconds=options.seconds,
-                rounds=options.rounds,
-                seed=options.seed,
-                advance=advance,
+    precision = {entry.variant: entry.precision for entry in entries}
+    found: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
+    with servers(
+        subject.folder, subject.manifests, entries, op_library=options.op_library
+    ) as running:
+        streams = {
+            name: served.streams(
+                each.url,
+                [work for work in works if precision[work.variant] == name],
+                options.concurrency,
             )
-        version = server_version(server.url)
-    grpc: dict[str, dict[str, Any]] = {entry.variant: {} for entry in entries}
-    for place, stream in streams.items():
-        name, role, point = place
-        summaries, raws = grpc[name], samples[name]
-        if role:
-            summaries, raws = summaries.setdefault(role, {}), raws[role]
-        summaries[point] = served.point(stream, results[place])
-        raws["grpc"][point] = [served.raw(stream, result) for result in results[place]]
-    return version, tuple(replace(entry, grpc=grpc[entry.variant]) for entry in entries)
+            for name, each in running.items()
+        }
+        for turn in range(options.rounds):
+            for name, each in running.items():
+                seconds, seed = options.seconds / options.rounds, options.seed + turn
+                results = each.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
+                for place, result in results.items():
+                    found[place[0]].setdefault(place, []).append(result)
+        version = next(iter(running.values())).version
+    return version, tuple(
+        replace(entry, grpc=add_served(samples[entry.variant], found[entry.variant]))
+        for entry in entries
+    )

@@ -12,7 +12,14 @@ import tyro
 
 from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.plugins.errors import SaccadeError
-from saccade.serving import call_commands, commands, model_commands
+from saccade.serving import (
+    call_commands,
+    commands,
+    engine_commands,
+    model_commands,
+    preflight_commands,
+    sweep_commands,
+)
 
 COMMANDS: dict[str, Callable[..., commands.Answer]] = {
     "train": model_commands.train,
@@ -22,8 +29,12 @@ COMMANDS: dict[str, Callable[..., commands.Answer]] = {
     "evaluate": model_commands.evaluate,
     "export": commands.export,
     "verify": commands.verify,
+    "build": engine_commands.build,
     "bench": commands.bench,
+    "sweep": sweep_commands.sweep,
+    "choose": sweep_commands.choose,
     "repository": commands.repository,
+    "preflight": preflight_commands.preflight,
     "serve": commands.serve,
     "classify": call_commands.classify,
     "embed": call_commands.embed,
@@ -89,7 +100,8 @@ def _print_text(text: Any) -> None:
 
     # A table that is piped into a file must not be cut at 80 columns.
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    console.print(text, highlight=False, soft_wrap=isinstance(text, str), markup=False)
+    wrap = isinstance(text, str)
+    console.print(text, highlight=False, soft_wrap=wrap, markup=False, emoji=False)
 
 
 def _ways_to_write() -> tyro.constructors.ConstructorRegistry:

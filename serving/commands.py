@@ -9,6 +9,7 @@ import tyro
 from tyro.conf import Positional
 
 from saccade.export.exported import ExportOptions
+from saccade.plugins.errors import SaccadeError
 from saccade.serving.bench import BenchOptions
 from saccade.serving.demo import DemoOptions
 from saccade.serving.repository import RepositoryOptions
@@ -46,18 +47,29 @@ def export(
     return Answer(exported.to_dict(), render(exported.report), json)
 
 
-def verify(folder: Positional[Path], json: bool = False) -> Answer:
+def verify(folder: Positional[Path], bisect: bool = False, json: bool = False) -> Answer:
     """Run the parity gate on every variant of a folder; exit 1 if any fails.
 
     Args:
         folder: what `saccade export` wrote.
+        bisect: also name the first node of each variant's graph that departs.
         json: machine-readable answer on standard output.
     """
     from saccade.export.gate import verify as verb
     from saccade.export.verdict import render
 
     report = verb(folder)
-    return Answer(report.to_dict(), render(report), json, exit_code=0 if report.passed else 1)
+    data: dict[str, Any] = report.to_dict()
+    text: Any = render(report)
+    if bisect:
+        from rich.console import Group
+
+        from saccade.export.bisect import bisect as first_departures
+
+        found = first_departures(folder)
+        data["bisect"] = found.to_dict()["departures"]
+        text = Group(text, "\n".join(row.to_text() for row in found.rows))
+    return Answer(data, text, json, exit_code=0 if report.passed else 1)
 
 
 def bench(
@@ -92,9 +104,11 @@ def repository(
     from saccade.serving.repository import deploy
 
     deployment = deploy(folder, options)
+    # Plans and GPU instances are for the container: the bundled server runs neither.
+    how = " --print-command --container" if options.on_gpu else ""
     text = (
         f"{deployment.folder}: router {deployment.model} before {', '.join(deployment.variants)}."
-        f"\nServe it with: saccade serve {deployment.folder}"
+        f"\nServe it with: saccade serve {deployment.folder}{how}"
     )
     return Answer(deployment.to_dict(), text, json)
 
@@ -102,17 +116,37 @@ def repository(
 def serve(
     repository: Positional[Path],
     options: Annotated[ServeOptions, flat],
+    print_command: bool = False,
+    container: bool = False,
     json: bool = False,
 ) -> Answer:
     """Start the server in the foreground and watch over it; Ctrl-C stops it.
 
     Args:
         repository: what `saccade repository` wrote.
+        print_command: start nothing; print the command that serves it without supervision.
+        container: with --print-command, the command for NVIDIA's container.
         json: machine-readable answer on standard output.
     """
     from saccade.serving.server import serve as verb
 
+    if print_command or container:
+        return _printed(repository, options, print_command, container, json)
     return Answer({"stopped": str(repository)}, None, json, exit_code=verb(repository, options))
+
+
+def _printed(
+    repository: Path, options: ServeOptions, asked: bool, container: bool, json: bool
+) -> Answer:
+    from saccade.serving.print_command import as_text, print_command
+
+    if not asked:
+        raise SaccadeError(
+            "--container: saccade serve starts the embedded server only. "
+            "Add --print-command for the container's command."
+        )
+    words = print_command(repository, options, container=container)
+    return Answer({"command": list(words)}, as_text(words), json)
 
 
 def demo(options: Annotated[DemoOptions, flat], json: bool = False) -> Answer:

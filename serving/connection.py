@@ -6,20 +6,25 @@ from typing import Any
 from saccade.serving.addresses import is_loopback
 
 _LARGEST_MESSAGE = 2**31 - 1
+# Before an address: over TLS. Whom to trust beyond the usual authorities is gRPC's own setting,
+# the environment's GRPC_DEFAULT_SSL_ROOTS_FILE_PATH.
+TLS = "grpcs://"
 
 
 def connect(url: str, **options: int) -> Any:
     """A blocking gRPC connection; nothing is sent before the first call."""
     from tritonclient.grpc import InferenceServerClient
 
-    return InferenceServerClient(url, channel_args=_arguments(url, options))
+    place = url.removeprefix(TLS)
+    return InferenceServerClient(place, ssl=place != url, channel_args=_arguments(place, options))
 
 
 def connect_asyncio(url: str) -> Any:
     """The same for the running event loop."""
     from tritonclient.grpc.aio import InferenceServerClient
 
-    return InferenceServerClient(url, channel_args=_arguments(url, {}))
+    place = url.removeprefix(TLS)
+    return InferenceServerClient(place, ssl=place != url, channel_args=_arguments(place, {}))
 
 
 def connect_alone(url: str) -> Any:

@@ -4,7 +4,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Entry:
     grpc: dict[str, Any] | None
     dominated_by: str | None = None
     embedding_bytes: int | None = None  # where the budget saves these, and no time
+    memory_bytes: int | None = None  # resident, of a process that holds it, where a sweep looked
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -158,33 +159,53 @@ def mark_dominated(
 ) -> tuple[Entry, ...]:
     """The entries with `dominated_by` set.
 
-    A is dominated by B, both on the same runtime and device, if B costs no more and the paired
-    bootstrap's 95 % interval of how much better B scores lies above 0; or if both have the same
-    value on each sample and B costs less. What costs is time, or where the budget saves no time
-    the bytes of an embedding. A difference that the data cannot tell from chance dominates
-    nobody. Of several such B the best-scoring one is named, then the cheaper.
+    What costs is time, or where the budget saves no time the bytes of an embedding.
     Shapes: values[variant] [n], of each test sample in the same order; their mean is the score.
     """
     entries = tuple(entries)
+    (found,) = dominators(entries, values, (_saved,), seed=seed)
+    return tuple(replace(each, dominated_by=found[each.variant]) for each in entries)
 
-    def dominates(b: Entry, a: Entry) -> bool:
-        if (b.runtime, b.device) != (a.runtime, a.device) or b is a:
+
+def dominators(
+    entries: Sequence[Entry],
+    values: Mapping[str, np.ndarray],
+    savings: Sequence[Callable[[Entry, Entry], float]],
+    *,
+    seed: int = 0,
+) -> list[dict[str, str | None]]:
+    """For each way to save (what B costs less than A): by variant, the one that dominates it.
+
+    A is dominated by B, both on the same runtime and device, if B costs no more and the paired
+    bootstrap's 95 % interval of how much better B scores lies above 0; or if both have the same
+    value on each sample and B costs less. A difference that the data cannot tell from chance
+    dominates nobody. Of several such B the best-scoring one is named, then the cheaper.
+    Shapes: values[variant] [n], of each test sample in the same order; their mean is the score.
+    """
+    surely: dict[tuple[str, str], bool] = {}
+
+    def is_better(b: Entry, a: Entry) -> bool:
+        if (b.variant, a.variant) not in surely:
+            better, worse = values[b.variant], values[a.variant]
+            if not b.score.higher_is_better:
+                better, worse = worse, better
+            surely[b.variant, a.variant] = paired_bootstrap(better, worse, seed)[0] > 0
+        return surely[b.variant, a.variant]
+
+    def dominates(b: Entry, a: Entry, saved: float) -> bool:
+        if (b.runtime, b.device) != (a.runtime, a.device) or b is a or saved < 0:
             return False
-        saved = _saved(b, a)
-        if saved < 0:
-            return False
-        better, worse = values[b.variant], values[a.variant]
-        if np.array_equal(better, worse):
+        if np.array_equal(values[b.variant], values[a.variant]):
             return saved > 0
-        if not b.score.higher_is_better:
-            better, worse = worse, better
-        return paired_bootstrap(better, worse, seed)[0] > 0
+        return is_better(b, a)
 
-    def strongest(a: Entry) -> str | None:
-        above = [b for b in entries if dominates(b, a)]
-        return max(above, key=lambda b: (_goodness(b), _saved(b, a))).variant if above else None
+    def strongest(a: Entry, saving: Callable[[Entry, Entry], float]) -> str | None:
+        above = [b for b in entries if dominates(b, a, saving(b, a))]
+        if not above:
+            return None
+        return max(above, key=lambda b: (_goodness(b), saving(b, a))).variant
 
-    return tuple(replace(entry, dominated_by=strongest(entry)) for entry in entries)
+    return [{a.variant: strongest(a, saving) for a in entries} for saving in savings]
 
 
 def _saved(b: Entry, a: Entry) -> float:
@@ -206,7 +227,8 @@ def entry_of(value: Any) -> Entry:
 
     Raises: ValueError that names the key.
     """
-    value = {"embedding_bytes": None, **value}  # as files had it before there were embeddings
+    # As files had it before there were embeddings, and as a benchmark leaves the memory.
+    value = {"embedding_bytes": None, "memory_bytes": None, **value}
     _require_keys(value, Entry, "entry")
     where = f"entry {value['variant']!r}: "
     score = value["score"]
@@ -221,8 +243,9 @@ def entry_of(value: Any) -> Entry:
     ):
         for key in keys:
             _of_type(holder[key], kind, where + key)
-    if value["embedding_bytes"] is not None:
-        _of_type(value["embedding_bytes"], int, where + "embedding_bytes")
+    for key in ("embedding_bytes", "memory_bytes"):
+        if value[key] is not None:
+            _of_type(value[key], int, where + key)
     low, high = (float(_of_type(each, float, where + "interval")) for each in score["interval"])
     _check_points(value["in_process"], where + "in_process")
     best = _of_type(value["in_process"].get("best_batch"), int, where + "best_batch")

@@ -14,9 +14,11 @@ from saccade.serving.figures import (
     throughput_of,
 )
 
+_MARKERS = {"fp32": "o", "fp16": "s", "bf16": "D", "int8": "^"}
 _FRONTIER, _DOMINATED, _GRID, _INK = "#0b6e99", "#8a8f98", "#e3e6ea", "#22262b"
 # From this ratio of fastest to slowest on, a linear axis would squeeze the slow half together.
 _LOG_FROM_RATIO = 4.0
+_CROWDED = 8  # more points than that are named in short: the tables say the rest
 
 
 def frontier_png(report: dict[str, Any]) -> bytes:
@@ -35,6 +37,7 @@ def frontier_png(report: dict[str, Any]) -> bytes:
     for variant in report["variants"]:
         _draw_point(axes, variant)
     _dress(axes, report)
+    _name_markers(axes, report["variants"])
     figure.suptitle(
         f"{report['model']} on {report['data']['name']}: score against {_axis(report)}",
         x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK,
@@ -79,14 +82,37 @@ def _axis(report: dict[str, Any]) -> str:
     return "size of an embedding" if saves_bytes(report["variants"][0]) else "throughput"
 
 
+def _rounds(variant: dict[str, Any]) -> tuple[float, float]:
+    """The least and the most of single rounds, where a sweep kept them apart."""
+    name = "embedding bytes" if saves_bytes(variant) else "throughput"
+    cost = variant.get("costs", {}).get(name)
+    return (cost["least"], cost["most"]) if cost else (cost_of(variant), cost_of(variant))
+
+
+def _name_markers(axes: Any, variants: list[dict[str, Any]]) -> None:
+    """Which precision each shape is, where there are several."""
+    from matplotlib.lines import Line2D
+
+    found = [each for each in _MARKERS if each in {variant["precision"] for variant in variants}]
+    if len(found) > 1:
+        shapes = [
+            Line2D([], [], ls="", marker=_MARKERS[each], color=_INK, ms=7, label=each)
+            for each in found
+        ]
+        axes.legend(handles=shapes, fontsize=9, frameon=False, loc="best")
+
+
 def _draw_point(axes: Any, variant: dict[str, Any]) -> None:
     place, score = cost_of(variant), _height(variant)
     low, high = _ends(variant)
     dominated = variant["dominated_by"] is not None
     colour = _DOMINATED if dominated else _FRONTIER
+    least, most = _rounds(variant)
     axes.errorbar(
         [place], [score], yerr=[[max(0.0, score - low)], [max(0.0, high - score)]],
-        fmt="o", ms=8, mew=1.6, color=colour, mfc="white" if dominated else colour,
+        xerr=[[max(0.0, place - least)], [max(0.0, most - place)]],
+        fmt=_MARKERS[variant["precision"]], ms=8, mew=1.6,
+        color=colour, mfc="white" if dominated else colour,
         ecolor=colour, elinewidth=1.0, capsize=3, zorder=3,
     )  # fmt: skip
 
@@ -104,7 +130,7 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
         tries: list[tuple[float, int, Any, Any]] = []
         for right, up in _SIDES_OF_DOMINATED if dominated else _SIDES:
             words = axes.annotate(
-                _words(variant, report["model"]), place, xytext=(9 * right, 8 * up),
+                _words(variant, report), place, xytext=(9 * right, 8 * up),
                 textcoords="offset points", ha="left" if right > 0 else "right",
                 va="bottom" if up > 0 else "top", fontsize=9, zorder=2.5,  # never over a point
                 color=_DOMINATED if dominated else _INK,
@@ -148,18 +174,20 @@ def _common(one: Any, other: Any) -> float:
     return float(max(0.0, width) * max(0.0, height))
 
 
-def _words(variant: dict[str, Any], model: str) -> str:
-    name = f"budget {variant['budget']:g} · {score_text(variant['score'])}"
+def _words(variant: dict[str, Any], report: dict[str, Any]) -> str:
+    crowded = len(report["variants"]) > _CROWDED
+    name = f"{variant['budget']:g} · {score_text(variant['score'])}"
+    name = name if crowded else f"budget {name}"
     if variant["precision"] != "fp32":
-        name = f"{variant['precision']}, {name}"
-    if variant["dominated_by"] is None:
+        name = f"{variant['precision']}{' ' if crowded else ', '}{name}"
+    if variant["dominated_by"] is None or crowded:
         return name
-    return f"{name}\ndominated by {variant['dominated_by'].removeprefix(model + '-')}"
+    return f"{name}\ndominated by {variant['dominated_by'].removeprefix(report['model'] + '-')}"
 
 
 def _dress(axes: Any, report: dict[str, Any]) -> None:
     first = report["variants"][0]
-    places = [cost_of(variant) for variant in report["variants"]]
+    places = [end for variant in report["variants"] for end in _rounds(variant)]
     low, high = min(places), max(places)
     left, right = 0.12, 0.4  # room for the words beside the rightmost point
     if high / low >= _LOG_FROM_RATIO:
@@ -186,9 +214,13 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
 
 def _caption(report: dict[str, Any]) -> str:
     machine = report["machine"]
-    cheap = "no larger" if saves_bytes(report["variants"][0]) else "as fast"
+    bytes_saved = saves_bytes(report["variants"][0])
+    cheap = "no larger" if bytes_saved else "as fast"
+    swept = "costs" in report["variants"][0] and not bytes_saved
+    rounds = "; across: rounds" if swept else ""
+    named = " Named by budget." if len(report["variants"]) > _CROWDED else ""
     return (
         f"{machine['runtime']}, 1 thread, on {machine['device']}. {report['data']['n']} test "
-        "samples, bars are 95 % intervals.\nHollow: dominated, that is, another variant is "
-        f"{cheap} and better beyond the paired 95 % interval of the difference."
+        f"samples, bars are 95 % intervals{rounds}.\nHollow: dominated, that is, another variant "
+        f"is {cheap} and better beyond the paired 95 % interval of the difference.{named}"
     )

@@ -104,6 +104,8 @@ def headline(report: dict[str, Any]) -> str:
     variants = report["variants"]
     kept = [variant for variant in variants if variant["dominated_by"] is None]
     standing = f"{len(kept)} of {len(variants)} variants are on the frontier."
+    if failed := len(report.get("failed", ())):
+        standing += f" {failed} point{'s' if failed > 1 else ''} failed: see below."
     full = variants[0]
     score = full["score"]
     sign = 1 if score["higher_is_better"] else -1
@@ -146,10 +148,12 @@ def _alternative(report: dict[str, Any]) -> str:
 
 
 def _html_table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in table.columns)
+    head = "".join(
+        f'<th scope="col"{_aligned(column)}>{html.escape(column)}</th>' for column in table.columns
+    )
     body = "\n".join(
         f'<tr><th scope="row">{html.escape(row[0])}</th>'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
+        + "".join(map(_html_cell, table.columns[1:], row[1:]))
         + "</tr>"
         for row in table.rows
     )
@@ -158,6 +162,14 @@ def _html_table(table: Table) -> str:
         f'<section><h2>{html.escape(table.title)}</h2><div class="scroll"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}</section>"
     )
+
+
+def _html_cell(column: str, cell: str) -> str:
+    return f"<td{_aligned(column)}>{html.escape(cell)}</td>"
+
+
+def _aligned(column: str) -> str:
+    return ' class="words"' if column in WORDS else ""
 
 
 def read_report(path: Path) -> dict[str, Any]:

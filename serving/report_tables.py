@@ -2,7 +2,6 @@
 """The tables of a benchmark's report: headings and cells as text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from saccade.serving.figures import (
@@ -14,20 +13,12 @@ from saccade.serving.figures import (
     score_text,
     works,
 )
+from saccade.serving.report_sweep import swept_tables
+from saccade.serving.report_table import Table
 
 _DOMINATED = "dominated by"
-WORDS = (_DOMINATED, "score")  # headings of columns that hold words
+WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason")  # columns that hold words
 _BATCHES = ("batch_1", "batch_64")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headings and cells as text; the first column names the variant."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
@@ -40,7 +31,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
     if variants[0]["grpc"]:
         found.append(_latency(variants))
     found.append(_cost(variants))
-    return found
+    return [*swept_tables(report), *found]
 
 
 def _score(variants: Sequence[dict[str, Any]]) -> Table:

@@ -8,41 +8,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from saccade.export.manifest import Manifest, read_folder
+from saccade.export.manifest import read_folder
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, new_folder, refuse_existing, sha256_of
-from saccade.plugins.path_fields import PathFields
 from saccade.serving.frontier import FILE_NAME as FRONTIER
 from saccade.serving.frontier import Entry
-from saccade.serving.model_config import MAX_BATCH, MODEL_FILE, variant_config
-from saccade.serving.repository_checks import check_alike, measurements
-from saccade.serving.router_folder import RouterPlan, write_labels, write_router
+from saccade.serving.model_config import MAX_BATCH
+from saccade.serving.plans import Plans, check_batches, read_plans
+from saccade.serving.repository_checks import check_alike, chosen, measurements
+from saccade.serving.repository_options import RUNTIMES, RepositoryOptions
+from saccade.serving.repository_parts import PartPlan, op_library, write_part
+from saccade.serving.router_folder import RouterPlan, write_router
+from saccade.serving.stored_sample import samples
 from saccade.serving.variant_parts import VariantParts, grouped
 from saccade.serving.zero_shot import Labelling, class_vectors, read_labelling
 
+__all__ = ["Deployment", "RepositoryOptions", "deploy", "read_repository"]
+
 SCHEMA = "saccade.repository"
-VERSION = 1
+VERSION = 2
 DEFAULT_RUN_BATCH = 8
 DESCRIPTION = "saccade.json"
 _AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --force"
-
-
-@dataclass(frozen=True)
-class RepositoryOptions(PathFields):
-    """Where the repository goes, and which images its router refuses."""
-
-    out: Path  # folder to write
-    force: bool = False  # replace what stands there
-    run_batch: int | None = None  # images in one run; default: as measured, else 8
-    device: str | None = None  # whose measurements to route by, if the frontier has several
-    max_image_mib: int | None = None  # cap on an encoded image; default: as in the checkpoint
-    max_megapixels: int | None = None  # cap on width times height
-    max_side_px: int | None = None  # cap on either side
-    max_images: int | None = None  # cap on the images of one request, at most 64
-    labels: Path | None = None  # zero-shot: a text file with a label a line
-    templates: Path | None = None  # with --labels: a line a prompt, with {} for the label
-    op_library: bool = False  # custom ops by our library's kernels, not by their function bodies
 
 
 @dataclass(frozen=True)
@@ -53,6 +41,8 @@ class Deployment:
     model: str
     variants: tuple[str, ...]  # models behind the router; of a model of two parts, two a variant
     unmeasured: tuple[str, ...]  # variants that min_score and max_latency_ms can never choose
+    runtime: str = "onnxruntime"  # or tensorrt
+    samples: tuple[str, ...] = ()  # variants that keep a sample with its answer
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -61,36 +51,68 @@ class Deployment:
             "model": self.model,
             "variants": list(self.variants),
             "unmeasured": list(self.unmeasured),
+            "runtime": self.runtime,
+            "samples": list(self.samples),
         }
 
 
 def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
     """Write the repository of every variant in an artefact folder and of the router over them.
 
-    Raises: SaccadeError if the output exists, an artefact does not fit its manifest, the
-        frontier measured other bytes, or the variants cannot stand behind one router.
+    Raises: SaccadeError if the output exists, an artefact does not fit its manifest, a plan does
+        not fit its artefact, the frontier measured other bytes, the variants cannot stand
+        behind one router, or a server would not load what comes of them.
     """
     folder, out = Path(folder), options.out
     refuse_existing(out, force=options.force)
     labelling = read_labelling(options.labels, options.templates)
-    variants = grouped(read_folder(folder))
-    check_alike(folder, variants)
-    plan = _plan(folder, variants, options, labelling)
-    library = _op_library(variants) if options.op_library else ""
-    with new_folder(out, force=options.force) as partial:
-        for variant in variants:
-            for manifest in variant.parts.values():
-                _write_part(folder, manifest, partial, plan.run_batch[variant.name], library)
-        write_router(partial / plan.model, plan)
-        if plan.measured:
-            shutil.copyfile(folder / FRONTIER, partial / FRONTIER)
-        deployment = Deployment(
-            folder=out,
-            model=plan.model,
-            variants=tuple(part.variant.name for v in variants for part in v.parts.values()),
-            unmeasured=tuple(v.name for v in variants if v.name not in plan.measured),
+    every = grouped(read_folder(folder))
+    variants = chosen(folder, every, options.precisions, options.runtime)
+    check_alike(folder, variants, options.runtime)
+    plans = read_plans(options.engines, variants) if options.engines else {}
+    router = _router(folder, variants, options, labelling, plans)
+    library = op_library(variants) if options.op_library else None
+    kept = samples(folder, variants)
+    parts = [
+        PartPlan(
+            manifest,
+            run_batch=router.run_batch[variant.name],
+            sample=kept[manifest.variant.name],
+            options=options,
+            library=library if manifest.custom_ops else None,
+            plans=plans.get(manifest.variant.name, ()),
         )
-        (partial / DESCRIPTION).write_bytes(json_bytes(_description(partial, deployment, plan)))
+        for variant in variants
+        for manifest in variant.parts.values()
+    ]
+    try:
+        with new_folder(out, force=options.force) as partial:
+            return _write(folder, partial, parts, router)
+    except OSError as error:
+        raise SaccadeError(
+            f"{out}: cannot be written ({error.strerror}). Make room, or choose another place "
+            "with --out."
+        ) from error
+
+
+def _write(
+    folder: Path, partial: Path, parts: Sequence[PartPlan], router: RouterPlan
+) -> Deployment:
+    for part in parts:
+        write_part(folder, partial / part.name, part)
+    write_router(partial / router.model, router)
+    if router.measured:
+        shutil.copyfile(folder / FRONTIER, partial / FRONTIER)
+    deployment = Deployment(
+        folder=parts[0].options.out,
+        model=router.model,
+        variants=tuple(part.name for part in parts),
+        unmeasured=tuple(v.name for v in router.variants if v.name not in router.measured),
+        runtime=parts[0].options.runtime,
+        samples=tuple(part.name for part in parts if part.sample.answers),
+    )
+    (partial / DESCRIPTION).write_bytes(json_bytes(_description(partial, deployment, router)))
+    _hold_to_rules(partial)
     return deployment
 
 
@@ -100,6 +122,22 @@ def read_repository(folder: Path) -> Deployment:
     Raises: SaccadeError for another folder, another version, and a file that is missing, changed
         or not one of those written.
     """
+    deployment, files = read_description(folder)
+    present = {each.relative_to(folder).as_posix(): each for each in _files(Path(folder))}
+    if odd := sorted(set(files) ^ (set(present) - {DESCRIPTION})):
+        state = "is missing" if odd[0] in files else "was not written by saccade"
+        raise SaccadeError(f"{Path(folder) / odd[0]}: {state}. {_AGAIN}")
+    for name, digest in files.items():
+        if sha256_of(present[name]) != digest:
+            raise SaccadeError(f"{present[name]}: was changed after it was written. {_AGAIN}")
+    return deployment
+
+
+def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
+    """What a repository says it is, and the hash of each of its files; none of them is opened.
+
+    Raises: SaccadeError for another folder and another version.
+    """
     path = Path(folder) / DESCRIPTION
     try:
         content = json.loads(path.read_bytes())
@@ -108,30 +146,40 @@ def read_repository(folder: Path) -> Deployment:
             raise ValueError(f"is {found}, expected {(SCHEMA, VERSION)}")
         files = {str(name): str(digest) for name, digest in content["files"].items()}
         model, variants = str(content["model"]), tuple(map(str, content["variants"]))
-        unmeasured = tuple(map(str, content["unmeasured"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        unmeasured, kept = (
+            tuple(map(str, content["unmeasured"])),
+            tuple(map(str, content["samples"])),
+        )
+        if (runtime := content["runtime"]) not in RUNTIMES:
+            raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(RUNTIMES)}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SaccadeError(
             f"{path}: describes no model repository ({error!r}). {_AGAIN}"
         ) from error
-    present = {each.relative_to(folder).as_posix(): each for each in _files(path.parent)}
-    if odd := sorted(set(files) ^ (set(present) - {DESCRIPTION})):
-        state = "is missing" if odd[0] in files else "was not written by saccade"
-        raise SaccadeError(f"{Path(folder) / odd[0]}: {state}. {_AGAIN}")
-    for name, digest in files.items():
-        if sha256_of(present[name]) != digest:
-            raise SaccadeError(f"{present[name]}: was changed after it was written. {_AGAIN}")
-    return Deployment(Path(folder), model, variants, unmeasured)
+    return Deployment(Path(folder), model, variants, unmeasured, runtime, kept), files
 
 
-def _plan(
+def _hold_to_rules(folder: Path) -> None:
+    # Imported late: the checks read repositories by this file.
+    from saccade.serving.preflight.examine import broken_rules
+    from saccade.serving.preflight.target import Target
+
+    if broken := broken_rules(folder, Target(bundled=False)):
+        raise SaccadeError(f"A server would not load this repository: {broken[0]} Export again.")
+
+
+def _router(
     folder: Path,
     variants: tuple[VariantParts, ...],
     options: RepositoryOptions,
     labelling: Labelling | None,
+    plans: Plans,
 ) -> RouterPlan:
     declared = variants[0].preprocessing
     preprocessing = _caps(declared, options) if declared else None
-    measured = measurements(folder, variants, options.device)
+    measured = measurements(folder, variants, options.device, options.runtime)
+    max_images = preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH
+    check_batches(plans, max_images)
     return RouterPlan(
         model=variants[0].main.variant.model,
         variants=variants,
@@ -139,46 +187,12 @@ def _plan(
         labels=labelling.labels if labelling else variants[0].labels,
         classes=class_vectors(folder, variants, labelling) if labelling else {},
         measured=measured,
-        run_batch={each.name: _run_batch(measured.get(each.name), options) for each in variants},
-        max_images=preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH,
+        run_batch={
+            each.name: _run_batch(each, measured.get(each.name), options, plans)
+            for each in variants
+        },
+        max_images=max_images,
     )
-
-
-def _write_part(
-    folder: Path, manifest: Manifest, partial: Path, run_batch: int, library: str
-) -> None:
-    place = partial / manifest.variant.name
-    (place / "1").mkdir(parents=True)
-    copy = shutil.copyfile(folder / manifest.file.name, place / "1" / MODEL_FILE)
-    if sha256_of(copy) != manifest.file.sha256:
-        raise SaccadeError(
-            f"{folder / manifest.file.name}: changed while it was copied. Run again."
-        )
-    config = variant_config(
-        manifest,
-        run_batch=run_batch,
-        op_library=library if manifest.custom_ops else "",
-        labelled=bool(manifest.labels),
-    )
-    (place / "config.pbtxt").write_text(config, "utf-8")
-    write_labels(place, manifest.labels)
-
-
-def _op_library(variants: Sequence[VariantParts]) -> str:
-    """The library of kernels, where a file names custom ops.
-
-    Raises: SaccadeError if none does, or the library cannot be built here.
-    """
-    from saccade.plugins import onnxruntime_library
-
-    if not any(part.custom_ops for variant in variants for part in variant.parts.values()):
-        raise SaccadeError(
-            f"--op-library: {variants[0].main.variant.model} has no custom op. Leave it out."
-        )
-    library = Path(onnxruntime_library()).resolve()
-    if not library.is_file():
-        raise SaccadeError(f"{library}: no such file. Build it with: saccade ops --build")
-    return str(library)
 
 
 def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
@@ -193,21 +207,28 @@ def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
     return caps
 
 
-def _run_batch(entry: Entry | None, options: RepositoryOptions) -> int:
-    measured = entry.best_batch if entry else DEFAULT_RUN_BATCH
+def _run_batch(
+    variant: VariantParts, entry: Entry | None, options: RepositoryOptions, plans: Plans
+) -> int:
+    own = [plan for part in variant.parts.values() for plan in plans.get(part.variant.name, ())]
+    largest = min((plan.max_batch for plan in own), default=MAX_BATCH)
+    usual = min((plan.usual_batch for plan in own), default=DEFAULT_RUN_BATCH)
+    measured = entry.best_batch if entry else usual
     chosen = measured if options.run_batch is None else options.run_batch
-    if not 1 <= chosen <= MAX_BATCH:
-        raise SaccadeError(f"run_batch is {chosen}, expected 1 to {MAX_BATCH} images.")
+    if not 1 <= chosen <= min(largest, MAX_BATCH):
+        raise SaccadeError(
+            f"run_batch is {chosen}, expected 1 to {min(largest, MAX_BATCH)} images."
+        )
     return chosen
 
 
 def _description(partial: Path, deployment: Deployment, plan: RouterPlan) -> dict[str, Any]:
+    content = deployment.to_dict()
+    del content["folder"]
     return {
         "schema": SCHEMA,
         "version": VERSION,
-        "model": deployment.model,
-        "variants": list(deployment.variants),
-        "unmeasured": list(deployment.unmeasured),
+        **content,
         "preprocessing": plan.preprocessing.to_dict() if plan.preprocessing else None,
         "files": {
             path.relative_to(partial).as_posix(): sha256_of(path) for path in _files(partial)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What has to hold before one router can stand before an artefact folder's variants."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +14,14 @@ from saccade.serving.machine import this_machine
 from saccade.serving.variant_parts import VariantParts
 
 OPSET, IR_VERSION = 20, 10
+_ENGINES_ONLY = "bf16"
+_TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
-def check_alike(folder: Path, variants: Sequence[VariantParts]) -> None:
-    """All variants take the same and answer the same kind of thing.
+def check_alike(
+    folder: Path, variants: Sequence[VariantParts], runtime: str = "onnxruntime"
+) -> None:
+    """All variants take the same and answer the same kind of thing, in what the runtime reads.
 
     Raises: SaccadeError naming the two that differ, and in what.
     """
@@ -28,8 +33,35 @@ def check_alike(folder: Path, variants: Sequence[VariantParts]) -> None:
                 f"{_roles(first)}. Export them together."
             )
         for role, manifest in variant.parts.items():
-            _check_format(manifest)
+            _check_labels(manifest)
+            if runtime == "onnxruntime":
+                _check_format(manifest)
             _check_same(folder, manifest, first.parts[role])
+            _check_tensor_names(manifest)
+
+
+def chosen(
+    folder: Path, variants: Sequence[VariantParts], precisions: Sequence[str], runtime: str
+) -> tuple[VariantParts, ...]:
+    """The variants of these precisions, of all where none is named.
+
+    Raises: SaccadeError if the folder has none of one, or the runtime cannot run one.
+    """
+    there = sorted({each.main.variant.precision for each in variants})
+    if missing := sorted(set(precisions) - set(there)):
+        raise SaccadeError(
+            f"{folder}: has no variant in {missing[0]}, only in {', '.join(there)}. Name one of "
+            f"these, or export it with: saccade export CHECKPOINT --precision {missing[0]}"
+        )
+    wanted = [each for each in there if not precisions or each in precisions]
+    if runtime == "onnxruntime" and _ENGINES_ONLY in wanted:
+        rest = [each for each in wanted if each != _ENGINES_ONLY] or ["fp32"]
+        raise SaccadeError(
+            f"{folder}: has variants in {_ENGINES_ONLY}, which ONNX Runtime has no kernels for on "
+            f"a CPU and whose opset older containers do not read. Leave them out with "
+            f"--precisions {','.join(rest)}, or serve plans of them."
+        )
+    return tuple(each for each in variants if each.main.variant.precision in wanted)
 
 
 def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
@@ -53,9 +85,12 @@ def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
 
 
 def measurements(
-    folder: Path, variants: Sequence[VariantParts], device: str | None
+    folder: Path,
+    variants: Sequence[VariantParts],
+    device: str | None,
+    runtime: str = "onnxruntime",
 ) -> dict[str, Entry]:
-    """By variant, the figures of one device and runtime; empty where nothing was measured.
+    """By variant, the figures of one device and version of the runtime; empty where there are none.
 
     Raises: SaccadeError if other bytes were measured, or several devices.
     """
@@ -74,13 +109,22 @@ def measurements(
                 f"folder has {found[:15]}. Measure again "
                 f"with `saccade bench {folder}`, or remove the file to route by budget only."
             )
-    place = _place(path, frontier, device)
+    place = _place(path, frontier, device, runtime)
     return {each.variant: each for each in frontier.entries if (each.device, each.runtime) == place}
 
 
-def _place(path: Path, frontier: Frontier, device: str | None) -> tuple[str, str]:
-    """The device and runtime whose figures count: the only one, the named one, or this machine."""
-    places = sorted({(entry.device, entry.runtime) for entry in frontier.entries})
+def _place(
+    path: Path, frontier: Frontier, device: str | None, runtime: str
+) -> tuple[str, str] | None:
+    """The device and runtime whose figures count: the only one, the named one, or this machine.
+
+    None where the runtime was measured nowhere.
+    """
+    every = sorted({(entry.device, entry.runtime) for entry in frontier.entries})
+    # The names go on with a version: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
+    places = [place for place in every if place[1].split()[0] == runtime]
+    if device is None and not places:
+        return None
     known = "; ".join(f"{name} ({runtime})" for name, runtime in places) or "none"
     if device is not None:
         places = [place for place in places if place[0] == device]
@@ -103,8 +147,23 @@ def _check_format(manifest: Manifest) -> None:
             f"{name}: opset {manifest.opset}, IR version {manifest.ir_version}; both "
             f"servers read opset {OPSET}, IR version {IR_VERSION}. Export again."
         )
+
+
+def _check_labels(manifest: Manifest) -> None:
     if bad := [label for label in manifest.labels if "\n" in label or not label]:
-        raise SaccadeError(f"{name}: label {bad[0]!r} does not fit on a line of its own.")
+        raise SaccadeError(
+            f"{manifest.variant.name}: label {bad[0]!r} does not fit on a line of its own."
+        )
+
+
+def _check_tensor_names(manifest: Manifest) -> None:
+    for spec in (*manifest.inputs, *manifest.outputs):
+        # An input's name is also that of the file with which the server warms up.
+        if not _TENSOR.fullmatch(spec.name):
+            raise SaccadeError(
+                f"{manifest.variant.name}: tensor {spec.name!r:.80} has a name that is no word of "
+                "letters, digits and _. Export again."
+            )
 
 
 def _check_same(folder: Path, manifest: Manifest, first: Manifest) -> None:

@@ -22,6 +22,7 @@ from saccade.serving.variant_parts import INNER, VariantParts, encoded, filled
 
 # Files of the layer below that run in the server too: they import numpy only.
 SHARED = {"captioner": ("caption_search.py",)}
+ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 2
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,18 @@ def write_router(place: Path, plan: RouterPlan) -> None:
     Raises: SaccadeError if one router cannot answer for all variants.
     """
     (place / "1").mkdir(parents=True)
-    for name, source in _code(plan.family).items():
+    for name, source in router_code(plan.family).items():
         (place / "1" / name).write_bytes(source)
     for variant, vectors in plan.classes.items():
         np.save(place / "1" / f"{variant}.npy", vectors, allow_pickle=False)
     content = {
-        "schema": "saccade.routes",
-        "version": 2,
+        "schema": ROUTES_SCHEMA,
+        "version": ROUTES_VERSION,
         "model": plan.model,
         "family": plan.family,
         "preprocessing": plan.preprocessing.to_dict() if plan.preprocessing else None,
         "parts": _parts(plan),
-        "variants": [_route(plan, variant) for variant in plan.variants],
+        "variants": [route_fields(plan, variant) for variant in plan.variants],
     }
     (place / "1" / "routes.json").write_bytes(json_bytes(content))
     models = [part.variant.name for each in plan.variants for part in each.parts.values()]
@@ -77,7 +78,8 @@ def write_labels(place: Path, labels: Sequence[str]) -> None:
     (place / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), "utf-8")
 
 
-def _code(family: str) -> dict[str, bytes]:
+def router_code(family: str) -> dict[str, bytes]:
+    """The files of the router's code by name, as this release has them."""
     folder = resources.files("saccade.model_repository") / "router"
     found = {each.name: each.read_bytes() for each in folder.iterdir() if each.name[-3:] == ".py"}
     for name in SHARED.get(family, ()):
@@ -85,7 +87,8 @@ def _code(family: str) -> dict[str, bytes]:
     return found
 
 
-def _route(plan: RouterPlan, variant: VariantParts) -> dict[str, Any]:
+def route_fields(plan: RouterPlan, variant: VariantParts) -> dict[str, Any]:
+    """One variant as the router's choice sees it."""
     entry = plan.measured.get(variant.name)
     return {
         "name": variant.name,

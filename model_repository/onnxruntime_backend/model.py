@@ -163,10 +163,11 @@ def open_session(
     if level not in LEVELS:
         raise ValueError(f"optimization graph level is {level}, expected -1, 0, 1 or 2")
     options.graph_optimization_level = LEVELS[level]
+    version = Path(args["model_repository"]) / args["model_version"]
     for library in config.get("model_operations", {}).get("op_library_filename", []):
-        options.register_custom_ops_library(library)
-    name = config.get("default_model_filename") or "model.onnx"
-    path = Path(args["model_repository"]) / args["model_version"] / name
+        # NVIDIA's backend gives a bare name to the loader; here the file lies beside the model.
+        options.register_custom_ops_library(str(version / library))
+    path = version / (config.get("default_model_filename") or "model.onnx")
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return numbers[RUN_BATCH] or max(1, config["max_batch_size"]), session
 

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variant answers a request: pure functions over routes.json, standard library only."""
+"""Which variant answers a request: pure functions over routes.json, standard library only.
+
+The router runs this file, and `saccade choose` imports it: one rule for both.
+"""
+
+from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from routes import Route, Routes
+if TYPE_CHECKING:
+    from routes import Route, Routes
 
 CHOICES = ("budget", "min_score", "max_latency_ms")
 # Beside the choice, what a family's requests may say.

@@ -28,6 +28,7 @@ from lane import Lane, Ticket
 from limits import check_numbers
 from PIL import Image
 from routes import Route, read_routes
+from waiting import Waiting
 
 MAX_WAITING = 4 * 64  # requests of a variant: four batches of single images
 # Whether the caller still waits is a question to the server: not worth asking at once.
@@ -63,6 +64,7 @@ class TritonPythonModel:
         # The search lies beside this file where the model needs it.
         self.captions = import_module("captions") if self.routes.family == "captioner" else None
         self.labels = Labels(folder, self.routes.variants)
+        self.waiting = Waiting(args["model_name"])
         self.lanes = {
             (route.name, role): Lane(
                 self._answering(route, role), group_rows=route.run_batch, max_waiting=MAX_WAITING
@@ -75,6 +77,7 @@ class TritonPythonModel:
         """Answer what is queued."""
         for lane in self.lanes.values():
             lane.close()
+        self.waiting.close()
 
     def execute(self, requests: list[Any]) -> None:
         """Put each request into its variant's lane; the answers are sent from there."""
@@ -110,6 +113,7 @@ class TritonPythonModel:
 
     def _answering(self, route: Route, role: str) -> Callable[[list[Ticket]], None]:
         def answer(group: list[Ticket]) -> None:
+            self.waiting.add(ticket.waited_s for ticket in group)
             kinds: dict[tuple[Any, ...], list[Ready]] = {}
             for ticket in group:
                 try:

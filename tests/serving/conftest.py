@@ -17,7 +17,7 @@ from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, sha256_of
 from saccade.serving.client import Client
 from saccade.serving.installation import check_installation, find_installation
-from saccade.serving.repository import RepositoryOptions, deploy
+from saccade.serving.repository import VERSION, RepositoryOptions, deploy
 from saccade.serving.run_folder import SHARED_MEMORY, RunFolder
 from saccade.serving.server import ServeOptions, Server
 
@@ -104,8 +104,13 @@ def describe(folder: Path, model: str, variants: list[str]) -> None:
     """Write the description that makes a folder a repository."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
-    content = {"schema": "saccade.repository", "version": 1, "model": model, "files": hashes}
-    content |= {"variants": variants, "unmeasured": variants}
+    content = {"schema": "saccade.repository", "version": VERSION, "model": model, "files": hashes}
+    content |= {
+        "variants": variants,
+        "unmeasured": variants,
+        "runtime": "onnxruntime",
+        "samples": [],
+    }
     (folder / "saccade.json").write_bytes(json_bytes(content))
 
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every family behind a server: what the client gets is what its files answer in this process."""
 
-import importlib.util
 import json
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
+from family_folders import family_folder
 
 from saccade.export.manifest import read_folder
 from saccade.plugins.errors import SaccadeError
@@ -24,23 +23,15 @@ LABELS, TEMPLATES = ("red circle", "blue square", "square"), ("a photo of {}", "
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def tiny_families():
-    path = Path(__file__).with_name("tiny_families.py")
-    spec = importlib.util.spec_from_file_location("tiny_families", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def deployed(needs_server, tmp_path_factory):
+def deployed(needs_server, all_workers, tmp_path_factory):
     """A tiny model of a family, exported and deployed once."""
     made = {}
 
     def make(family):
         if family not in made:
             place = tmp_path_factory.mktemp(family)
-            folder = tiny_families().exported(family, place)
+            folder = family_folder(family, all_workers)
             options = {}
             if family == "sparo":
                 (place / "labels.txt").write_text("\n".join(LABELS))

@@ -93,6 +93,7 @@ def test_a_variants_config(folder, out):
     assert not batching.HasField("default_queue_policy")
     assert [(each.count, each.kind) for each in config.instance_group] == [(1, 2)]  # KIND_CPU
     assert [each.batch_size for each in config.model_warmup] == [1, 16]
+    assert [each.inputs["image"].input_data_file for each in config.model_warmup] == ["image"] * 2
     parameters = {key: each.string_value for key, each in config.parameters.items()}
     assert parameters["intra_op_thread_count"] == "1"
 
@@ -117,6 +118,7 @@ def test_config_uses_only_fields_that_the_oldest_server_knows(folder, out):
         assert fields <= {
             "name", "backend", "max_batch_size", "input", "output", "instance_group",
             "default_model_filename", "dynamic_batching", "parameters", "model_warmup",
+            "version_policy", "response_cache",
         }  # fmt: skip
 
 
@@ -247,7 +249,7 @@ def test_labels_that_cannot_be_deployed_leave_nothing(folder, out, tmp_path, cas
 
 def test_the_library_of_kernels_is_named_where_an_op_needs_it(folder, out, monkeypatch, tmp_path):
     library = tmp_path / "ops.so"
-    library.write_bytes(b"")
+    library.write_bytes(b"kernels")
     monkeypatch.setattr("saccade.plugins.onnxruntime_library", lambda: library)
     with pytest.raises(SaccadeError, match="no custom op"):
         deploy(folder, RepositoryOptions(out, op_library=True))
@@ -255,7 +257,9 @@ def test_the_library_of_kernels_is_named_where_an_op_needs_it(folder, out, monke
     path.write_text(json.dumps({**json.loads(path.read_text()), "custom_ops": ["Sparsemax"]}))
     deploy(folder, RepositoryOptions(out, op_library=True))
     named = [list(config_of(out, name).model_operations.op_library_filename) for name in NAMES]
-    assert named == [[str(library)], [], [], []]
+    # A bare name, that both servers find: one beside the model, the other by its loader.
+    assert named == [["libsaccade_onnxruntime.so"], [], [], []]
+    assert (out / NAMES[0] / "1" / named[0][0]).read_bytes() == b"kernels"
 
 
 def test_an_axis_that_differs_between_variants_is_open_in_the_router(folder, out):

@@ -23,7 +23,7 @@ def spoil_by_adding(out):
 
 def spoil_version(out):
     path = out / "saccade.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All checks in their order: of the repository as a whole, then of each model."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from saccade.plugins.errors import MissingPackage, SaccadeError
+from saccade.serving.preflight import (
+    answer_checks,
+    config_checks,
+    engine_checks,
+    file_checks,
+    machine_checks,
+    model_checks,
+    router_checks,
+)
+from saccade.serving.preflight.opened import Opened, OpenedModel, opened
+from saccade.serving.preflight.report import Finding, NotChecked
+from saccade.serving.preflight.target import Target
+
+MOST_REASONS = 5  # of one check and model: more of the same kind say nothing new
+REPOSITORY: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
+    "files": file_checks.check_files,
+    "models": file_checks.check_models,
+    "machine": machine_checks.check_machine,
+}
+ROUTER: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
+    "configuration": lambda found, target: config_checks.check_config(found.router, target),
+    "versions": lambda found, target: config_checks.check_versions(found.router, target),
+    "paths": lambda found, target: config_checks.check_paths(found.router, target),
+    "router": router_checks.check_router_config,
+    "code": router_checks.check_router_code,
+    "routes": router_checks.check_routes,
+    "parts": router_checks.check_parts,
+    "labels": router_checks.check_router_labels,
+}
+MODEL: dict[str, Callable[[OpenedModel, Target], Iterator[str]]] = {
+    "configuration": config_checks.check_config,
+    "backend": config_checks.check_backend,
+    "paths": config_checks.check_paths,
+    "versions": config_checks.check_versions,
+    "batches": config_checks.check_batches,
+    "instances": config_checks.check_instances,
+    "parameters": config_checks.check_parameters,
+    "manifest": model_checks.check_manifest,
+    "model": model_checks.check_model,
+    "tensors": model_checks.check_tensors,
+    "weights": model_checks.check_weights,
+    "labels": config_checks.check_labels,
+    "engines": engine_checks.check_engines,
+    "profiles": engine_checks.check_profiles,
+    "capabilities": engine_checks.check_capabilities,
+    "plugins": engine_checks.check_plugins,
+    "library": answer_checks.check_library,
+    "sample": answer_checks.check_sample,
+    "warm-up": answer_checks.check_warmup,
+    "answer": answer_checks.check_answer,
+}
+LAST: dict[str, Callable[[Opened, Target], Iterator[str]]] = {"memory": machine_checks.check_memory}
+# What can be said of a repository without loading anything: `deploy` holds its own work to them.
+RULES = (
+    "configuration", "backend", "paths", "versions", "batches", "parameters", "labels", "engines",
+    "profiles", "sample", "warm-up",
+)  # fmt: skip
+_OF_PLANS = {"engines", "profiles", "capabilities", "plugins"}
+_OF_FILES = {"model", "weights", "library"}
+
+
+def steps(
+    repository: Opened, target: Target, unloadable: frozenset[str] = frozenset()
+) -> list[tuple[str, str, Callable[[], Finding]]]:
+    """Every check with the model that it is of, to be made in this order.
+
+    Models that are `unloadable` are not loaded: their library has ended a process before.
+    """
+    found: list[tuple[str, str, Callable[[], Finding]]] = []
+    odd = next((each for each in repository.folder.rglob("*") if _is_odd(each)), None)
+
+    def blocked() -> Iterator[str]:
+        # Who reads a pipe waits for ever.
+        raise NotChecked(f"{odd} is neither a file nor a folder")
+
+    def unloaded() -> Iterator[str]:
+        raise NotChecked("its library of ops cannot be loaded")
+
+    def add(check: str, model: str, run: Callable[[], Iterator[str]]) -> None:
+        own = run if odd is None or check == "files" else blocked
+        found.append((check, model, lambda: _finding(check, model, own)))
+
+    for check, verb in REPOSITORY.items():
+        add(check, "", lambda verb=verb: verb(repository, target))  # type: ignore[misc]
+    for check, verb in ROUTER.items():
+        name = repository.deployment.model
+        add(check, name, lambda verb=verb: verb(repository, target))  # type: ignore[misc]
+    left_out = _OF_PLANS if repository.deployment.runtime == "onnxruntime" else _OF_FILES
+    for each in repository.models:
+        for check, look in MODEL.items():
+            if check == "answer" and each.name in unloadable:
+                add(check, each.name, unloaded)
+            elif check not in left_out:
+                add(check, each.name, lambda look=look, each=each: look(each, target))  # type: ignore[misc]
+    for check, verb in LAST.items():
+        add(check, "", lambda verb=verb: verb(repository, target))  # type: ignore[misc]
+    return found
+
+
+def examine(folder: Path, target: Target) -> list[Finding]:
+    """All findings, in this process.
+
+    Raises: SaccadeError if the folder describes no repository.
+    """
+    return [run() for _, _, run in steps(opened(folder), target)]
+
+
+def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
+    """What is wrong with a repository by the rules alone, each with its model."""
+    repository = opened(folder)
+    made = [
+        _finding(check, each.name, lambda check=check, each=each: MODEL[check](each, target))  # type: ignore[misc]
+        for each in repository.models
+        for check in RULES
+    ]
+    return tuple(
+        f"{each.model}: {reason}"
+        for each in made
+        if each.verdict == "failed"
+        for reason in each.reasons
+    )
+
+
+def _is_odd(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _finding(check: str, model: str, run: Callable[[], Iterator[str]]) -> Finding:
+    reasons: list[str] = []
+    try:
+        for reason in islice(run(), MOST_REASONS):
+            reasons.append(reason)
+    except NotChecked as error:
+        if not reasons:
+            return Finding(check, model, "not checked", (f"{error}.",))
+    except MissingPackage as error:
+        if not reasons:
+            return Finding(check, model, "not checked", (str(error),))
+    except SaccadeError as error:
+        reasons.append(str(error))
+    except OSError as error:
+        # What a check of the files names too; here it must not end the other checks.
+        reasons.append(f"{error.filename or 'a file'} cannot be read ({error.strerror}).")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        reasons.append(f"what is there is not of the form that saccade writes ({error!r:.200}).")
+    return Finding(check, model, "failed" if reasons else "passed", tuple(reasons))

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files: all there, inside, readable, as they were written; names that make one model each."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from saccade.plugins.files import sha256_of
+from saccade.serving.model_config import LABELS_FILE
+from saccade.serving.preflight.opened import Opened
+from saccade.serving.preflight.target import Target
+from saccade.serving.repository import DESCRIPTION
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+def check_files(repository: Opened, target: Target) -> Iterator[str]:
+    """Every file of the description, and no other, with the bytes of its hash."""
+    root = repository.folder.resolve()
+    present = {
+        path.relative_to(repository.folder).as_posix()
+        for path in repository.folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
+    for name in sorted(present - set(repository.files) - {DESCRIPTION}):
+        yield f"{name} was not written by saccade. Remove it."
+    for name, digest in sorted(repository.files.items()):
+        path = repository.folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            yield f"{name} leads out of the repository."
+        elif path.is_symlink() and not path.resolve().is_relative_to(root):
+            yield f"{name} is a link to {path.resolve()}, out of the repository."
+        elif not path.is_file():
+            yield f"{name} is missing, or is no file."
+        else:
+            yield from _content(path, name, digest)
+
+
+def _content(path: Path, name: str, digest: str) -> Iterator[str]:
+    if not path.stat().st_size and path.name != LABELS_FILE:
+        yield f"{name} is empty."
+        return
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        yield f"{name} cannot be read ({error.strerror})."
+        return
+    if found != digest:
+        yield (
+            f"{name} has the SHA-256 {found[:12]}..., was written with {digest[:12]}...: it was "
+            "changed."
+        )
+
+
+def check_models(repository: Opened, target: Target) -> Iterator[str]:
+    """A folder for each model of the description, and none that the server would load beside."""
+    said = [repository.deployment.model, *repository.deployment.variants]
+    folders = sorted(path.name for path in repository.folder.iterdir() if path.is_dir())
+    for name in said:
+        if not _NAME.fullmatch(name):
+            yield f"{name!r} is no name of a model: expected small letters, digits and hyphens."
+    for name, count in Counter(said).items():
+        if count > 1:
+            yield f"{name} is named {count} times."
+    for name in sorted(set(said) - set(folders)):
+        yield f"{name} has no folder."
+    for name in sorted(set(folders) - set(said)):
+        # A server loads every folder; on some file systems it is even the same one.
+        twin = next((each for each in said if each.lower() == name.lower()), None)
+        differs = f", which differs from {twin} in case only" if twin else ""
+        yield f"folder {name} is no model of this repository{differs}. Remove it."

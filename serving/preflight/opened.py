@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repository as the checks see it: what it says of itself, and each model's files when asked."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.export.manifest import SUFFIX, Manifest, read_manifest
+from saccade.plugins.errors import SaccadeError, require
+from saccade.serving.config_text import MAX_BYTES, parse_config
+from saccade.serving.model_config import MODEL_FILE
+from saccade.serving.preflight.report import NotChecked
+from saccade.serving.repository import Deployment, read_description
+from saccade.serving.stored_sample import FILE, FOLDER
+
+if TYPE_CHECKING:
+    from saccade.export.engines.engine_manifest import EngineManifest
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """One model's folder. What cannot be read is `NotChecked` for all but the check of it."""
+
+    folder: Path
+    runtime: str
+    sampled: bool = False  # whether the description promises a sample
+
+    @property
+    def name(self) -> str:
+        """As the server calls it."""
+        return self.folder.name
+
+    @property
+    def version(self) -> Path:
+        """The folder of the one version that is written."""
+        return self.folder / "1"
+
+    @property
+    def model(self) -> Path:
+        """The ONNX file."""
+        return self.version / MODEL_FILE
+
+    @property
+    def sample(self) -> Path:
+        """The stored sample."""
+        return self.folder / FOLDER / FILE
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration's message."""
+        try:
+            return self.parsed_config()
+        except SaccadeError:
+            raise NotChecked("the configuration cannot be read") from None
+
+    def parsed_config(self) -> Any:
+        """The configuration's message.
+
+        Raises: SaccadeError that says what is wrong with the text.
+        """
+        path = self.folder / "config.pbtxt"
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise SaccadeError(f"config.pbtxt has more than {MAX_BYTES} bytes.")
+            return parse_config(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise SaccadeError(f"config.pbtxt cannot be read ({error}).") from error
+        except Exception as error:  # text_format's own ParseError, without naming its package
+            if type(error).__name__ != "ParseError":
+                raise
+            raise SaccadeError(f"config.pbtxt is no ModelConfig ({error}).") from error
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What was promised of the file that was exported."""
+        try:
+            return read_manifest(self.folder / (self.name + SUFFIX))
+        except SaccadeError:
+            raise NotChecked("the manifest cannot be read") from None
+
+    @cached_property
+    def engines(self) -> "dict[str, EngineManifest]":
+        """The manifests of its plans by compute capability."""
+        from saccade.serving.preflight.engine_checks import read_engine
+
+        found = {}
+        for path in sorted(self.folder.glob("engine-*.json")):
+            try:
+                found[path.stem.removeprefix("engine-")] = read_engine(path)
+            except SaccadeError:
+                raise NotChecked(f"{path.name} cannot be read") from None
+        return found
+
+    @cached_property
+    def proto(self) -> Any:
+        """The ONNX file as its message, read with the format's own checks."""
+        if self.runtime != "onnxruntime":
+            raise NotChecked("plans are served, not ONNX files")
+        onnx = require("onnx", extra="export")
+        try:
+            proto = onnx.load_model_from_string(self.model.read_bytes())
+        except Exception as error:  # protobuf's own DecodeError, without naming its package
+            raise NotChecked(f"{MODEL_FILE} cannot be read") from error
+        if not proto.graph.node:
+            raise NotChecked(f"{MODEL_FILE} cannot be read")
+        return proto
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A repository whose description could be read."""
+
+    folder: Path
+    deployment: Deployment
+    files: dict[str, str]
+
+    @property
+    def models(self) -> tuple[OpenedModel, ...]:
+        """The variants' models; of names that cannot be folders, none."""
+        said = self.deployment
+        return tuple(
+            OpenedModel(self.folder / name, said.runtime, name in said.samples)
+            for name in said.variants
+            if _is_plain(name) and (self.folder / name).is_dir()
+        )
+
+    @property
+    def router(self) -> OpenedModel:
+        """The router's folder."""
+        return OpenedModel(self.folder / self.deployment.model, self.deployment.runtime)
+
+
+def opened(folder: Path) -> Opened:
+    """The repository in a folder.
+
+    Raises: SaccadeError if it describes none.
+    """
+    deployment, files = read_description(folder)
+    return Opened(folder, deployment, files)
+
+
+def _is_plain(name: str) -> bool:
+    return name == Path(name).name and name not in ("", ".", "..")

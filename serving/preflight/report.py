@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks found, one finding a check and model."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Verdict = Literal["passed", "failed", "not checked"]
+_MARKS = {"passed": "ok", "failed": "FAILED", "not checked": "-"}
+
+
+class NotChecked(Exception):
+    """A check cannot be made here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check of one model, or of the whole repository (`model` is empty)."""
+
+    check: str
+    model: str
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """All findings, and the server that they are for."""
+
+    repository: str
+    server: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        """Those that would make a server fail, or answer wrongly."""
+        return tuple(each for each in self.findings if each.verdict == "failed")
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed; what was not checked does not count."""
+        return not self.failed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "repository": self.repository,
+            "server": self.server,
+            "passed": self.passed,
+            "findings": [asdict(each) for each in self.findings],
+        }
+
+
+def render(report: PreflightReport) -> str:
+    """For a reader: every reason, and passed checks by number only."""
+    lines = []
+    for finding in report.findings:
+        where = f"{finding.model}: " if finding.model else ""
+        for reason in finding.reasons:
+            lines.append(f"{_MARKS[finding.verdict]:6} {where}{finding.check}: {reason}")
+    count = sum(each.verdict == "passed" for each in report.findings)
+    verdict = "fit to be served" if report.passed else f"{len(report.failed)} checks failed"
+    lines.append(f"{report.repository}: {verdict} ({count} checks passed, for {report.server}).")
+    return "\n".join(lines)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a variant costs, in four ways, each with its spread, and who is on the frontier of each."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.export.manifest import Manifest
+from saccade.serving.frontier import Entry, dominators
+from saccade.serving.in_process import InProcess
+from saccade.serving.load import LoadResult
+from saccade.serving.served import Place
+from saccade.serving.sweep.ready import Ready
+
+THROUGHPUT, LATENCY, MEMORY, BYTES = "throughput", "latency", "memory", "embedding bytes"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A cost over all rounds, and its least and most of single rounds."""
+
+    value: float
+    least: float
+    most: float
+    unit: str
+    of: str  # what was measured
+
+
+Figures = dict[str, Figure]
+
+
+def figures(
+    ready: Ready,
+    inside: Sequence[Mapping[str, InProcess]],
+    served: Mapping[Place, Sequence[LoadResult]],
+    memory: Sequence[Mapping[str, int]],
+    entry: Entry,
+) -> Figures:
+    """Every cost that was measured, or that the file itself says."""
+    found = {THROUGHPUT: _throughput(entry, inside, served)}
+    if latency := _latency(entry, served):
+        found[LATENCY] = latency
+    resident = [float(each["resident_bytes"]) for each in memory]
+    batch = memory[0]["batch"]
+    found[MEMORY] = Figure(
+        float(np.median(resident)), min(resident), max(resident), "bytes",
+        f"resident memory of a process that holds the variant and has answered a batch of {batch}",
+    )  # fmt: skip
+    if numbers := embedding_bytes(ready.variant.main):
+        found[BYTES] = Figure(numbers, numbers, numbers, "bytes", "one embedding")
+    return found
+
+
+def frontiers(
+    entries: Sequence[Entry], costs: Mapping[str, Figures], values: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, str | None]]:
+    """By cost and variant, who dominates it, for each cost that all variants have.
+
+    Shapes: values[variant] [n], of each test sample in the same order.
+    """
+    names = [
+        name
+        for name in (THROUGHPUT, LATENCY, MEMORY, BYTES)
+        if all(name in costs[entry.variant] for entry in entries)
+    ]
+    found = dominators(entries, values, [_saving(name, costs) for name in names])
+    return dict(zip(names, found, strict=True))
+
+
+def as_json(
+    variant: str, costs: Figures, dominated: Mapping[str, Mapping[str, str | None]]
+) -> dict[str, Any]:
+    """The costs of a variant as they stand in a report."""
+    return {
+        name: asdict(figure)
+        | ({"dominated_by": dominated[name][variant]} if name in dominated else {})
+        for name, figure in costs.items()
+    }
+
+
+def embedding_bytes(manifest: Manifest) -> int | None:
+    """Of one embedding, where the variant answers with one of a fixed size."""
+    spec = next((each for each in manifest.outputs if each.name == "embedding"), None)
+    axes = spec.axes.split()[1:] if spec else []
+    if spec is None or not all(axis.isdigit() for axis in axes):
+        return None
+    numbers = math.prod(map(int, axes))
+    return numbers * np.dtype(spec.dtype).itemsize
+
+
+def _saving(name: str, costs: Mapping[str, Figures]) -> Callable[[Entry, Entry], float]:
+    sign = -1 if name == THROUGHPUT else 1
+
+    def saved(b: Entry, a: Entry) -> float:
+        return sign * (costs[a.variant][name].value - costs[b.variant][name].value)
+
+    return saved
+
+
+def _throughput(
+    entry: Entry,
+    inside: Sequence[Mapping[str, InProcess]],
+    served: Mapping[Place, Sequence[LoadResult]],
+) -> Figure:
+    unit, best = "inferences per second", entry.best_batch
+    for kind in ("concurrency_", "router_concurrency_"):
+        points = [point for _, role, point in served if not role and point.startswith(kind)]
+        if points:
+            point = max(points, key=lambda each: int(each.rpartition("_")[2]))
+            rates = [_rate(each) for each in served[entry.variant, "", point]]
+            return Figure(entry.speed, min(rates), max(rates), unit, f"through gRPC, {point}")
+    rates = [round(turn[""].calls[best].inferences_per_second, 2) for turn in inside]
+    return Figure(entry.speed, min(rates), max(rates), unit, f"in process, batch {best}")
+
+
+def _latency(entry: Entry, served: Mapping[Place, Sequence[LoadResult]]) -> Figure | None:
+    if entry.p95_ms is None:
+        return None
+    points = [point for _, role, point in served if not role]
+    point = next(p for p in ("router_concurrency_1", "concurrency_1") if p in points)
+    rounds = served[entry.variant, "", point]
+    found = [round(float(np.percentile(_latencies(each), 95)), 4) for each in rounds]
+    return Figure(entry.p95_ms, min(found), max(found), "ms", f"95th percentile, {point}")
+
+
+def _rate(result: LoadResult) -> float:
+    return round(len(_latencies(result)) / result.seconds, 2)
+
+
+def _latencies(result: LoadResult) -> Sequence[float]:
+    (stream,) = result.streams.values()
+    return stream.latencies_ms

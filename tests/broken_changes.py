@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to break a repository: each is a function of its folder."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import tiny_artefacts as tiny
+from tiny_artefacts import FULL, HALF
+
+from saccade.serving.config_text import config_text, parse_config
+
+LIBRARY = "libsaccade_onnxruntime.so"
+
+
+def edit(change, model=FULL):
+    """Change a model's configuration as its message."""
+
+    def apply(repository):
+        path = repository / model / "config.pbtxt"
+        config = parse_config(path.read_text())
+        change(config)
+        path.write_text(config_text(config))
+
+    return apply
+
+
+def edit_json(name, change):
+    """Change a JSON file of the repository."""
+
+    def apply(repository):
+        path = repository / name
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return apply
+
+
+def edit_onnx(change):
+    """Change the full model's file, and its manifest so that it fits."""
+
+    def apply(repository):
+        path = repository / FULL / "1" / "model.onnx"
+        proto = onnx.load_model_from_string(path.read_bytes())
+        change(proto)
+        path.write_bytes(proto.SerializeToString())
+        tell_manifest(repository)
+
+    return apply
+
+
+def tell_manifest(repository, model=FULL):
+    """Make the manifest's hash that of the file that is there."""
+    digest = tiny.sha256_of(repository / model / "1" / "model.onnx")
+    edit_json(f"{model}/{model}.manifest.json", lambda it: it["file"].update(sha256=digest))(
+        repository
+    )
+
+
+def swap_models(repository):
+    one, other = (repository / name / "1" / "model.onnx" for name in (FULL, HALF))
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second), other.write_bytes(first)
+
+
+def swap_models_and_hashes(repository):
+    swap_models(repository)
+    tell_manifest(repository, FULL)
+    tell_manifest(repository, HALF)
+
+
+def with_library(data):
+    """Name a library of custom ops, with these bytes."""
+
+    def apply(repository):
+        edit(lambda it: it.model_operations.op_library_filename.append(LIBRARY))(repository)
+        if data is not None:
+            (repository / FULL / "1" / LIBRARY).write_bytes(data())
+
+    return apply
+
+
+def foreign_library():
+    """A shared library that is there on every machine, and none of ONNX Runtime's."""
+    found = (Path(np.__file__).parent / "random").glob("*.so")
+    return min(found, key=lambda path: path.stat().st_size).read_bytes()
+
+
+def spoil_weights(proto):
+    values = onnx.numpy_helper.to_array(proto.graph.initializer[0]).copy()
+    values[0, 0] = np.nan
+    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, "embed"))
+
+
+def put_weights_elsewhere(proto):
+    onnx.external_data_helper.set_external_data(proto.graph.initializer[0], "weights.bin")
+
+
+def call_a_foreign_op(proto):
+    proto.graph.node[-1].domain = "com.example"
+    proto.opset_import.add(domain="com.example", version=1)
+
+
+def other_answer(repository):
+    from safetensors.numpy import load, save
+
+    path = repository / FULL / "warmup" / "sample.safetensors"
+    arrays = load(path.read_bytes())
+    arrays["output/logits"] = arrays["output/logits"] * 1.01
+    path.write_bytes(save(arrays, metadata={"saccade": "real"}))
+
+
+def write(name, data):
+    """Write a file of the repository."""
+
+    def apply(repository):
+        path = repository / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    return apply
+
+
+def remove(name):
+    return lambda repository: (repository / name).unlink()
+
+
+def truncate(name):
+    path_of = lambda repository: repository / name  # noqa: E731
+    return lambda it: path_of(it).write_bytes(path_of(it).read_bytes()[:100])
+
+
+def set_input(**values):
+    return edit(lambda it: [setattr(it.input[0], key, value) for key, value in values.items()])
+
+
+def warm_up_from(name):
+    return edit(lambda it: setattr(it.model_warmup[0].inputs["image"], "input_data_file", name))
+
+
+def link_out(repository):
+    path = repository / FULL / "labels.txt"
+    path.unlink()
+    path.symlink_to(sys.executable)
+
+
+def pipe(repository):
+    path = repository / FULL / "labels.txt"
+    path.unlink()
+    os.mkfifo(path)

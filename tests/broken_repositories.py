@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken repositories: what is wrong -> how, the check that has to see it, and its words."""
+
+import shutil
+
+from broken_changes import (
+    call_a_foreign_op,
+    edit,
+    edit_json,
+    edit_onnx,
+    foreign_library,
+    link_out,
+    other_answer,
+    pipe,
+    put_weights_elsewhere,
+    remove,
+    set_input,
+    spoil_weights,
+    swap_models,
+    swap_models_and_hashes,
+    truncate,
+    warm_up_from,
+    with_library,
+    write,
+)
+from tiny_artefacts import FULL, HALF, MODEL
+
+ROUTES = f"{MODEL}/1/routes.json"
+MANIFEST = f"{FULL}/{FULL}.manifest.json"
+
+# All hashes fit: what is wrong has to be seen itself.
+BROKEN = {
+    "an empty model": (write(f"{FULL}/1/model.onnx", b""), "files", "is empty"),
+    "a truncated model": (truncate(f"{FULL}/1/model.onnx"), "model", "no whole ONNX model"),
+    "models of two variants swapped": (swap_models, "manifest", "another model's file"),
+    "swapped, manifests too": (swap_models_and_hashes, "answer", "from the stored answer"),
+    "a weight that is NaN": (edit_onnx(spoil_weights), "weights", "'embed'"),
+    "weights in a file beside it": (
+        edit_onnx(put_weights_elsewhere), "model", "weights in another file",
+    ),
+    "another opset": (
+        edit_onnx(lambda it: setattr(it.opset_import[0], "version", 18)), "model", "opset 18",
+    ),
+    "a newer IR version": (
+        edit_onnx(lambda it: setattr(it, "ir_version", 11)), "model", "IR version 11",
+    ),
+    "an op that no server has": (edit_onnx(call_a_foreign_op), "model", "com.example::Softmax"),
+    "a renamed input": (
+        edit_onnx(lambda it: setattr(it.graph.input[0], "name", "picture")),
+        "tensors", "'picture' is in its model.onnx only",
+    ),
+    "other dims": (
+        edit(lambda it: it.input[0].dims.__setitem__(0, 8)), "tensors", r"dims \[8, 4, 1\]",
+    ),
+    "another type": (set_input(data_type=11), "tensors", "TYPE_FP32, the model's is uint8"),
+    "a tensor too many": (
+        edit(lambda it: it.output.add(name="more", data_type="TYPE_FP32", dims=[1])),
+        "tensors", "'more' is in its configuration only",
+    ),
+    "no version": (
+        lambda it: (it / FULL / "1").rename(it / FULL / "one"), "versions", "are none",
+    ),
+    "two versions": (write(f"{FULL}/2/model.onnx", b"x"), "versions", "1, 2, expected 1"),
+    "a version put aside": (write(f"{FULL}/1.old/model.onnx", b"x"), "versions", "1.old"),
+    "a policy for another version": (
+        edit(lambda it: it.version_policy.specific.versions.__setitem__(0, 3)),
+        "versions", r"serves \[3\]",
+    ),
+    "changed code": (write(f"{MODEL}/1/choose.py", b"import os"), "code", "choose.py is not"),
+    "missing code": (remove(f"{MODEL}/1/lane.py"), "code", "lane.py is missing"),
+    "code that shadows a package": (
+        write(f"{MODEL}/1/numpy.py", b"print()"), "code", "numpy.py is no file",
+    ),
+    "too few labels": (write(f"{FULL}/labels.txt", b"circle\n"), "labels", "1 labels, prob"),
+    "no library of ops": (with_library(None), "library", "is missing"),
+    "a text as library": (with_library(lambda: b"hello"), "library", "no shared library"),
+    "another library": (with_library(foreign_library), "library", "no RegisterCustomOps"),
+    "a library elsewhere": (
+        edit(lambda it: it.model_operations.op_library_filename.append("/opt/x/lib.so")),
+        "paths", "op_library_filename is '/opt/x/lib.so'",
+    ),
+    "a configuration that is none": (
+        write(f"{FULL}/config.pbtxt", b"name: {"), "configuration", "no ModelConfig",
+    ),
+    "an unknown field": (
+        write(f"{FULL}/config.pbtxt", b'name: "x"\nfoo: 1\n'), "configuration", "foo",
+    ),
+    "a field of a newer server": (
+        edit(lambda it: it.model_metrics.metric_control.add()), "configuration", "with 24.11",
+    ),
+    "no batches": (edit(lambda it: setattr(it, "max_batch_size", 0)), "batches", "_size is 0"),
+    "a preferred batch too large": (
+        edit(lambda it: it.dynamic_batching.preferred_batch_size.append(65)), "batches", "is 65",
+    ),
+    "priorities without a default": (
+        edit(lambda it: setattr(it.dynamic_batching, "priority_levels", 3)),
+        "batches", "default_priority_level is 0",
+    ),
+    "runs of no images": (
+        edit(lambda it: setattr(it.parameters["saccade_run_batch"], "string_value", "0")),
+        "batches", "saccade_run_batch is '0'",
+    ),
+    "two instance groups": (
+        edit(lambda it: it.instance_group.add(count=1, kind="KIND_CPU")),
+        "instances", "expected one group",
+    ),
+    "another file as model": (
+        edit(lambda it: setattr(it, "default_model_filename", "../../x.onnx")),
+        "paths", "default_model_filename is '../../x.onnx'",
+    ),
+    "warm-up data from elsewhere": (warm_up_from("/etc/hostname"), "paths", "'/etc/hostname'"),
+    "warm-up data missing": (remove(f"{FULL}/warmup/image"), "paths", "no such file"),
+    "other warm-up data": (
+        write(f"{FULL}/warmup/image", bytes(16)), "sample", "not the stored sample's",
+    ),
+    "too little warm-up data": (
+        write(f"{FULL}/warmup/image", bytes(15)), "warm-up", "takes 16 bytes of 'image', .* has 15",
+    ),
+    "a warm-up of another size": (
+        edit(lambda it: it.model_warmup[0].inputs["image"].dims.__setitem__(0, 8)),
+        "warm-up", r"\[8, 4, 1\], the model takes \[4, 4, 1\]",
+    ),
+    "no sample": (remove(f"{FULL}/warmup/sample.safetensors"), "sample", "no stored sample"),
+    "another answer": (other_answer, "answer", "'logits' is 0.0"),
+    "another name": (edit(lambda it: setattr(it, "name", "other")), "backend", "'other'"),
+    "an ensemble": (
+        edit(lambda it: (it.ClearField("backend"), setattr(it, "platform", "ensemble"))),
+        "backend", "'ensemble'",
+    ),
+    "another backend": (edit(lambda it: setattr(it, "backend", "python")), "backend", "'python'"),
+    "a cache of answers": (
+        edit(lambda it: setattr(it.response_cache, "enable", True)), "backend", "cache is on",
+    ),
+    "an unknown parameter": (
+        edit(lambda it: setattr(it.parameters["cudnn"], "string_value", "1")),
+        "parameters", "'cudnn' is not known",
+    ),
+    "a parameter that is no number": (
+        edit(lambda it: setattr(it.parameters["execution_mode"], "string_value", "x")),
+        "parameters", "'x', expected",
+    ),
+    "a route to no model": (
+        edit_json(ROUTES, lambda it: it["variants"][0].update(name="tiny-b0750-fp32")),
+        "routes", "tiny-b0750-fp32 has a route, but no model",
+    ),
+    "budgets in the wrong order": (
+        edit_json(ROUTES, lambda it: it["variants"].reverse()), "routes", "the largest first",
+    ),
+    "a route with another hash": (
+        edit_json(ROUTES, lambda it: it["variants"][0].update(sha256="f" * 64)),
+        "routes", "says SHA-256 ffffffffffff",
+    ),
+    "a route to the other model": (
+        edit_json(ROUTES, lambda it: it["variants"][0].update(parts={"": HALF})),
+        "routes", f"leads to .*{HALF}",
+    ),
+    "a route with other facts": (
+        edit_json(ROUTES, lambda it: it["variants"][1].update(facts={"logit_scale": 3})),
+        "routes", "says facts .*logit_scale",
+    ),
+    "a route with runs of too many": (
+        edit_json(ROUTES, lambda it: it["variants"][1].update(run_batch=65)), "routes", "of 65 im",
+    ),
+    "parts that are not the models'": (
+        edit_json(ROUTES, lambda it: it["parts"][""]["inputs"][0].update(axes="b 9 9 1")),
+        "parts", "b 9 9 1",
+    ),
+    "a router that takes something else": (
+        edit(lambda it: setattr(it.input[0], "data_type", 2), MODEL), "parts", "its inputs are",
+    ),
+    "labels in another order": (
+        write(f"{MODEL}/labels.txt", b"square\ncircle\nstar\n"), "labels", "line 1 of labels.txt",
+    ),
+    "routes that are no JSON": (write(ROUTES, b"{"), "routes", "cannot be read"),
+    "a router with warm-up": (
+        edit(lambda it: it.model_warmup.add(name="w", batch_size=1), MODEL),
+        "router", "has a warm-up",
+    ),
+    "a router beyond its variants": (
+        edit(lambda it: setattr(it, "max_batch_size", 32)), "router", "is 64, .* takes 32",
+    ),
+    "a manifest of a failed gate": (
+        edit_json(MANIFEST, lambda it: it["parity"].update(passed=False)), "manifest", "gate",
+    ),
+    "a manifest of the future": (
+        edit_json(MANIFEST, lambda it: it.update(version=99)), "manifest", "version 99",
+    ),
+    "a model that nobody named": (
+        lambda it: shutil.copytree(it / FULL, it / "Tiny-b1000-fp32"),
+        "models", "differs from tiny-b1000-fp32 in case only",
+    ),
+    "a model without a folder": (
+        edit_json("saccade.json", lambda it: it["variants"].append("tiny-b0250-fp32")),
+        "models", "tiny-b0250-fp32 has no folder",
+    ),
+}  # fmt: skip
+BROKEN_PLANS = {
+    "a plan without a manifest": (
+        write(f"{FULL}/1/model-8.9.plan", b"ftrt else"), "engines", "executable code",
+    ),
+    "a plan of TensorRT-RTX": (
+        edit_json(
+            f"{FULL}/engine-8.9.json", lambda it: it["engine"].update(engine="tensorrt-rtx")
+        ),
+        "engines", "Triton's TensorRT backend deserialises plans of TensorRT only",
+    ),
+    "a plan of another model": (
+        edit_json(
+            f"{FULL}/engine-8.9.json", lambda it: it["engine"]["parent"].update(sha256="f" * 64)
+        ),
+        "engines", "built from an ONNX file with SHA-256 ffff",
+    ),
+    "half a manifest of a plan": (truncate(f"{FULL}/engine-8.9.json"), "engines", "cannot be read"),
+    "a profile below the batch": (
+        edit_json(
+            f"{FULL}/engine-8.9.json",
+            lambda it: it["engine"]["profiles"]["image"].update(max=[32, 4, 4, 1]),
+        ),
+        "profiles", "max_batch_size is 64, .* takes 1 to 32",
+    ),
+    "a profile without the sample's size": (
+        edit_json(
+            f"{FULL}/engine-8.9.json",
+            lambda it: it["engine"]["profiles"]["image"].update(
+                min=[1, 5, 4, 1], opt=[8, 5, 4, 1], max=[64, 5, 4, 1]
+            ),
+        ),
+        "profiles", r"sample's 'image' is \[1, 4, 4, 1\]",
+    ),
+    "plans of two GPUs swapped": (
+        edit(
+            lambda it: (
+                it.cc_model_filenames.update({"8.9": "model-12.0.plan", "12.0": "model-8.9.plan"})
+            )
+        ),
+        "capabilities", "another GPU's plan",
+    ),
+    "a capability that is none": (
+        edit(lambda it: it.cc_model_filenames.update({"sm89": "model-8.9.plan"})),
+        "capabilities", "'sm89', expected",
+    ),
+    "a GPU without a plan": (
+        edit(lambda it: it.cc_model_filenames.pop("12.0")), "capabilities", "nothing for 12.0",
+    ),
+    "a plan elsewhere": (
+        edit(lambda it: it.cc_model_filenames.update({"8.9": "../../1/model.plan"})),
+        "paths", "cc_model_filenames of 8.9 is '../../1/model.plan'",
+    ),
+    "plans of different plugins": (
+        lambda repository: [
+            edit_json(
+                f"{FULL}/engine-{each}.json",
+                lambda it, each=each: it["engine"].update(
+                    plugins={"libsaccade_tensorrt.so": each[0] * 64}
+                ),
+            )(repository)
+            for each in ("8.9", "12.0")
+        ],
+        "plugins", "built with different libsaccade_tensorrt.so",
+    ),
+    "a plan on the processor": (
+        edit(lambda it: setattr(it.instance_group[0], "kind", 2)), "instances", "is KIND_CPU",
+    ),
+}  # fmt: skip
+# Nothing but the hashes, or what they are of.
+HASHES = {
+    "changed": (write(f"{FULL}/labels.txt", b"a\nb\nc\n"), "labels.txt has the SHA-256"),
+    "missing": (remove(f"{FULL}/1/model.onnx"), "model.onnx is missing"),
+    "added": (write(f"{MODEL}/1/sitecustomize.py", b"x"), "was not written by saccade"),
+    "a link out": (link_out, "is a link to"),
+    "a pipe": (pipe, "or is no file"),
+    "a name out": (
+        edit_json("saccade.json", lambda it: it["files"].update({"../x": "f" * 64})),
+        r"\.\./x leads out",
+    ),
+}
