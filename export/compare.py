@@ -8,7 +8,9 @@ import numpy as np
 from saccade.models.interface import Arrays, Part
 from saccade.plugins.errors import SaccadeError
 
-# The one table. A figure that a precision does not list is reported but not held against it.
+# The one table. A figure that a precision does not list is reported but not held against it. The
+# laws allow what float32 does: that no weight above 1e-4 has another support than the reference
+# becomes 3e-3 where the scores behind it are rounded to half precision.
 THRESHOLDS: dict[str, dict[str, float]] = {
     "fp32": {
         "relative_error": 1e-3,
@@ -25,7 +27,7 @@ THRESHOLDS: dict[str, dict[str, float]] = {
         "score_points": 0.5,
         "row_isolation": 3e-2,
         "top1_flips": 0,
-        "op_laws": 1,
+        "op_laws": 30,
         "sensitive_rows": 0.1,
     },
     "bf16": {
@@ -34,7 +36,7 @@ THRESHOLDS: dict[str, dict[str, float]] = {
         "score_points": 0.5,
         "row_isolation": 1e-1,
         "top1_flips": 0,
-        "op_laws": 1,
+        "op_laws": 300,
         "sensitive_rows": 0.1,
     },
     "int8": {
@@ -42,7 +44,7 @@ THRESHOLDS: dict[str, dict[str, float]] = {
         "score_points": 1.0,
         "row_isolation": 1e-1,
         "top1_flips": 0,
-        "op_laws": 1,
+        "op_laws": 300,
     },
 }
 # A relative error's denominator is at least this share of the largest magnitude. Half precision
@@ -92,18 +94,15 @@ def figures_of(
     `runs` has a list a runner, whose first run the others of that list must agree with, row by row.
     `labelled` are the checkpoint's calibration arrays of the first samples, with which a score is
     computed. A law of the part's ops is a figure of its own, as a share of what it allows. The
-    `sensitive` rows of each output are left out of errors and isolation; their share is a figure.
+    `sensitive` rows of each output are left out of errors, cosines and isolation; their share is a
+    figure.
 
     Units:  score_points in percentage points, top1_flips in rows, the others fractions.
     """
     every = [run for each in runs for run in each]
     figures = {
         "relative_error": _worst(row_errors(every, reference, floor), sensitive),
-        "one_minus_cosine": max(
-            one_minus_cosine(run[name], reference[name])
-            for run in every
-            for name in _vectors(reference)
-        ),
+        "one_minus_cosine": _worst(row_cosines(every, reference), sensitive),
         "score_points": max(score_points(run, reference, labelled, part) for run in every),
         "row_isolation": _worst(rows_apart(runs, floor), sensitive),
         "top1_flips": max(top1_flips(run, reference) for run in every),
@@ -163,19 +162,31 @@ def _worst(errors: Arrays, left_out: Arrays | None) -> float:
     )
 
 
-def one_minus_cosine(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest 1 - cos over the rows, as half the squared distance of the unit vectors.
+def row_cosines(runs: Sequence[Arrays], expected: Arrays) -> dict[str, np.ndarray]:
+    """Largest `one_minus_cosine` of each row of each output whose direction counts.
 
-    A row of less than a hundredth of the longest, such as a black pixel, has no direction worth
-    the name: it is measured as if it had that length.
+    Shapes: as `row_errors`.
+    """
+    return {
+        name: np.max([one_minus_cosine(run[name], expected[name]) for run in runs], axis=0)
+        for name in _vectors(expected)
+    }
 
-    Shapes: both [n d], or [n ... d].
+
+def one_minus_cosine(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """1 - cos of each row, as half the squared distance of the unit vectors.
+
+    A vector of less than a hundredth of the longest, such as a black pixel, has no direction
+    worth the name: it is measured as if it had that length. Of several vectors the worst counts.
+
+    Shapes: both [n d], or [n ... d] -> [n].
     """
     if found.shape != expected.shape or not np.isfinite(found).all():
-        return np.inf
+        return np.full(len(expected), np.inf)
     a, b = found.astype(np.float64), expected.astype(np.float64)
     least = max(1e-2 * np.linalg.norm(b, axis=-1).max(), np.finfo(np.float64).tiny)
-    return float(np.max(np.square(_unit(a, least) - _unit(b, least)).sum(axis=-1)) / 2)
+    apart = np.square(_unit(a, least) - _unit(b, least)).sum(axis=-1) / 2
+    return apart.reshape(len(apart), -1).max(axis=1)
 
 
 def score_points(found: Arrays, expected: Arrays, labelled: Arrays, part: Part) -> float:

@@ -134,7 +134,9 @@ def measure(
     labelled = expected.samples.labelled
     asked, floor = (inputs, labelled, expected.part), FLOORS[precision]
     figures = figures_of(expected.answers, answers, *asked, floor=floor)
-    too_far = {"relative_error", "row_isolation"}.intersection(exceeded(figures, thresholds))
+    too_far = {"relative_error", "one_minus_cosine", "row_isolation"} & {
+        *exceeded(figures, thresholds)
+    }
     if too_far and "sensitive_rows" in thresholds:
         own = row_errors(expected.float32_answers(), expected.answers, floor)
         rows = sensitive_rows(answers, expected.answers, own, thresholds, precision)

@@ -77,7 +77,8 @@ def check_types(
             f"Export it again with --precision {precision}."
         )
     whole = sum(cost.values())
-    done = sum(count for node, count in cost.items() if types[node] == precision)
+    # What is no matrix node, such as a recurrent layer, is computed in float32.
+    done = sum(count for node, count in cost.items() if types.get(node) == precision)
     if cost and 2 * done <= whole:
         raise SaccadeError(
             f"{name}: only {done:,} of {whole:,} multiply-adds are {precision}. "

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.compare import FLOORS, THRESHOLDS, row_errors, rows_apart
+from saccade.export.compare import FLOORS, THRESHOLDS, row_cosines, row_errors, rows_apart
 from saccade.models.interface import Arrays
 
 # Two orders of the same sums differ by a small factor.
@@ -51,10 +51,12 @@ def sensitive_rows(
     floor = FLOORS[precision]
     errors = row_errors([run for each in runs for run in each], reference, floor)
     apart = rows_apart(runs, floor)
+    cosines = row_cosines([run for each in runs for run in each], reference)
     rows = {}
     for name in reference:
         beyond = errors[name] > thresholds["relative_error"]
         beyond |= apart[name] > thresholds["row_isolation"]
+        beyond |= cosines.get(name, np.zeros(1)) > thresholds["one_minus_cosine"]
         expected = TIMES_FLOAT32 * ROUNDINGS[precision] * own[name]
         excused = np.minimum(expected, MOST.get(precision, np.inf))
         rows[name] = beyond & (np.maximum(errors[name], apart[name]) <= excused)

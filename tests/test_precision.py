@@ -16,7 +16,7 @@ import torch
 from onnx import helper, numpy_helper
 from rtx_builds import needs_rtx
 
-from saccade.export.compare import exceeded, figures_of
+from saccade.export.compare import exceeded, figures_of, thresholds_of
 from saccade.export.engines.build import BuildOptions, build
 from saccade.export.exported import ExportedModel, ExportOptions, export
 from saccade.export.gate import verify
@@ -172,6 +172,9 @@ def test_a_graph_of_another_type_is_named() -> None:
     with pytest.raises(SaccadeError, match="only 10 of 30 multiply-adds are fp16"):
         check_types("it-b1000-fp16", "fp16", types, cost, ["head/Gemm_0", "trunk/MatMul_0"])
     check_types("it-b1000-fp16", "fp16", types, {**cost, "trunk/MatMul_1": 90}, sorted(types))
+    with pytest.raises(SaccadeError, match="only 90 of 1,110 multiply-adds"):
+        cost |= {"trunk/MatMul_1": 90, "lstm/LSTM_0": 1000}
+        check_types("it-b1000-fp16", "fp16", types, cost, sorted(types))
 
 
 def test_an_overflowing_model_is_not_exported(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def test_a_row_is_as_sensitive_in_half_precision_as_roundings_are_larger() -> No
     found = {"embedding": np.ones((20, 4))}
     found["embedding"][3] += 0.2
     own = {"embedding": np.full(20, 1e-7)}
-    limits = {"relative_error": 3e-2, "row_isolation": 3e-2, "sensitive_rows": 0.1}
+    limits = thresholds_of("fp16", {})
     assert not sensitive_rows([[found]], expected, own, limits, "fp16")["embedding"].any()
     own["embedding"][3] = 1e-5
     rows = sensitive_rows([[found]], expected, own, limits, "fp16")

@@ -143,6 +143,6 @@ def _apart(
         if error > limit:
             yield f"output {name!r} is {error:.2g} from the stored answer, expected {limit:g}."
     elif expected.ndim > 1:
-        error = one_minus_cosine(found[name], expected)
+        error = one_minus_cosine(found[name], expected).max()
         if error > limits["one_minus_cosine"]:
             yield f"output {name!r} is {error:.2g} (1 - cosine) from the stored answer."

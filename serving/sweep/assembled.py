@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from saccade.serving.frontier import Entry, mark_dominated
+from saccade.serving.frontier import Entry
 from saccade.serving.in_process import Calls, InProcess
 from saccade.serving.load import LoadResult
 from saccade.serving.machine import Machine
@@ -33,9 +33,8 @@ def assemble(
     """The report, and the entries with who dominates whom."""
     found = [_measurement(state, each, options, machine) for each in ready]
     values = {each.variant.name: each.found.samples for each in ready}
-    entries = mark_dominated([one.entry for one, _, _ in found], values)
     costs = {one.entry.variant: each for one, each, _ in found}
-    dominated = frontiers(entries, costs, values)
+    entries, dominated = frontiers([one.entry for one, _, _ in found], costs, values)
     measured = [
         replace(one, entry=entry) for (one, _, _), entry in zip(found, entries, strict=True)
     ]

@@ -3,13 +3,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from saccade.export.manifest import Manifest
-from saccade.serving.frontier import Entry, dominators
+from saccade.serving.frontier import Entry, dominators, saved
 from saccade.serving.in_process import InProcess
 from saccade.serving.load import LoadResult
 from saccade.serving.served import Place
@@ -56,8 +56,9 @@ def figures(
 
 def frontiers(
     entries: Sequence[Entry], costs: Mapping[str, Figures], values: Mapping[str, np.ndarray]
-) -> dict[str, dict[str, str | None]]:
-    """By cost and variant, who dominates it, for each cost that all variants have.
+) -> tuple[tuple[Entry, ...], dict[str, dict[str, str | None]]]:
+    """The entries with `dominated_by` set; by cost and variant who dominates it, for each cost
+    that all variants have.
 
     Shapes: values[variant] [n], of each test sample in the same order.
     """
@@ -66,8 +67,10 @@ def frontiers(
         for name in (THROUGHPUT, LATENCY, MEMORY, BYTES)
         if all(name in costs[entry.variant] for entry in entries)
     ]
-    found = dominators(entries, values, [_saving(name, costs) for name in names])
-    return dict(zip(names, found, strict=True))
+    # All at once: they share the comparisons of scores, which take the time.
+    own, *each = dominators(entries, values, [saved, *(_saving(name, costs) for name in names)])
+    marked = tuple(replace(entry, dominated_by=own[entry.variant]) for entry in entries)
+    return marked, dict(zip(names, each, strict=True))
 
 
 def as_json(
@@ -94,10 +97,10 @@ def embedding_bytes(manifest: Manifest) -> int | None:
 def _saving(name: str, costs: Mapping[str, Figures]) -> Callable[[Entry, Entry], float]:
     sign = -1 if name == THROUGHPUT else 1
 
-    def saved(b: Entry, a: Entry) -> float:
+    def less(b: Entry, a: Entry) -> float:
         return sign * (costs[a.variant][name].value - costs[b.variant][name].value)
 
-    return saved
+    return less
 
 
 def _throughput(
