@@ -20,7 +20,7 @@ from saccade.export.compare import exceeded, figures_of, thresholds_of
 from saccade.export.engines.build import BuildOptions, build
 from saccade.export.exported import ExportedModel, ExportOptions, export
 from saccade.export.gate import verify
-from saccade.export.half_graph import check_ranges, fold_casts
+from saccade.export.half_graph import activation_ranges, check_ranges, fold_casts
 from saccade.export.layer_types import check_types, matrix_types
 from saccade.export.manifest import read_manifest, write_manifest
 from saccade.export.runners import onnx_runner, onnx_session
@@ -112,6 +112,13 @@ def test_a_folder_holds_every_precision(typed: ExportedModel) -> None:
         assert {each.type.tensor_type.elem_type for each in ends} <= wide
     assert by_precision["bf16"].opset == 22 and by_precision["fp16"].opset == 20
     assert verify(typed.folder).passed
+
+
+def test_a_part_without_half_precision_has_no_ranges(typed: ExportedModel) -> None:
+    image = np.zeros((1, 8, 8, 1), np.uint8)
+    assert (
+        activation_ranges(onnx.load(typed.folder / "nac-b0500-fp32.onnx"), {"image": image}) == {}
+    )
 
 
 def test_integers_are_symmetric_and_biases_are_not_quantised(typed: ExportedModel) -> None:
