@@ -20,6 +20,7 @@ from saccade.plugins.errors import SaccadeError  # noqa: E402
 from saccade.plugins.files import json_bytes, sha256_of  # noqa: E402
 from saccade.serving.cli import run  # noqa: E402
 from saccade.serving.client import Client  # noqa: E402
+from saccade.serving.repository import VERSION  # noqa: E402
 from saccade.serving.server import ServeOptions, Server  # noqa: E402
 
 SOURCES = tuple(official_files.FILES)
@@ -205,10 +206,12 @@ def server(needs_server, made, tmp_path_factory):
     files = [path for name in models for path in (folder / name).rglob("*") if path.is_file()]
     content = {
         "schema": "saccade.repository",
-        "version": 1,
+        "version": VERSION,
         "model": SOURCES[0],
         "variants": [name for name in models if name != SOURCES[0]],
         "unmeasured": [],
+        "runtime": "onnxruntime",
+        "samples": [],
         "files": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
     }
     (folder / "saccade.json").write_bytes(json_bytes(content))
