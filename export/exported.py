@@ -4,7 +4,6 @@
 import hashlib
 import shutil
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -12,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.export.compare import exceeded, thresholds_of
-from saccade.export.gate import Expected, Reference, candidates_of, expected_of, measure
+from saccade.export.gate import (
+    Expected,
+    Reference,
+    candidates_of,
+    expected_of,
+    folded_float32,
+    measure,
+)
 from saccade.export.manifest import (
     FileEntry,
     Manifest,
@@ -24,6 +30,7 @@ from saccade.export.manifest import (
 from saccade.export.runners import Runner
 from saccade.export.variants import (
     PRECISIONS,
+    check_chosen,
     check_model_name,
     choose_settings,
     default_model_name,
@@ -151,13 +158,8 @@ def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
 
 
 def _check_precisions(options: ExportOptions) -> None:
-    given = options.precision
-    if not given or len(set(given)) < len(given) or not set(given) <= set(PRECISIONS):
-        raise SaccadeError(
-            f"--precision is {','.join(given)!r}, expected some of {', '.join(PRECISIONS)}, each "
-            "at most once, as in --precision fp32,fp16."
-        )
-    for precision in given:
+    check_chosen("precision", options.precision, PRECISIONS)
+    for precision in options.precision:
         thresholds_of(precision, options.threshold)
 
 
@@ -187,8 +189,7 @@ def _export_part(
 
     outputs = (*part.outputs, *(each for each in part.optional if each in options.outputs))
     expected = expected_of(variant.reference, variant.model, variant.setting, part.role, outputs)
-    # Folded in float64, where the fold is exact, and rounded once.
-    folded: Any = deepcopy(variant.model).fold().float()
+    folded = folded_float32(variant.model)
     samples = expected.samples.inputs
 
     @cache
@@ -202,7 +203,7 @@ def _export_part(
         entry = variant.entry(part, precision)
         graph = typed_graph(entry.name, part.role, precision, traced, samples)
         data = serialize(graph.proto)
-        candidates = candidates_of(data, check_nodes(graph.proto), folded, entry, outputs)
+        candidates = candidates_of(data, check_nodes(graph.proto), lambda: folded, entry, outputs)
         parity = _proved(entry, candidates, expected, options.threshold)
         write_atomically(folder / f"{entry.name}.onnx", data)
         manifest = _manifest(variant, entry, graph, expected, parity, data)

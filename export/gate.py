@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity gate: the float64 unfolded model against the file that will be served."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from saccade.export.runners import (
 )
 from saccade.export.samples import RANDOM_INPUTS, REAL_INPUTS, Samples, samples_of
 from saccade.export.sensitivity import nudged, sensitive_rows
+from saccade.export.variants import setting_text
 from saccade.export.verdict import GateReport, VariantReport
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Arrays, Family, Part, Setting, part_named
@@ -51,8 +51,7 @@ class Reference:
 
         Raises: SaccadeError if the model has no such setting.
         """
-        is_fraction = re.fullmatch(r"b\d{4}", entry.setting) is not None
-        return self.model.setting(repr(entry.budget) if is_fraction else entry.setting)
+        return self.model.setting(setting_text(entry.setting, entry.budget))
 
     def variant(self, setting: Setting) -> Family:
         """The model at a setting, unfolded, in float64."""
@@ -156,12 +155,13 @@ def measure(
 def candidates_of(
     model: Path | bytes,
     custom_ops: Sequence[str],
-    folded: Any,
+    folded: Callable[[], Any],
     entry: VariantEntry,
     outputs: Sequence[str],
 ) -> list[Runner]:
     """What is held against the reference: the file, as it runs anywhere and with its kernels.
 
+    `folded` gives the part's model as `folded_float32` does; only half precision asks for it.
     ONNX Runtime's processor kernels compute half precision in float32, so that there the folded
     torch model with rounded products comes first, and the file shows only that it is that model.
     """
@@ -169,8 +169,14 @@ def candidates_of(
         return runners_of(model, custom_ops)
     from saccade.export.half_graph import widened_bytes
 
-    rounded = half_runner(folded, entry.role, outputs, entry.precision)
+    rounded = half_runner(folded(), entry.role, outputs, entry.precision)
     return [rounded, *runners_of(widened_bytes(model), custom_ops)]
+
+
+def folded_float32(variant: Family) -> Any:
+    """The model that a file is made of: folded in float64, where that is exact, rounded once."""
+    folded: Any = deepcopy(variant).fold()
+    return folded.float()
 
 
 def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
@@ -220,7 +226,7 @@ def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> V
         if problems:
             return VariantReport(name, None, problems)
         outputs = [spec.name for spec in manifest.outputs]
-        folded: Any = deepcopy(variant).fold().float()
+        folded = partial(folded_float32, variant)
         candidates = candidates_of(path, manifest.custom_ops, folded, entry, outputs)
         parity = measure(
             [*candidates, *gpu_runners(folder, manifest).values()],

@@ -2,6 +2,7 @@
 """The JSON beside each artefact: what it is, where it comes from, what was proved of it."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,13 +202,12 @@ def check_file(folder: Path, manifest: Manifest) -> None:
 def _check_names(manifest: Manifest, path: Path) -> None:
     entry = manifest.variant
     name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
-    for found, expected, what in (
+    claims = (
         (entry.name, name, "variant name"),
         (path.name, name + SUFFIX, "file name of the manifest"),
         (Path(manifest.file.name).stem, name, "artefact's stem"),
-    ):
-        if found != expected:
-            raise SaccadeError(f"{path}: {what} is {found!r}, expected {expected!r}. {AGAIN}")
+    )
+    check_equal(path, claims, AGAIN)
     if entry.setting.startswith("b") and entry.setting != f"b{round(1000 * entry.budget):04d}":
         raise SaccadeError(
             f"{path}: setting {entry.setting!r} has budget {entry.budget:g}. {AGAIN}"
@@ -217,9 +217,24 @@ def _check_names(manifest: Manifest, path: Path) -> None:
             raise SaccadeError(
                 f"{path}: {file!r} is not the plain name of a file in the same folder. {AGAIN}"
             )
-    for digest in (manifest.file.sha256, manifest.parent.sha256):
+    check_hashes(path, (manifest.file.sha256, manifest.parent.sha256), AGAIN)
+
+
+def check_equal(path: Path, claims: Iterable[tuple[str, str, str]], again: str) -> None:
+    """What a manifest says, held against what follows from it: found, expected, what it is.
+
+    Raises: SaccadeError for the first that differs, ending with what to do.
+    """
+    for found, expected, what in claims:
+        if found != expected:
+            raise SaccadeError(f"{path}: {what} is {found!r}, expected {expected!r}. {again}")
+
+
+def check_hashes(path: Path, digests: Iterable[str], again: str) -> None:
+    """Raises: SaccadeError for the first that is no SHA-256, ending with what to do."""
+    for digest in digests:
         if not _SHA256.fullmatch(digest):
-            raise SaccadeError(f"{path}: {digest!r:.80} is not a SHA-256 in hexadecimal. {AGAIN}")
+            raise SaccadeError(f"{path}: {digest!r:.80} is not a SHA-256 in hexadecimal. {again}")
 
 
 def _check_tensors(manifest: Manifest, path: Path) -> None:

@@ -49,9 +49,10 @@ def sensitive_rows(
     Shapes: runs as for `figures_of`, each output [n ...]; own and the answer [n], the answer bool.
     """
     floor = FLOORS[precision]
-    errors = row_errors([run for each in runs for run in each], reference, floor)
+    every = [run for each in runs for run in each]
+    errors = row_errors(every, reference, floor)
     apart = rows_apart(runs, floor)
-    cosines = row_cosines([run for each in runs for run in each], reference)
+    cosines = row_cosines(every, reference)
     rows = {}
     for name in reference:
         beyond = errors[name] > thresholds["relative_error"]

@@ -68,9 +68,11 @@ def trace_part(
     proto = trace_module(served, examples, outputs, words)
     if precision in HALF_TYPES:
         fold_casts(proto)
+    if precision == "bf16":
+        # Neither the library nor ONNX Runtime's processor kernels fold constants of bfloat16.
         _set_opset(proto, opset_of(precision))
-    # Neither the library nor ONNX Runtime's processor kernels compute with bfloat16.
-    return tidy(proto if precision == "bf16" else fold_constants(proto))
+        return tidy(proto)
+    return tidy(fold_constants(proto))
 
 
 def trace_module(

@@ -60,6 +60,25 @@ def default_model_name(checkpoint: Path) -> str:
     return checkpoint.stem
 
 
+def setting_text(label: str, budget: float) -> str:
+    """A setting as `--budget` reads it: a fraction in full, of which the label has four digits."""
+    return repr(budget) if re.fullmatch(r"b\d{4}", label) else label
+
+
+def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Names of one option: all known, each once, at least one.
+
+    Raises: SaccadeError otherwise.
+    """
+    if unknown := [each for each in given if each not in known]:
+        raise SaccadeError(
+            f"--{flag} has {unknown[0]!r}, expected some of {', '.join(known)}, "
+            f"like {','.join(known[:2])}."
+        )
+    if not given or len(set(given)) < len(given):
+        raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")
+
+
 def choose_settings(model: "Family", given: Iterable[float | str]) -> tuple["Setting", ...]:
     """The settings to export, largest budget first; the family's own where none is given.
 

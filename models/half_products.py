@@ -72,9 +72,11 @@ class HalfProducts(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        if self.outside:
+            return func(*args, **kwargs)
         if name == "scaled_dot_product_attention":
             return self._attention(*args, **kwargs)
-        if name not in _PRODUCTS or self.outside:
+        if name not in _PRODUCTS:
             return func(*args, **kwargs)
         if name == "addmm_":
             result = self._product(torch.addmm, args, kwargs)

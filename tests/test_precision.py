@@ -90,6 +90,10 @@ def test_attention_in_one_call_is_two_rounded_products() -> None:
         by_hand = weights @ v
     assert 0 < (found - exact).abs().max() < 1e-2
     torch.testing.assert_close(found, by_hand, rtol=0, atol=2e-3)
+    mode = HalfProducts("fp16", accumulate=True)
+    mode.leave()  # as inside a read-out
+    with mode:
+        assert torch.equal(attend(q, k, v, attn_mask=bias), exact)
 
 
 def test_a_folder_holds_every_precision(typed: ExportedModel) -> None:

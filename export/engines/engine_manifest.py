@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.export.manifest import SUFFIX, FileEntry, ParentEntry, VariantEntry
+from saccade.export.manifest import (
+    SUFFIX,
+    FileEntry,
+    ParentEntry,
+    VariantEntry,
+    check_equal,
+    check_hashes,
+)
 from saccade.export.typed_json import AGAIN as EXPORT_AGAIN
 from saccade.export.typed_json import read_json, typed
 from saccade.export.variants import variant_name
@@ -21,7 +28,6 @@ VERSION = 1
 PLAN_SUFFIX = ".plan"
 ENGINES = ("tensorrt", "tensorrt-rtx")
 AGAIN = "Build it again with: saccade build ARTEFACT"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LARGEST_MANIFEST_BYTES = 4 * 2**20
@@ -172,14 +178,13 @@ def _refuse_link(path: Path) -> None:
 def _check_names(manifest: EngineManifest, path: Path) -> None:
     entry = manifest.variant
     name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
-    for found, expected, what in (
+    claims = (
         (entry.name, name, "variant name"),
         (path.name, name + SUFFIX, "file name of the manifest"),
         (manifest.file.name, name + PLAN_SUFFIX, "plan's name"),
         (manifest.parent.name, f"{name}.onnx", "parent's name"),
-    ):
-        if found != expected:
-            raise SaccadeError(f"{path}: {what} is {found!r}, expected {expected!r}. {AGAIN}")
+    )
+    check_equal(path, claims, AGAIN)
     if manifest.engine not in ENGINES:
         raise SaccadeError(
             f"{path}: engine is {manifest.engine!r}, expected {' or '.join(ENGINES)}. {AGAIN}"
@@ -193,9 +198,7 @@ def _check_hashes(manifest: EngineManifest, path: Path) -> None:
     digests = [manifest.file.sha256, manifest.parent.sha256, *manifest.plugins.values()]
     if manifest.timing_cache_sha256 is not None:
         digests.append(manifest.timing_cache_sha256)
-    for digest in digests:
-        if not _SHA256.fullmatch(digest):
-            raise SaccadeError(f"{path}: {digest!r:.80} is not a SHA-256 in hexadecimal. {AGAIN}")
+    check_hashes(path, digests, AGAIN)
     found = manifest.compute_capabilities
     if not found or not all(_CAPABILITY.fullmatch(each) for each in found):
         raise SaccadeError(

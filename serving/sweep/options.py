@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from saccade.export.evaluation.options import TaskName
-from saccade.export.variants import PRECISIONS
+from saccade.export.variants import PRECISIONS, check_chosen
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.path_fields import PathFields
 from saccade.serving.bench_options import BenchOptions
@@ -44,8 +44,8 @@ class SweepOptions(PathFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_names("precision", self.precision, PRECISIONS)
-        _check_names("engine", self.engine, ENGINES)
+        check_chosen("precision", self.precision, PRECISIONS)
+        check_chosen("engine", self.engine, ENGINES)
         if RUNTIME not in self.engine:
             raise SaccadeError(
                 f"--engine is {','.join(self.engine)}: the frontier is measured in {RUNTIME}. "
@@ -67,13 +67,3 @@ class SweepOptions(PathFields):
         names = ("data", "task", "limit", "server", "op_library", "seconds", "rounds")
         given = {name: getattr(self, name) for name in (*names, "concurrency", "seed")}
         return BenchOptions(out, **given)
-
-
-def _check_names(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
-    if unknown := [each for each in given if each not in known]:
-        raise SaccadeError(
-            f"--{flag} has {unknown[0]!r}, expected some of {', '.join(known)}, "
-            f"like {','.join(known[:2])}."
-        )
-    if not given or len(set(given)) < len(given):
-        raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")

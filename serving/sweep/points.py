@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The points of a sweep: each budget at each precision."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.export.variants import choose_settings, default_model_name, variant_name
+from saccade.export.variants import (
+    choose_settings,
+    default_model_name,
+    setting_text,
+    variant_name,
+)
 from saccade.models.checkpoint import Checkpoint
 from saccade.serving.sweep.options import SweepOptions
 
@@ -45,12 +49,8 @@ def points_of(checkpoint: Checkpoint, options: SweepOptions) -> tuple[Point, ...
             variant=variant_name(name, "", setting.label, precision),
             setting=setting.label,
             precision=precision,
-            budget=repr(setting.budget) if _is_fraction(setting.label) else setting.label,
+            budget=setting_text(setting.label, setting.budget),
         )
         for setting in choose_settings(model, options.budget)
         for precision in options.precision
     )
-
-
-def _is_fraction(label: str) -> bool:
-    return re.fullmatch(r"b\d{4}", label) is not None
