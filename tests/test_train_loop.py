@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from saccade.models.nac_config import NACConfig
 from saccade.models.train import TrainOptions, train
 from saccade.models.training import loop, nac_recipes
+from saccade.models.training.nac_dropout import drawn_modules
 from saccade.models.training.optimisation import Average, adamw, rate_at
 from saccade.models.training.task import Recipe
 from saccade.plugins.errors import SaccadeError
@@ -121,3 +124,16 @@ def test_batches_move_whole() -> None:
     moved = loop.moved(batch, torch.device("meta"))
     assert moved["a"][0].device.type == moved["a"][1][0].device.type == "meta"
     assert (moved["a"][1][1], moved["n"]) == ("text", 3)
+
+
+@pytest.mark.parametrize(("drawn", "middle"), [("uniform", 33), ("log-uniform", 12)])
+def test_a_step_keeps_the_share_that_the_configuration_says(drawn: str, middle: int) -> None:
+    config = NACConfig(modules=64, module_dropout=1 / 32, dropout_draw=drawn, dropout_ordered=0.5)
+    rng, order = np.random.default_rng(0), torch.arange(64).flip(0)
+    kept = [drawn_modules(config, rng, most=64, rank=lambda: order) for _ in range(400)]
+    sizes = [len(each) for each in kept if each is not None]
+    assert len(sizes) == 400
+    assert (min(sizes), max(sizes)) == (2, 64)
+    assert abs(np.median(sizes) - middle) < 4
+    ordered = sum(torch.equal(each, order[: len(each)]) for each in kept if each is not None)
+    assert 140 < ordered < 260

@@ -23,6 +23,7 @@ from saccade.models.nac import NAC, NACConfig
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.nac_auxiliary import Auxiliary
 from saccade.models.training.nac_batches import ImageBatches
+from saccade.models.training.nac_dropout import drawn_modules
 from saccade.models.training.nac_recipes import recipe_for, with_epochs
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import Task
@@ -108,21 +109,15 @@ class NACTask:
         return loss
 
     def _modules(self, step: int, rng: np.random.Generator) -> Tensor | None:
-        config, total = self.model.config, self.model.config.modules
+        config = self.model.config
         whole = step >= (1 - self.extra["whole_share"]) * self.recipe.steps
-        if config.module_dropout >= 1:
-            return None
-        most = 1.0 if whole else min(1.0, self.extra["keep"][1] / total)
-        if config.dropout_draw == "uniform":
-            share = rng.uniform(config.module_dropout, most)
-        else:
-            share = math.exp(rng.uniform(math.log(config.module_dropout), math.log(most)))
-        keep = max(1, math.floor(share * total + 0.5))
-        if rng.random() >= config.dropout_ordered:
-            return torch.from_numpy(rng.permutation(total)[:keep])
+        most = config.modules if whole else self.extra["keep"][1]
+        return drawn_modules(config, rng, most=most, rank=lambda: self._order_at(step))
+
+    def _order_at(self, step: int) -> Tensor:
         if step % _ORDER_STEPS == 0 or self._order is None:
             self._order = self._rank().cpu().clone()
-        return self._order[:keep]
+        return self._order
 
     def validate(self) -> dict[str, float]:
         """Top-1 of the full and of a small model, and first their mean."""

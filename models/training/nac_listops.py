@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Expressions, Grammar, draw, listops
 from saccade.models.nac import NAC, NACConfig
+from saccade.models.training.nac_dropout import drawn_modules
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import Recipe, Task
 from saccade.plugins.errors import SaccadeError
@@ -35,12 +36,13 @@ QUICK = Recipe(
         "local_width": 7,
         "graph_degree": 24.0,
         "dropout_ordered": 0.7,
+        "dropout_draw": "log-uniform",
     },
     without_decay=("codes", "signatures", "position", "norm", "alpha", "bias", "embedding"),
     schedule="trapezoid",
     decay_share=0.3,
     extra={
-        "keep": (8, 64),  # fewest and most modules in a step, drawn log-uniformly
+        "keep": (8, 64),  # fewest and most modules in a step
         "graph_weight": 0.1,  # of the graph structure regularizer
         "values_weight": 1.0,  # of what each list comes to, read from its closing bracket's token
         "validate_count": 1_000,  # of the validation split while training
@@ -108,7 +110,9 @@ class ListOpsTask:
             "length": torch.from_numpy(drawn.length),
             "labels": torch.from_numpy(drawn.labels),
         }
-        modules = self._modules(rng)
+        modules = drawn_modules(
+            self.model.config, rng, most=self.extra["keep"][1], rank=self._order
+        )
         return batch if modules is None else batch | {"modules": modules}
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
@@ -121,16 +125,8 @@ class ListOpsTask:
             loss = loss + self.extra["values_weight"] * self.auxiliary.loss(batch["values"])
         return loss
 
-    def _modules(self, rng: np.random.Generator) -> Tensor | None:
-        config, total = self.model.config, self.model.config.modules
-        if config.module_dropout >= 1:
-            return None
-        most = min(1.0, self.extra["keep"][1] / total)
-        share = math.exp(rng.uniform(math.log(config.module_dropout), math.log(most)))
-        keep = max(1, math.floor(share * total + 0.5))
-        if rng.random() >= config.dropout_ordered:
-            return torch.from_numpy(rng.permutation(total)[:keep])
-        return self.model.rank_now()[:keep].cpu()
+    def _order(self) -> Tensor:
+        return self.model.rank_now().cpu()
 
     def validate(self) -> dict[str, float]:
         """Top-1 of the full and of a small model, and first their mean."""
