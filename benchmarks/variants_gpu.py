@@ -2,14 +2,17 @@
 """The variants of a NAC on a GPU: throughput of the folded model against the unfolded one.
 
 Not yet run on hardware: `results/variants_gpu.json`, where it exists, names the device.
-    python benchmarks/variants_gpu.py [--checkpoint models/shipped/digits-sum.safetensors]
+    saccade export models/shipped/digits-sum.safetensors --out build/digits --precision fp32,fp16
+    saccade build build/digits
+    python benchmarks/variants_gpu.py --artefact build/digits
 
 For each budget and batch: the unfolded torch model, the same under torch.compile, the folded
 model, and the folded model under CUDA graphs, in float32 and with products of fp16. Every form is
 first compared with the unfolded model on the device. A round times each form in turn by events
 around a burst of calls on rotated inputs; the figure is the median over the rounds of the ratio
-within a round. ONNX Runtime's CUDA provider is timed where it is installed. `--device cpu` runs
-the same path without CUDA graphs, to try the script; it writes nothing.
+within a round. Of the variants in `--artefact`, ONNX Runtime's CUDA provider and the engines are
+timed too, as far as they are installed and built, copies to and from the device included.
+`--device cpu` runs the same path without CUDA graphs, to try the script; it writes nothing.
 """
 
 import argparse
@@ -23,6 +26,9 @@ from typing import Any
 
 from result_file import write_result
 
+from saccade.export.engines.available import gpu_runners
+from saccade.export.manifest import read_manifests
+from saccade.export.runners import Runner, onnx_runner, onnx_session
 from saccade.models.checkpoint import load
 from saccade.models.half_products import half_products
 from saccade.plugins.errors import SaccadeError, require
@@ -56,6 +62,29 @@ def forms_of(model: Any, images: Any, cuda: bool) -> dict[str, Form]:
         forms["unfolded compiled"] = torch.compile(model, dynamic=False)
         forms["folded graph"] = captured(folded, images)
         forms["folded fp16 graph"] = captured(rounded, images)
+    return forms
+
+
+def exported_forms(artefact: Path | None, budget: str, device: str) -> dict[str, Form]:
+    """ONNX Runtime and the engines on the variants of that budget, from images to logits."""
+    import torch
+
+    forms: dict[str, Form] = {}
+    for manifest in read_manifests(artefact) if artefact else ():
+        if f"{manifest.variant.budget:g}" != budget or manifest.variant.precision not in LIMITS:
+            continue
+        if device == "cuda":
+            runners = gpu_runners(artefact, manifest)
+        else:
+            runners = {"onnxruntime": onnx_runner(onnx_session(artefact / manifest.file.name))}
+        for name, runner in runners.items():
+
+            def run(images: Any, runner: Runner = runner) -> Any:
+                return torch.from_numpy(runner({"image": images.cpu().numpy()})["logits"]).to(
+                    device
+                )
+
+            forms[f"{name} {manifest.variant.precision}"] = run
     return forms
 
 
@@ -118,23 +147,24 @@ def seconds_of(form: Form, inputs: list[Any], cuda: bool, burst: int) -> float:
     return float(begin.elapsed_time(end)) / 1e3 / burst
 
 
-def measure(checkpoint: Any, device: str, rounds: int, batches: tuple[int, ...]) -> list[Any]:
+def measure(given: argparse.Namespace) -> list[Any]:
     """A row for each budget and batch: inferences per second and ratios within each round."""
     import torch
 
-    cuda = device == "cuda"
+    checkpoint, device, cuda = load(given.checkpoint), given.device, given.device == "cuda"
     whole = checkpoint.build(torch.float32).to(device).eval()
     image = torch.from_numpy(checkpoint.calibration["image"]).to(device)
     rows = []
     for budget in BUDGETS:
         model = whole.at(whole.setting(budget)).to(device)
-        for batch in batches:
+        exported = exported_forms(given.artefact, budget, device)
+        for batch in given.batches:
             inputs = [image.roll(index, 0).repeat(-(-batch // len(image)), 1, 1, 1)[:batch].clone()
                       for index in range(ROTATED)]  # fmt: skip
-            forms = forms_of(model, inputs[0], cuda)
+            forms = forms_of(model, inputs[0], cuda) | exported
             errors = check(forms, inputs[0])
             times: dict[str, list[float]] = {name: [] for name in forms}
-            for turn in range(rounds):
+            for turn in range(given.rounds):
                 names = list(forms)[:: 1 if turn % 2 else -1]
                 for name in names:
                     times[name].append(seconds_of(forms[name], inputs, cuda, BURST))
@@ -177,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     shipped = ROOT / "models" / "shipped" / "digits-sum.safetensors"
     parser.add_argument("--checkpoint", type=Path, default=shipped)
+    parser.add_argument("--artefact", type=Path, help="exported, perhaps with engines")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
@@ -186,12 +217,7 @@ def main() -> None:
         sys.exit("variants_gpu.py: no CUDA device here. Try the path with: --device cpu")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     with torch.no_grad():
-        rows = measure(
-            load(arguments.checkpoint),
-            arguments.device,
-            arguments.rounds,
-            tuple(arguments.batches),
-        )
+        rows = measure(arguments)
     ratios = full_over_budget(rows)
     print("\n".join(f"0.125 over full, {name}: {ratio:.2f}" for name, ratio in ratios.items()))
     if arguments.device == "cuda":
