@@ -52,9 +52,10 @@ def forms_of(model: Any, images: Any, cuda: bool) -> dict[str, Form]:
     import torch
 
     folded = deepcopy(model).double().fold().float().to(images.device)
+    products = half_products(folded, "fp16", accumulate=False)
 
     def rounded(x: Any) -> Any:
-        with half_products(folded, "fp16", accumulate=False):
+        with products:
             return folded(x)
 
     forms: dict[str, Form] = {"unfolded": model, "folded": folded, "folded fp16": rounded}

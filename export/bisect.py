@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 
-from saccade.export.gate import Reference
+from saccade.export.gate import Reference, parent_path
 from saccade.export.half_graph import widened_bytes
-from saccade.export.manifest import Manifest, ParentEntry, check_file, read_manifests
+from saccade.export.manifest import Manifest, check_file, read_manifests
 from saccade.export.runners import onnx_runner, onnx_session
+from saccade.export.verdict import GateReport
 from saccade.models.checkpoint import load
 from saccade.models.interface import Arrays
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import sha256_of
 from saccade.plugins.native.library import built_library
 from saccade.plugins.progress import progress
 
@@ -61,7 +61,7 @@ class Departure:
 
 @dataclass(frozen=True)
 class BisectReport:
-    """All variants of a folder."""
+    """The variants of a folder that can be run."""
 
     folder: Path
     rows: tuple[Departure, ...]
@@ -71,8 +71,8 @@ class BisectReport:
         return {"folder": str(self.folder), "departures": [asdict(row) for row in self.rows]}
 
 
-def bisect(folder: Path | str) -> BisectReport:
-    """Find, for each variant, the first node whose answer departs.
+def bisect(gate: GateReport) -> BisectReport:
+    """Find, for each variant that the gate could run, the first node whose answer departs.
 
     A float32 variant as ONNX Runtime optimises it, with the ops' kernels where they are built,
     is held against the same file with every node as it stands and the ops as their bodies; a
@@ -80,9 +80,10 @@ def bisect(folder: Path | str) -> BisectReport:
 
     Raises: SaccadeError if the folder is not in order, or its checkpoint is not there.
     """
-    folder = Path(folder)
-    manifests = read_manifests(folder)
-    reference = Reference(load(_checkpoint(folder, manifests[0].parent)))
+    folder, every = gate.folder, read_manifests(gate.folder)
+    measured = {each.name for each in gate.variants if each.parity is not None}
+    manifests = [each for each in every if each.variant.name in measured]
+    reference = Reference(load(parent_path(folder, every)))
     rows = []
     with progress("bisect", len(manifests)) as advance:
         for manifest in manifests:
@@ -213,13 +214,3 @@ def _float32(manifest: Manifest, manifests: Sequence[Manifest]) -> Manifest | No
         if (each.variant.role, each.variant.setting, each.variant.precision) == wanted:
             return each
     return None
-
-
-def _checkpoint(folder: Path, parent: ParentEntry) -> Path:
-    path = folder / parent.name
-    if not path.is_file() or sha256_of(path) != parent.sha256:
-        raise SaccadeError(
-            f"{path}: missing, or not the checkpoint of SHA-256 {parent.sha256[:12]}... from whose "
-            "data the samples come. Put it back, or export again."
-        )
-    return path

@@ -4,6 +4,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -18,38 +19,49 @@ Shape = tuple[int, ...]
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
 
+@dataclass(frozen=True)
+class Count:
+    """What a graph does with one sample.
+
+    Units: multiply-adds by node of the main graph; the peak of the activations in bytes.
+    """
+
+    multiply_adds: dict[str, int]
+    peak_activation_bytes: int
+
+    def cost(self, parameters: int) -> Cost:
+        """The manifest's entry, of which a node's part is the first word of its name."""
+        by_part: Counter[str] = Counter()
+        for name, count in self.multiply_adds.items():
+            by_part[name.split("/")[0]] += count
+        total = MultiplyAdds(sum(by_part.values()), dict(sorted(by_part.items())))
+        return Cost(parameters, total, self.peak_activation_bytes)
+
+
 def cost_of(proto: onnx.ModelProto, parameters: int, samples: Arrays) -> Cost:
-    """Multiply-adds by part and the peak of the activations, for a batch of one.
+    """The manifest's entry for a graph, counted as `count_of` does."""
+    return count_of(proto, samples).cost(parameters)
+
+
+def count_of(proto: onnx.ModelProto, samples: Arrays) -> Count:
+    """Multiply-adds by node and the peak of the activations, for a batch of one.
 
     Counted are MatMul, Gemm, Conv, ConvTranspose, Einsum and LSTM of the main graph, not what a
-    custom op or a loop computes inside; a node's part is the first word of its name. The peak
-    walks the nodes in file order: a tensor lives from its node to its last reader, inputs and
-    outputs included, weights not; a reshape shares its input's memory. A runtime that fuses or
-    plans otherwise needs less or more.
+    custom op or a loop computes inside. The peak walks the nodes in file order: a tensor lives
+    from its node to its last reader, inputs and outputs included, weights not; a reshape shares
+    its input's memory. A runtime that fuses or plans otherwise needs less or more.
 
-    Units:  multiply-adds and bytes, one sample: the first of `samples`.
+    Units:  one sample: the first of `samples`.
     """
     shapes, item_bytes = _shapes(proto, samples)
-    by_part: Counter[str] = Counter()
-    for name, count in _multiply_adds(proto, shapes).items():
-        by_part[name.split("/")[0]] += count
-    total = MultiplyAdds(sum(by_part.values()), dict(sorted(by_part.items())))
-    return Cost(parameters, total, _peak_bytes(proto.graph, shapes, item_bytes))
-
-
-def multiply_adds(proto: onnx.ModelProto, samples: Arrays) -> dict[str, int]:
-    """By node of the main graph, those of one sample."""
-    return _multiply_adds(proto, _shapes(proto, samples)[0])
-
-
-def _multiply_adds(proto: onnx.ModelProto, shapes: dict[str, Shape]) -> dict[str, int]:
-    return {
+    multiply_adds = {
         node.name: _COUNTS[node.op_type](
             node, [shapes[name] for name in node.input if name], shapes[node.output[0]]
         )
         for node in proto.graph.node
         if node.op_type in _COUNTS
     }
+    return Count(multiply_adds, _peak_bytes(proto.graph, shapes, item_bytes))
 
 
 def parameters_of(model: Any) -> int:

@@ -219,7 +219,7 @@ def _manifest(
     parity: Parity,
     data: bytes,
 ) -> Manifest:
-    from saccade.export.cost import cost_of, parameters_of
+    from saccade.export.cost import parameters_of
     from saccade.export.layer_types import opset_of
     from saccade.export.onnx_graph import tensor_specs
     from saccade.plugins.onnx_model import IR_VERSION, check_nodes
@@ -238,7 +238,7 @@ def _manifest(
         opset=opset_of(entry.precision),
         ir_version=IR_VERSION,
         tools={tool: version(tool) for tool in _TOOLS},
-        cost=cost_of(proto, parameters_of(variant.model), expected.samples.inputs),
+        cost=graph.count.cost(parameters_of(variant.model)),
         parity=parity,
         float32_layers=graph.float32_layers,
         activation_ranges=graph.activation_ranges,

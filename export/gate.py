@@ -202,7 +202,7 @@ def verify(folder: Path | str) -> GateReport:
     require("torch", extra="export")
     require("onnx", extra="export")
     require("onnxruntime", extra="cpu")
-    reference = Reference(load(_parent_path(folder, manifests)))
+    reference = Reference(load(parent_path(folder, manifests)))
     rows = []
     with progress("verify", len(manifests)) as advance:
         for manifest in manifests:
@@ -239,7 +239,11 @@ def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> V
     return VariantReport.of(name, parity)
 
 
-def _parent_path(folder: Path, manifests: list[Manifest]) -> Path:
+def parent_path(folder: Path, manifests: list[Manifest]) -> Path:
+    """The checkpoint that the folder's files were made of.
+
+    Raises: SaccadeError if it is missing, or another one.
+    """
     parent = manifests[0].parent
     path = folder / parent.name
     if not path.is_file():

@@ -2,7 +2,7 @@
 """The JSON beside each artefact: what it is, where it comes from, what was proved of it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ SCHEMA = "saccade.manifest"
 VERSION = 3
 SUFFIX = ".manifest.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_AXIS = re.compile(r"[a-z][a-z0-9_]*|[1-9][0-9]*")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_AXIS = re.compile(r"[a-z][a-z0-9_]*|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,9 @@ def read_manifest(path: Path) -> Manifest:
             f"{VERSION}. Use the release that wrote it, or export again."
         )
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
+    _check_counts(manifest, path)
     _check_names(manifest, path)
-    _check_tensors(manifest, path)
+    check_tensors(path, manifest.inputs, manifest.outputs, AGAIN)
     return manifest
 
 
@@ -213,7 +214,7 @@ def _check_names(manifest: Manifest, path: Path) -> None:
             f"{path}: setting {entry.setting!r} has budget {entry.budget:g}. {AGAIN}"
         )
     for file in (manifest.file.name, manifest.parent.name):
-        if not _FILE_NAME.fullmatch(file):
+        if not FILE_NAME.fullmatch(file):
             raise SaccadeError(
                 f"{path}: {file!r} is not the plain name of a file in the same folder. {AGAIN}"
             )
@@ -237,14 +238,21 @@ def check_hashes(path: Path, digests: Iterable[str], again: str) -> None:
             raise SaccadeError(f"{path}: {digest!r:.80} is not a SHA-256 in hexadecimal. {again}")
 
 
-def _check_tensors(manifest: Manifest, path: Path) -> None:
-    if not manifest.inputs or not manifest.outputs:
-        raise SaccadeError(f"{path}: inputs or outputs are empty. {AGAIN}")
-    for spec in (*manifest.inputs, *manifest.outputs):
+def check_tensors(
+    path: Path, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], again: str
+) -> None:
+    """Raises: SaccadeError for inputs or outputs that are none, ending with what to do."""
+    if not inputs or not outputs:
+        raise SaccadeError(f"{path}: inputs or outputs are empty. {again}")
+    for spec in (*inputs, *outputs):
         if not all(_AXIS.fullmatch(axis) for axis in spec.axes.split()):
             raise SaccadeError(
-                f"{path}: axes {spec.axes!r} of {spec.name!r} are not words and numbers. {AGAIN}"
+                f"{path}: axes {spec.axes!r:.80} of {spec.name!r:.80} are not words and numbers. "
+                f"{again}"
             )
+
+
+def _check_counts(manifest: Manifest, path: Path) -> None:
     entry = manifest.variant
     if not 1 <= entry.kept <= entry.total or not 0 < entry.budget <= 1:
         raise SaccadeError(

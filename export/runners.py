@@ -46,9 +46,10 @@ def half_runner(model: Any, role: str, outputs: Sequence[str], precision: str) -
     from saccade.models.half_products import half_products
 
     run = torch_runner(model, role, outputs)
+    products = half_products(model, precision, accumulate=True)
 
     def rounded(inputs: Arrays) -> dict[str, np.ndarray]:
-        with half_products(model, precision, accumulate=True):
+        with products:
             return run(inputs)
 
     return rounded

@@ -4,7 +4,7 @@
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,18 +34,17 @@ class _Served(nn.Module):
         self.model = model
         self.part = part_named(model, role)
         self.outputs = tuple(outputs)
-        self.precision = precision
+        self.products = (
+            half_products(model, precision, accumulate=False)
+            if precision in HALF_TYPES
+            else nullcontext()
+        )
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         names = [spec.name for spec in self.part.inputs]
-        with self._products():
+        with self.products:
             answers = self.part.run(**dict(zip(names, inputs, strict=True)))
         return tuple(answers[name] for name in self.outputs)
-
-    def _products(self) -> AbstractContextManager[None]:
-        if self.precision not in HALF_TYPES:
-            return nullcontext()
-        return half_products(self.model, self.precision, accumulate=False)
 
 
 def trace_part(

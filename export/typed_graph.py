@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from saccade.export.cost import multiply_adds
+from saccade.export.cost import Count, count_of
 from saccade.export.half_graph import activation_ranges, check_ranges
 from saccade.export.int8_graph import quantized, quantized_ranges
 from saccade.export.layer_types import check_types, float32_layers, matrix_types
@@ -16,9 +16,10 @@ from saccade.models.interface import Arrays
 
 @dataclass(frozen=True)
 class TypedGraph:
-    """A graph, the matrix nodes that it keeps in float32, and how large its tensors become."""
+    """A graph, what it costs, what it keeps in float32, and how large its tensors become."""
 
     proto: onnx.ModelProto
+    count: Count
     float32_layers: tuple[str, ...] = ()
     activation_ranges: dict[str, float] = field(default_factory=dict)
 
@@ -41,7 +42,8 @@ def typed_graph(
         of that precision.
     """
     if precision == "fp32":
-        return TypedGraph(traced("fp32"))
+        proto = traced("fp32")
+        return TypedGraph(proto, count_of(proto, samples))
     real = {each: values[:REAL_INPUTS] for each, values in samples.items()}
     if precision == "int8":
         # Half precision says which products are in read-outs: its nodes have the same names.
@@ -52,8 +54,8 @@ def typed_graph(
         ranges = activation_ranges(proto, real)
         if precision == "fp16":
             check_ranges(name, ranges)
-    kept = float32_layers(proto)
+    kept, count = float32_layers(proto), count_of(proto, samples)
     # A decoder of slots is a read-out as a whole: between two slots a softmax amplifies roundings.
-    cost = {} if role == "decode" else multiply_adds(proto, samples)
+    cost = {} if role == "decode" else count.multiply_adds
     check_types(name, precision, matrix_types(proto), cost, kept)
-    return TypedGraph(proto, kept, ranges)
+    return TypedGraph(proto, count, kept, ranges)

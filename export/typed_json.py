@@ -54,7 +54,10 @@ def typed(kind: Any, value: Any, where: str) -> Any:
             raise _wrong_type(where, value, "an object")
         return {key: typed(arguments[1], each, f"{where}{key}: ") for key, each in value.items()}
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise _wrong_type(where, value, "float") from error
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise _wrong_type(where, value, f"{kind.__name__}")
     return value

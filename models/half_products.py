@@ -2,8 +2,7 @@
 """Matrix products in half precision, everything between them in float32."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,25 +18,18 @@ _PRODUCTS = frozenset(
 )
 
 
-@contextmanager
-def half_products(model: nn.Module, precision: str, *, accumulate: bool) -> Iterator[None]:
-    """`HalfProducts` around calls of a model, but not inside its read-outs.
+def half_products(model: nn.Module, precision: str, *, accumulate: bool) -> "HalfProducts":
+    """`HalfProducts` for calls of a model, which it leaves inside the model's read-outs.
 
     Those are the modules that are called `head`, and those whose class says
-    `float32_products = True`.
+    `float32_products = True`. Their hooks stay: the mode may be entered for any number of calls.
     """
     mode = HalfProducts(precision, accumulate=accumulate)
-    hooks = []
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "head" or getattr(module, "float32_products", False):
-            hooks.append(module.register_forward_pre_hook(mode.leave))
-            hooks.append(module.register_forward_hook(mode.enter))
-    try:
-        with mode:
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+            module.register_forward_pre_hook(mode.leave)
+            module.register_forward_hook(mode.enter)
+    return mode
 
 
 class HalfProducts(TorchFunctionMode):
@@ -55,6 +47,11 @@ class HalfProducts(TorchFunctionMode):
         self.dtype = HALF_TYPES[precision]
         self.accumulate = accumulate
         self.outside = 0  # read-outs that are being computed, one within the other
+
+    def __enter__(self) -> "HalfProducts":
+        self.outside = 0  # a read-out that raised has not come to its end
+        super().__enter__()
+        return self
 
     def leave(self, *_: Any) -> None:
         """Products stay float32 from here on."""

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """A folder to fill that becomes `path` only when the block ends without an error.
 
-    Raises: SaccadeError if `path` exists and `force` is false, or cannot be written.
+    Raises: SaccadeError if `path` exists and `force` is false, also by the end of the block, or
+        cannot be written.
     """
     refuse_existing(path, force=force)
     try:
@@ -64,6 +65,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     partial.chmod(0o755)
     try:
         yield partial
+        refuse_existing(path, force=force)  # another process may have been faster
         _swap(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -86,11 +88,17 @@ def read_lines(path: Path, what: str = "entry") -> tuple[str, ...]:
     return found
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
+def refuse_existing(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
     """Stop before any work is done for an output that would be in the way.
 
-    Raises: SaccadeError if `path` exists and `force` is false.
+    Raises: SaccadeError if `path` exists and `force` is false, or one of the inputs lies in it.
     """
+    for each in inputs:
+        if each.resolve().is_relative_to(path.resolve()):
+            raise SaccadeError(
+                f"{path}: replacing it would remove {each}, which is read. Choose another place "
+                "with --out."
+            )
     if path.exists() and not force:
         raise SaccadeError(
             f"{path}: exists already. "

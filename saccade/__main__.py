@@ -6,8 +6,11 @@ import sys
 
 def main() -> int:
     """Run the command line and return its exit code."""
-    from saccade.serving.cli import run
-
+    try:
+        from saccade.serving.cli import run
+    except KeyboardInterrupt:  # imports take a second, and nothing has begun
+        print("saccade: interrupted.", file=sys.stderr)
+        return 130
     return run(sys.argv[1:])
 
 

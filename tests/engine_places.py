@@ -4,7 +4,9 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -26,6 +28,27 @@ def use_fake(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None = ADA) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKES))
     for module in (modules, build_module, loading):
         monkeypatch.setattr(module, "gpu_at_hand", lambda: gpu)
+
+
+class HostMemory:
+    """Stands in for the GPU's memory: the fake reads and writes where it is told."""
+
+    def put(self, array: np.ndarray) -> tuple[Any, int]:
+        held = np.ascontiguousarray(array)
+        return held, held.ctypes.data
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, int]:
+        held = np.zeros(shape, dtype)
+        return held, held.ctypes.data
+
+    def get(self, handle: Any) -> np.ndarray:
+        return handle
+
+    def stream(self) -> int:
+        return 0
+
+    def wait(self) -> None:
+        pass
 
 
 def worded(proto: onnx.ModelProto, words: str) -> onnx.ModelProto:

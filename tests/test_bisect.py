@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade verify --bisect`: the node at which a variant departs, and none where none does."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +90,20 @@ def test_errors_are_shares_of_the_largest_magnitude() -> None:
     assert relative_error(infinite, one) == np.inf
     assert relative_error(one[:2], one) == np.inf
     assert relative_error(np.zeros(2), np.zeros(2)) == 0
+
+
+def test_a_broken_file_does_not_keep_the_others_from_it(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(
+        tiny_folder, tmp_path / "nac", ignore=shutil.ignore_patterns("*b1000*", "*b0500*")
+    )
+    broken = folder / "nac-b0250-fp32.onnx"
+    broken.write_bytes(broken.read_bytes()[:1000])
+    assert cli.run(["verify", str(folder), "--bisect", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["passed"] for row in answer["variants"]] == [False, True]
+    assert [row["name"] for row in answer["bisect"]] == ["nac-b0125-fp32"]
 
 
 def test_the_command_needs_the_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

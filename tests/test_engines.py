@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_places import FAKES, use_fake, worded
@@ -16,13 +17,15 @@ from half_typed import add_variant, half_typed
 from rtx_builds import needs_rtx
 from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
+from saccade.export.engines import build as build_module
 from saccade.export.engines import modules
 from saccade.export.engines.build import BuildOptions, build
 from saccade.export.engines.engine_manifest import read_engines, write_engine_manifest
 from saccade.export.engines.gpu import Gpu
 from saccade.export.engines.locked import rebuild
+from saccade.export.engines.promise import Promise, promise_of
 from saccade.plugins.errors import GateFailed, MissingPackage, SaccadeError
-from saccade.plugins.files import sha256_of
+from saccade.plugins.files import new_folder, sha256_of
 from saccade.serving import cli
 
 
@@ -99,6 +102,7 @@ def test_another_build_is_not_the_same_bytes(folder: Path) -> None:
         ({"axis": ("b=1:2:3",)}, "The batch has --batch"),
         ({"axis": ("k=1:2:3",)}, "--axis k: no input has such an axis.*: none"),
         ({"workspace_mib": 0}, "--workspace-mib 0"),
+        ({"workspace_mib": 10**15}, "expected 1 to 1,048,576"),
         ({"variant": ("tiny-b1000-bf16",)}, "saccade export CHECKPOINT --precision bf16"),
     ],
 )
@@ -139,6 +143,29 @@ def test_a_newer_opset_and_a_changed_file(folder: Path) -> None:
 
 
 @needs_rtx
+def test_a_file_that_is_exported_anew_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exported_anew(*given: Any) -> Promise:
+        (folder / f"{FULL}.onnx").write_bytes(onnx_model(seed=7).SerializeToString())
+        return promise_of(*given)
+
+    monkeypatch.setattr(build_module, "promise_of", exported_anew)
+    with pytest.raises(SaccadeError, match="was changed after its export"):
+        build(folder, BuildOptions(engine="tensorrt-rtx", variant=(FULL,)))
+    assert not (folder / "engines").exists()
+
+
+def test_of_two_at_once_the_slower_one_replaces_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(SaccadeError, match="exists already"), new_folder(out):
+        with new_folder(out) as faster:
+            (faster / "plan").write_bytes(b"of the faster one")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (out / "plan").read_bytes() == b"of the faster one"
+
+
+@needs_rtx
 @pytest.mark.parametrize(
     ("precision", "typed", "float32", "words"),
     [
@@ -160,11 +187,31 @@ def test_a_mistyped_graph_fails_the_proof(
     assert not (folder / "engines").exists()
 
 
+@needs_rtx
+def test_what_it_is_built_from_is_not_replaced(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    for out in (folder, folder.parent, folder / "engines" / ".."):
+        with pytest.raises(
+            SaccadeError, match=r"replacing it would remove .*artefact, which is read"
+        ):
+            build(folder, BuildOptions(engine="tensorrt-rtx", out=out, force=True))
+    assert sorted(folder.iterdir()) == before
+
+
 def test_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for engine in (None, "tensorrt", "tensorrt-rtx"):
         with pytest.raises(MissingPackage, match=r"without a GPU.*'saccade\[rtx\]'"):
             build(folder, BuildOptions(engine=engine))
+
+
+def test_a_module_that_is_installed_in_part(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt.py").write_text("import libnvinfer")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingPackage, match=r"tensorrt is not importable \(.*libnvinfer"):
+        build(folder, BuildOptions(engine="tensorrt"))
 
 
 @pytest.mark.parametrize(

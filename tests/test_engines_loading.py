@@ -6,11 +6,10 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from engine_places import ADA, use_fake
+from engine_places import ADA, HostMemory, use_fake
 from tiny_artefacts import FULL, artefacts
 
 from saccade.export.engines import available, loading
@@ -26,6 +25,7 @@ from saccade.export.engines.gpu import Gpu
 from saccade.export.engines.loading import load_engine
 from saccade.export.manifest import FileEntry, read_manifests
 from saccade.plugins.errors import MissingPackage, SaccadeError, ShapeError
+from saccade.plugins.files import sha256_of
 
 
 @pytest.fixture(scope="module")
@@ -50,27 +50,6 @@ def replace_plan(plan: Path, data: bytes) -> None:
     manifest = read_engine_manifest(plan.with_name(f"{FULL}.manifest.json"))
     file = FileEntry(plan.name, hashlib.sha256(data).hexdigest(), len(data))
     write_engine_manifest(plan.parent, replace(manifest, file=file))
-
-
-class HostMemory:
-    """Stands in for the GPU's memory: the fake reads and writes where it is told."""
-
-    def put(self, array: np.ndarray) -> tuple[Any, int]:
-        held = np.ascontiguousarray(array)
-        return held, held.ctypes.data
-
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, int]:
-        held = np.zeros(shape, dtype)
-        return held, held.ctypes.data
-
-    def get(self, handle: Any) -> np.ndarray:
-        return handle
-
-    def stream(self) -> int:
-        return 0
-
-    def wait(self) -> None:
-        pass
 
 
 def test_an_engine_is_a_function_of_named_arrays(plan: Path) -> None:
@@ -108,6 +87,20 @@ def test_the_engines_that_run_here_are_runners(
     assert available.gpu_runners(folder, manifest) == {}
 
 
+def test_a_library_of_plugins_is_registered_once(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libsaccade_tensorrt.so"
+    library.write_bytes(b"plugins")
+    monkeypatch.setattr(loading, "TENSORRT_LIBRARY", library)
+    manifest = read_engine_manifest(plan.with_name(f"{FULL}.manifest.json"))
+    write_engine_manifest(
+        plan.parent, replace(manifest, plugins={library.name: sha256_of(library)})
+    )
+    load_engine(plan)
+    load_engine(plan)  # TensorRT's registry refuses a library whose plugins it has
+
+
 def test_torch_without_cuda_is_named(plan: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -139,6 +132,9 @@ def test_torch_without_cuda_is_named(plan: Path) -> None:
             "no range",
         ),
         ({"build_seconds": "NaN"}, "expected float"),
+        ({"build_seconds": 10**400}, "expected float"),
+        ({"inputs": [{"name": "image", "axes": "b ² 4 1", "dtype": "uint8"}]}, "axes 'b ² 4 1'"),
+        ({"outputs": []}, "inputs or outputs are empty"),
     ],
 )
 def test_a_hostile_manifest(plan: Path, keys: dict, words: str) -> None:

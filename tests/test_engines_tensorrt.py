@@ -2,6 +2,7 @@
 """The path by the module `tensorrt`, which needs a GPU: its calls, by a fake that records them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,22 +158,35 @@ def test_only_a_part_may_be_float32_as_a_whole() -> None:
         prove_types(Promise("v", "fp32", kept, frozenset()), network)
 
 
-def said(metadata: str, *kinds: str) -> str:
-    tensors = [{"Format/Datatype": kind} for kind in kinds]
-    return json.dumps({"Layers": [{"Metadata": metadata, "Inputs": tensors, "Outputs": []}]})
+def said(metadata: str, **tensor: str) -> str:
+    return json.dumps({"Layers": [{"Metadata": metadata, "Inputs": [tensor], "Outputs": []}]})
 
 
-def test_the_inspector_must_agree() -> None:
+def of_version_10(kind: str) -> dict[str, str]:
+    return {"Format/Datatype": kind}
+
+
+def of_version_11(kind: str) -> dict[str, str]:
+    return {"Format": "Row major linear", "Datatype": kind}
+
+
+@pytest.mark.parametrize("tensor", [of_version_10, of_version_11])
+def test_the_inspector_must_agree(tensor: Callable[[str], dict[str, str]]) -> None:
     promise = Promise("v", "fp16", frozenset({"a", "b"}), frozenset({"b"}))
     one = "[ONNX Layer: a]"
     two = "[ONNX Layer: a]\x1e[ONNX Layer: b]\x1e[ONNX Layer: c | d (Sparsemax)]"
-    half, full = "Row major linear FP16 format", "Row major linear FP32"
-    assert compare_with_inspector(promise, said(one, half)) == {"agreed": 1, "fused": 0}
-    assert compare_with_inspector(promise, said(two, full)) == {"agreed": 1, "fused": 1}
-    assert compare_with_inspector(promise, said("[ONNX Layer: c]", full))["agreed"] == 0
-    for wrong in (full, "Row major linear BF16"):
-        with pytest.raises(GateFailed, match=r"a takes and gives .*, not fp16"):
-            compare_with_inspector(promise, said(one, wrong))
+
+    def compare(metadata: str, kind: str) -> dict[str, int]:
+        return compare_with_inspector(promise, said(metadata, **tensor(kind)))
+
+    for half in ("Row major linear FP16 format", "Half"):
+        assert compare(one, half) == {"agreed": 1, "fused": 0}
+    for full in ("Row major linear FP32", "Float"):
+        assert compare(two, full) == {"agreed": 1, "fused": 1}
+    assert compare("[ONNX Layer: c]", "Float")["agreed"] == 0
+    for wrong, kind in (("Row major linear FP32", "fp32"), ("BFloat16", "bf16"), ("BF16", "bf16")):
+        with pytest.raises(GateFailed, match=f"a takes and gives {kind}, not fp16"):
+            compare(one, wrong)
 
 
 def test_an_inspector_that_disagrees_fails_the_build(

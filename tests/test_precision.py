@@ -90,10 +90,24 @@ def test_attention_in_one_call_is_two_rounded_products() -> None:
         by_hand = weights @ v
     assert 0 < (found - exact).abs().max() < 1e-2
     torch.testing.assert_close(found, by_hand, rtol=0, atol=2e-3)
-    mode = HalfProducts("fp16", accumulate=True)
-    mode.leave()  # as inside a read-out
-    with mode:
+    with HalfProducts("fp16", accumulate=True) as mode:
+        mode.leave()  # as inside a read-out
         assert torch.equal(attend(q, k, v, attn_mask=bias), exact)
+
+
+def test_a_read_out_that_raises_does_not_leave_the_next_call_in_float32() -> None:
+    model = torch.nn.ModuleDict({"body": torch.nn.Linear(6, 6), "head": torch.nn.Linear(6, 2)})
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)) / 3
+    products = half_products(model, "fp16", accumulate=True)
+    exact = model["head"](x)
+    with products:
+        rounded = model["body"](x)
+    with products, pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model["head"](x[:, :5])
+    with products:
+        assert torch.equal(model["body"](x), rounded)
+        assert torch.equal(model["head"](x), exact)
+    assert not torch.equal(model["body"](x), rounded)
 
 
 def test_a_folder_holds_every_precision(typed: ExportedModel) -> None:

@@ -28,6 +28,10 @@ from saccade.export.manifest import (
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.files import json_bytes, sha256_of
+from saccade.serving.preflight.examine import steps
+from saccade.serving.preflight.opened import opened
+from saccade.serving.preflight.report import Finding
+from saccade.serving.preflight.target import Target
 
 MODEL, LABELS = "tiny", ("circle", "square", "star")
 SETTINGS = {"b1000": 1.0, "b0500": 0.5}
@@ -159,6 +163,11 @@ def engines(folder: Path, out: Path, capability: str = "8.9", **changes: Any) ->
         }
         write_engine_manifest(out, replace(EngineManifest(**known), **changes))
     return out
+
+
+def examine(repository: Path, target: Target) -> list[Finding]:
+    """What preflight finds, without its process."""
+    return [run() for _, _, run in steps(opened(repository), target)]
 
 
 def rehash(repository: Path) -> None:

@@ -26,7 +26,7 @@ from saccade.export.engines.profiles import (
     read_axes,
     read_range,
 )
-from saccade.export.engines.promise import Promise, promise_of
+from saccade.export.engines.promise import promise_of
 from saccade.export.engines.type_proof import check_bindings, layer_types, prove_types
 from saccade.export.manifest import (
     FileEntry,
@@ -38,9 +38,16 @@ from saccade.export.manifest import (
 from saccade.export.variants import PRECISIONS
 from saccade.plugins.availability import TENSORRT_LIBRARY
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import new_folder, refuse_existing, sha256_of, write_atomically
+from saccade.plugins.files import (
+    new_folder,
+    refuse_existing,
+    sha256_of,
+    write_atomically,
+)
 from saccade.plugins.path_fields import PathFields
 from saccade.plugins.progress import progress
+
+_MOST_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def build(artefact: Path | str, options: BuildOptions) -> Engines:
     manifests = chosen_variants(artefact, options.variant)
     jobs = _jobs(artefact, manifests, options)
     out = options.out or default_out(artefact, jobs[0].engine, jobs[0].compute_capabilities)
-    refuse_existing(out, force=options.force)
+    refuse_existing(out, force=options.force, inputs=[artefact])
     cache = options.timing_cache
     with _no_empty_parent(out), new_folder(out, force=options.force) as folder:
         built = build_all(artefact, manifests, jobs, folder, cache)
@@ -127,8 +134,8 @@ def chosen_variants(artefact: Path, wanted: tuple[str, ...]) -> list[Manifest]:
             precision = name.rpartition("-")[2]
             flag = f" --precision {precision}" if precision in PRECISIONS else ""
             raise SaccadeError(
-                f"--variant {name}: {artefact} holds {', '.join(names)}. A variant's type lies in "
-                f"its graph, which is made with: saccade export CHECKPOINT{flag}"
+                f"{artefact}: has no variant {name!r}, only {', '.join(names)}. A variant's type "
+                f"lies in its graph, which is made with: saccade export CHECKPOINT{flag}"
             )
     chosen = [each for each in manifests if not wanted or each.variant.name in wanted]
     for each in chosen:
@@ -155,7 +162,7 @@ def build_all(
             advance(0, note=job.name)
             work = folder / f".work-{job.name}"
             work.mkdir()
-            proof = _proof(manifest, promise_of(artefact, manifest))
+            proof = _proof(artefact, manifest)
             each = build_in_child(replace(job, timing_cache=timing_cache), work, proof, advance)
             each.plan.replace(folder / (job.name + PLAN_SUFFIX))
             if timing_cache is not None and each.timing_cache is not None:
@@ -166,10 +173,14 @@ def build_all(
     return built
 
 
-def _proof(manifest: Manifest, promise: Promise) -> Callable[[Network], None]:
+def _proof(artefact: Path, manifest: Manifest) -> Callable[[Network], None]:
+    promise = promise_of(artefact, manifest)
+
     def prove(network: Network) -> None:
         check_bindings(promise.name, network, manifest.inputs, manifest.outputs)
         prove_types(promise, network)
+        # What was parsed is what the plan's manifest will name, whoever exports meanwhile.
+        check_file(artefact, manifest)
 
     return prove
 
@@ -188,8 +199,8 @@ def _seen_on_gpu(
 
 def _jobs(artefact: Path, manifests: Sequence[Manifest], options: BuildOptions) -> list[Job]:
     batch, axes = read_range(options.batch, "--batch"), read_axes(options.axis)
-    if options.workspace_mib is not None and options.workspace_mib < 1:
-        raise SaccadeError(f"--workspace-mib {options.workspace_mib}: expected at least 1.")
+    if options.workspace_mib is not None and not 1 <= options.workspace_mib <= _MOST_MIB:
+        raise SaccadeError(f"--workspace-mib {options.workspace_mib}: expected 1 to {_MOST_MIB:,}.")
     check_axes(manifests, axes)
     for manifest in manifests:
         check_batch(manifest, batch)

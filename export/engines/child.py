@@ -113,7 +113,7 @@ def build_in_child(
                 case "built":
                     seconds = event["seconds"]
                 case "refused":
-                    raise _refusal(job, event["kind"], event["text"], messages)
+                    raise _refusal(job, work, event["kind"], event["text"], messages)
                 case "done" if network is not None:
                     cache = work / "timing_cache" if job.timing_cache is not None else None
                     log = "".join(f"{severity}: {text}\n" for severity, text in messages)
@@ -177,7 +177,9 @@ def _tell(process: subprocess.Popen[str], words: str) -> None:
         pass  # it died: the end of its output says how
 
 
-def _refusal(job: Job, kind: str, text: str, messages: list[tuple[str, str]]) -> SaccadeError:
+def _refusal(
+    job: Job, work: Path, kind: str, text: str, messages: list[tuple[str, str]]
+) -> SaccadeError:
     module = NAMES[job.engine]
     said = _first_error(messages)
     reason = {
@@ -190,7 +192,8 @@ def _refusal(job: Job, kind: str, text: str, messages: list[tuple[str, str]]) ->
         "make plugins-tensorrt",
         "timing cache": f"{job.timing_cache}: {module} refuses this timing cache{said}. It was "
         "made by another version or for another GPU: name another file, which will be made.",
-        "file": f"a file could not be read or written: {text}. Make room, or choose another --out.",
+        "file": f"a file in {work.parent} could not be read or written: {text}. Make room there, "
+        "or choose another place with --out.",
         "build": f"{module} cannot build it{said}. Try a smaller --batch or a larger "
         "--workspace-mib.",
     }

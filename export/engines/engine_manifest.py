@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from saccade.export.manifest import (
+    FILE_NAME,
     SUFFIX,
     FileEntry,
     ParentEntry,
     VariantEntry,
     check_equal,
     check_hashes,
+    check_tensors,
 )
 from saccade.export.typed_json import AGAIN as EXPORT_AGAIN
 from saccade.export.typed_json import read_json, typed
@@ -29,7 +31,6 @@ PLAN_SUFFIX = ".plan"
 ENGINES = ("tensorrt", "tensorrt-rtx")
 AGAIN = "Build it again with: saccade build ARTEFACT"
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]")
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LARGEST_MANIFEST_BYTES = 4 * 2**20
 
 Profile = dict[str, tuple[int, ...]]  # min, opt, max -> the shape
@@ -97,6 +98,7 @@ def read_engine_manifest(path: Path) -> EngineManifest:
         raise SaccadeError(str(error).replace(EXPORT_AGAIN, AGAIN)) from error
     _check_names(manifest, path)
     _check_hashes(manifest, path)
+    check_tensors(path, manifest.inputs, manifest.outputs, AGAIN)
     _check_profiles(manifest, path)
     return manifest
 
@@ -190,7 +192,7 @@ def _check_names(manifest: EngineManifest, path: Path) -> None:
             f"{path}: engine is {manifest.engine!r}, expected {' or '.join(ENGINES)}. {AGAIN}"
         )
     for library in manifest.plugins:
-        if not _PLAIN.fullmatch(library):
+        if not FILE_NAME.fullmatch(library):
             raise SaccadeError(f"{path}: plugin {library!r} is not a plain file name. {AGAIN}")
 
 
@@ -208,7 +210,7 @@ def _check_hashes(manifest: EngineManifest, path: Path) -> None:
 
 def _check_profiles(manifest: EngineManifest, path: Path) -> None:
     specs = {spec.name: spec for spec in manifest.inputs}
-    if not specs or not manifest.outputs or set(manifest.profiles) != set(specs):
+    if set(manifest.profiles) != set(specs):
         raise SaccadeError(
             f"{path}: profiles are of {sorted(manifest.profiles)}, inputs are {sorted(specs)}. "
             f"{AGAIN}"

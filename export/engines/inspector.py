@@ -9,15 +9,18 @@ from saccade.export.engines.promise import Promise
 from saccade.plugins.errors import GateFailed, SaccadeError
 
 _ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]|]+?)(?: \|[^\]]*)?\]")
-_WORDS = (  # of the inspector's "Format/Datatype", the first that occurs
-    ("bf16", "bf16"),
-    ("bfloat16", "bf16"),
-    ("fp16", "fp16"),
-    ("half", "fp16"),
-    ("int8", "int8"),
-    ("fp32", "fp32"),
-    ("float", "fp32"),
-)
+# TensorRT 10 has one text for layout and type, TensorRT 11 two.
+_KEYS = ("Format/Datatype", "Datatype", "DataType", "Format")
+_WORDS = {  # of those texts
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "int8": "int8",
+    "fp32": "fp32",
+    "float": "fp32",
+}
+_WORD = re.compile("|".join(_WORDS))
 
 
 def compare_with_inspector(promise: Promise, said: str) -> dict[str, int]:
@@ -63,10 +66,6 @@ def _layers(name: str, said: str) -> list[dict[str, Any]]:
 def _kinds(layer: dict[str, Any]) -> set[str]:
     found = set()
     for tensor in (*layer.get("Inputs", ()), *layer.get("Outputs", ())):
-        text = str(tensor.get("Format/Datatype", "")).lower()
-        found |= {kind for word, kind in _WORDS if word in text and not _is_part(word, text)}
+        text = " ".join(str(tensor.get(key, "")) for key in _KEYS).lower()
+        found |= {_WORDS[word] for word in _WORD.findall(text)}
     return found
-
-
-def _is_part(word: str, text: str) -> bool:
-    return word in ("fp16", "float") and (f"b{word}" in text or "bf16" in text)

@@ -9,6 +9,7 @@ imports nothing but TensorRT.
 import json
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -33,13 +34,18 @@ def deserialize(trt: Any, data: bytes, plugins: Sequence[str]) -> tuple[Any, Any
                 messages.append(text)
 
     for library in plugins:
-        if trt.get_plugin_registry().load_library(library) is None:
+        if not _registered(trt, library):
             raise NotLoaded(f"{library} cannot be loaded")
     runtime = trt.Runtime(Logger())
     engine = runtime.deserialize_cuda_engine(data)
     if engine is None:
         raise NotLoaded(messages[0] if messages else "no reason given")
     return runtime, engine
+
+
+@cache  # a process's registry refuses plugins that it has
+def _registered(trt: Any, library: str) -> bool:
+    return trt.get_plugin_registry().load_library(library) is not None
 
 
 def described(trt: Any, engine: Any) -> dict[str, Any]:

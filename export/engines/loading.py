@@ -43,11 +43,10 @@ def load_engine(plan: Path | str) -> LoadedEngine:
     manifest = manifest_of(plan)
     data = plan_bytes(plan.parent, manifest)
     check_fits(plan, manifest)
-    plugins = [str(TENSORRT_LIBRARY)] if manifest.plugins else []
     look_inside(plan, manifest, data)
     trt = module_of(manifest.engine)
     try:
-        runtime, engine = deserialize(trt, data, plugins)
+        runtime, engine = deserialize(trt, data, _libraries(manifest))
     except NotLoaded as error:
         raise _refused(plan, manifest, str(error)) from error
     return LoadedEngine(manifest, trt, runtime, engine)
@@ -96,8 +95,7 @@ def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> dict[str, 
     Raises: SaccadeError if TensorRT refuses it, its process dies or hangs, or the engine has
         other inputs or outputs than its manifest.
     """
-    plugins = [str(TENSORRT_LIBRARY)] if manifest.plugins else []
-    request = json.dumps({"module": MODULES[manifest.engine], "plugins": plugins})
+    request = json.dumps({"module": MODULES[manifest.engine], "plugins": _libraries(manifest)})
     try:
         done = subprocess.run(
             [sys.executable, "-P", str(Path(__file__).with_name("loader.py"))],
@@ -119,6 +117,10 @@ def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> dict[str, 
     network = Network(manifest.version, tuple(found["inputs"]), tuple(found["outputs"]), 0, ())
     check_bindings(str(plan), network, manifest.inputs, manifest.outputs)
     return dict(found)
+
+
+def _libraries(manifest: EngineManifest) -> list[str]:
+    return [str(TENSORRT_LIBRARY)] if manifest.plugins else []
 
 
 def _refused(plan: Path, manifest: EngineManifest, said: str) -> SaccadeError:

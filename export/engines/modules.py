@@ -47,10 +47,12 @@ def module_of(engine: str) -> ModuleType:
 def chosen_capabilities(engine: str, wanted: tuple[str, ...]) -> tuple[str, ...]:
     """The compute capabilities to build for; none wanted: the GPU's, or 8.9 without one.
 
-    Raises: SaccadeError if the engine cannot build for one of them on this machine.
+    Raises: SaccadeError if the engine cannot build for one of them on this machine, MissingPackage
+        if its module cannot be imported.
     """
     gpu = gpu_at_hand()
     if engine == "tensorrt":
+        module_of(engine)
         if gpu is None:
             raise SaccadeError(
                 "TensorRT builds on the GPU that it builds for, and no GPU or driver was found. "

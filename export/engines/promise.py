@@ -19,9 +19,8 @@ class Promise:
     precision: str
     nodes: frozenset[str]
     float32_layers: frozenset[str]
-    is_part: bool = (
-        False  # of a variant of several files, of which one may be a read-out as a whole
-    )
+    # Of a variant of several files, of which one may be a read-out as a whole.
+    is_part: bool = False
 
     def of(self, node: str) -> str:
         """The precision that a node has."""

@@ -82,14 +82,18 @@ def tiny(family: str, path: Path) -> Checkpoint:
     )
 
 
-def exported(family: str, place: Path) -> Path:
+def exported(family: str, place: Path, precision: tuple[str, ...] = ("fp32",)) -> Path:
     """The folder of that model; the gate has tests of its own, so it looks at few samples here."""
     from saccade.export import gate, samples
     from saccade.export.exported import ExportOptions, export
 
     tiny(family, place / f"{family}.safetensors")
     options = ExportOptions(
-        out=place / "folder", name=family, budget=BUDGETS.get(family, ()), outputs=OUTPUTS[family]
+        out=place / "folder",
+        name=family,
+        budget=BUDGETS.get(family, ()),
+        outputs=OUTPUTS[family],
+        precision=precision,
     )
     with (
         mock.patch.object(gate, "BATCHES", (1, 4)),
