@@ -31,6 +31,7 @@ VALUES: tuple[tuple[str, str, tuple[str | int, ...]], ...] = (
     ("arguments", "Deployment", (*SERVER, "args")),
     ("resources", "Deployment", (*SERVER, "resources")),
     ("claim", "Deployment", (*POD, "volumes", 0, "persistentVolumeClaim", "claimName")),
+    ("repository", "Deployment", (*SERVER, "volumeMounts", 0, "subPath")),
     ("nodeSelector", "Deployment", (*POD, "nodeSelector")),
     ("tolerations", "Deployment", (*POD, "tolerations")),
     ("rollingUpdate", "Deployment", ("spec", "strategy", "rollingUpdate")),

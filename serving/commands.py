@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands on artefacts and servers: what each takes and answers; the verbs are elsewhere."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,7 +67,7 @@ def verify(folder: Positional[Path], bisect: bool = False, json: bool = False) -
 
         from saccade.export.bisect import bisect as first_departures
 
-        found = first_departures(folder)
+        found = first_departures(report)
         data["bisect"] = found.to_dict()["departures"]
         text = Group(text, "\n".join(row.to_text() for row in found.rows))
     return Answer(data, text, json, exit_code=0 if report.passed else 1)
@@ -108,7 +109,7 @@ def repository(
     how = " --print-command --container" if options.on_gpu else ""
     text = (
         f"{deployment.folder}: router {deployment.model} before {', '.join(deployment.variants)}."
-        f"\nServe it with: saccade serve {deployment.folder}{how}"
+        f"\nServe it with: saccade serve {shlex.quote(str(deployment.folder))}{how}"
     )
     return Answer(deployment.to_dict(), text, json)
 

@@ -6,7 +6,10 @@ file writes it, and a repository's hashes do not change with a package that sacc
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from saccade.plugins.errors import SaccadeError
 
 MAX_BYTES = 1 << 20  # a configuration is a few kilobytes; what is larger is no configuration
 
@@ -21,6 +24,23 @@ def parse_config(text: str) -> Any:
     from google.protobuf import text_format
 
     return text_format.Parse(text, messages().ModelConfig())
+
+
+def read_config(path: Path) -> Any:
+    """The `ModelConfig` message of a file.
+
+    Raises: SaccadeError that says what is wrong with the text.
+    """
+    from google.protobuf import text_format
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise SaccadeError(f"{path.name} has more than {MAX_BYTES} bytes.")
+        return parse_config(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SaccadeError(f"{path.name} cannot be read ({error}).") from error
+    except text_format.ParseError as error:
+        raise SaccadeError(f"{path.name} is no ModelConfig ({error}).") from error
 
 
 def messages() -> Any:

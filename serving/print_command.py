@@ -12,38 +12,33 @@ import os
 import secrets
 import shlex
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import new_folder
 from saccade.plugins.native.library import NAME as ONNXRUNTIME_LIBRARY
-from saccade.serving.addresses import PORTS, ServeOptions, is_loopback, numeric
+from saccade.serving.addresses import ServeOptions, is_loopback, numeric
 from saccade.serving.installation import Installation, check_installation, find_installation
-from saccade.serving.model_config import parse_config
+from saccade.serving.needs import LIBRARIES, RELEASE, Needs, needs_of, refuse_unrunnable
 from saccade.serving.repository import read_repository
 from saccade.serving.server import refuse_exposure
-from saccade.serving.server_process import backend_folder, link_repository, server_arguments
+from saccade.serving.server_process import (
+    backend_folder,
+    link_repository,
+    server_arguments,
+    writable,
+)
 
-IMAGE = "saccade-server:26.07"  # as docker/Dockerfile makes it
+IMAGE = f"saccade-server:{RELEASE}"  # as docker/Dockerfile makes it
 MODELS = PurePosixPath("/models")
-LIBRARIES = PurePosixPath("/opt/saccade/lib")
 INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True)  # where the container's server listens
 SHARED_MEMORY_MIB = 256
 STOP_TIMEOUT_S = 15  # more than the server itself takes to finish what is in flight
+_PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth is the supervisor's own
 _BACKENDS = PurePosixPath("/opt/tritonserver/backends")
 _USER = "1000:1000"  # the image's own triton-server
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a repository's models need of the server beyond what every repository needs."""
-
-    gpu: bool = False
-    tensorrt: bool = False
-    rate_limit: bool = False
-    op_libraries: tuple[str, ...] = ()
 
 
 def print_command(
@@ -53,11 +48,12 @@ def print_command(
 
     The key of the restricted protocols is another one each time.
 
-    Raises: SaccadeError for wrong input, a port 0, a host beyond loopback without consent, and a
-        repository that only the other server can run; MissingPackage without a server here.
+    Raises: SaccadeError for wrong input, a port 0 or the same one twice, a host beyond loopback
+        without consent, and a repository that only the other server can run; MissingPackage
+        without a server here.
     """
     repository, options = Path(repository), options or ServeOptions()
-    _refuse_free_ports(options)
+    _check_ports(options)
     options = replace(options, host=numeric(options.host))
     read_repository(repository)
     needs = needs_of(repository)
@@ -77,39 +73,10 @@ def as_text(words: tuple[str, ...]) -> str:
     return " \\\n  ".join(lines)
 
 
-def needs_of(repository: Path) -> Needs:
-    """Read from the models' configs what the server has to be told."""
-    configs = [
-        parse_config(path.read_text("utf-8")) for path in sorted(repository.glob("*/config.pbtxt"))
-    ]
-    groups = [group for config in configs for group in config.instance_group]
-    tensorrt = any(
-        config.platform == "tensorrt_plan" or config.backend == "tensorrt" for config in configs
-    )
-    libraries = {name for config in configs for name in config.model_operations.op_library_filename}
-    return Needs(
-        gpu=tensorrt or any(group.kind == group.KIND_GPU for group in groups),
-        tensorrt=tensorrt,
-        rate_limit=any(group.HasField("rate_limiter") for group in groups),
-        op_libraries=tuple(sorted(libraries)),
-    )
-
-
 def container_arguments(needs: Needs) -> list[str]:
     """What the server in the container is told; the only place that says it."""
     arguments = server_arguments(INSIDE, Path(_BACKENDS), Path(MODELS), "saccade-")
-    return arguments + _for(needs)
-
-
-def _for(needs: Needs) -> list[str]:
-    arguments = []
-    if needs.tensorrt:
-        library = LIBRARIES / "libsaccade_tensorrt.so"
-        arguments.append(f"--backend-config=tensorrt,plugins={library}")
-    if needs.rate_limit:
-        # Without it the server ignores the groups that models sharing a GPU name.
-        arguments.append("--rate-limit=execution_count")
-    return arguments
+    return arguments + needs.arguments
 
 
 def _container(repository: Path, options: ServeOptions, needs: Needs) -> tuple[str, ...]:
@@ -128,8 +95,7 @@ def _container(repository: Path, options: ServeOptions, needs: Needs) -> tuple[s
             )
     publish = [
         f"--publish={options.host}:{getattr(options, port)}:{getattr(INSIDE, port)}"
-        for port in PORTS
-        if port != "ready_port"
+        for port in _PORTS
     ]
     return (
         *("docker", "run", "--rm", f"--user={_USER}", "--read-only", "--tmpfs=/tmp"),
@@ -151,12 +117,7 @@ def _mount(source: Path, target: PurePosixPath) -> str:
 
 def _embedded(repository: Path, options: ServeOptions, needs: Needs) -> tuple[str, ...]:
     found = find_installation()
-    if needs.gpu and found.bundled:
-        raise SaccadeError(
-            f"{repository}: has models for TensorRT or for a GPU, which the bundled server cannot "
-            "run. Print the container's command with --container, or write the repository with "
-            "--runtime onnxruntime."
-        )
+    refuse_unrunnable(repository, needs, found)
     refuse_exposure(options, found)
     check_installation(found)
     folder = _prepared(found, repository)
@@ -168,7 +129,7 @@ def _embedded(repository: Path, options: ServeOptions, needs: Needs) -> tuple[st
         if name == "ORT_DISABLE_TELEMETRY" or value != os.environ.get(name)
     ]
     arguments = server_arguments(options, backends, folder / "models", regions)
-    return ("env", *changed, str(found.binary), *arguments, *_for(needs))
+    return ("env", *changed, str(found.binary), *arguments, *needs.arguments)
 
 
 def _prepared(found: Installation, repository: Path) -> Path:
@@ -181,14 +142,16 @@ def _prepared(found: Installation, repository: Path) -> Path:
     backend = resources.files("saccade.model_repository") / "onnxruntime_backend"
     for file in sorted(backend.iterdir(), key=lambda each: each.name):
         digest.update(file.read_bytes() if file.is_file() else b"")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     folder = home / "saccade" / f"served-{digest.hexdigest()[:16]}"
-    home.mkdir(parents=True, exist_ok=True)
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    if not folder.exists():
-        with new_folder(folder) as partial:
-            backend_folder(found, partial / "backends")
-            link_repository(repository, partial / "models")
+    with writable(folder, "XDG_CACHE_HOME"):
+        home.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        if not folder.exists():
+            # Whoever makes it at the same time makes the same.
+            with new_folder(folder, force=True) as partial:
+                backend_folder(found, partial / "backends")
+                link_repository(repository, partial / "models")
     _refuse_foreign(folder.parent)
     _refuse_foreign(folder)
     return folder
@@ -204,10 +167,15 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _refuse_free_ports(options: ServeOptions) -> None:
-    for port in PORTS:
-        if getattr(options, port) == 0:
+def _check_ports(options: ServeOptions) -> None:
+    taken: dict[int, str] = {}
+    for name in _PORTS:
+        port, flag = getattr(options, name), f"--{name.replace('_', '-')}"
+        if port == 0:
             raise SaccadeError(
-                f"--{port.replace('_', '-')} 0: a free port is found when a server starts, and "
-                "a printed command starts later. Give a port."
+                f"{flag} 0: a free port is found when a server starts, and a printed command "
+                "starts later. Give a port."
             )
+        if port in taken:
+            raise SaccadeError(f"{flag} and {taken[port]} are both {port}. Change one.")
+        taken[port] = flag

@@ -64,7 +64,9 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
         behind one router, or a server would not load what comes of them.
     """
     folder, out = Path(folder), options.out
-    refuse_existing(out, force=options.force)
+    texts = [each for each in (options.labels, options.templates) if each is not None]
+    inputs = [folder, *map(Path, options.engines), *texts]
+    refuse_existing(out, force=options.force, inputs=inputs)
     labelling = read_labelling(options.labels, options.templates)
     every = grouped(read_folder(folder))
     variants = chosen(folder, every, options.precisions, options.runtime)
@@ -139,6 +141,12 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
     Raises: SaccadeError for another folder and another version.
     """
     path = Path(folder) / DESCRIPTION
+    if not path.is_file():
+        state = f"holds no {DESCRIPTION}" if Path(folder).is_dir() else "is no folder"
+        raise SaccadeError(
+            f"{folder}: describes no model repository: it {state}. Write one with: saccade "
+            "repository ARTEFACT --out REPOSITORY"
+        )
     try:
         content = json.loads(path.read_bytes())
         found = content["schema"], content["version"]
@@ -154,9 +162,14 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
             raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(RUNTIMES)}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SaccadeError(
-            f"{path}: describes no model repository ({error!r}). {_AGAIN}"
+            f"{path}: describes no model repository ({_said(error)}). {_AGAIN}"
         ) from error
     return Deployment(Path(folder), model, variants, unmeasured, runtime, kept), files
+
+
+def _said(error: Exception) -> str:
+    # A KeyError says no more than a name.
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _hold_to_rules(folder: Path) -> None:

@@ -19,6 +19,7 @@ from saccade.serving.installation import (
     check_installation,
     find_installation,
 )
+from saccade.serving.needs import needs_of, refuse_unrunnable
 from saccade.serving.readiness import Board, Readiness, ReadyEndpoint
 from saccade.serving.repository import read_repository
 from saccade.serving.run_folder import RunFolder
@@ -46,6 +47,8 @@ class Server:
         wanted = self.options
         refuse_exposure(wanted, found)
         deployment = read_repository(self.repository)
+        self._needs = needs_of(self.repository)
+        refuse_unrunnable(self.repository, self._needs, found)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
             check_installation(found)
@@ -61,10 +64,10 @@ class Server:
         return self
 
     def _start(self, found: Installation, log: ServerLog) -> None:
-        options, repository = self.options, self.repository
+        options, repository, needs = self.options, self.repository, self._needs
 
         def start(folder: RunFolder) -> ServerProcess:
-            return ServerProcess(found, repository, options, folder, log)
+            return ServerProcess(found, repository, options, folder, log, needs)
 
         self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
         self._supervisor = Supervisor(start, options, self._board, log)

@@ -10,14 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from saccade.plugins.errors import ServerFailed
+from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving.addresses import ServeOptions, address
 from saccade.serving.installation import STUB, Installation
+from saccade.serving.needs import Needs
 from saccade.serving.run_folder import RunFolder, remove_regions
 from saccade.serving.server_log import ServerLog
 
@@ -45,15 +47,17 @@ class ServerProcess:
         options: ServeOptions,
         folder: RunFolder,
         log: ServerLog,
+        needs: Needs,
     ) -> None:
         self._options = options
         self._log = log
         self._regions = f"{folder.path.name}-{secrets.token_hex(3)}-"
         self._stubs: tuple[Stub, ...] = ()
-        backends = backend_folder(installation, folder.path / "backends")
         models = folder.path / "models"
-        link_repository(repository, models)
-        arguments = server_arguments(options, backends, models, self._regions)
+        with writable(folder.path, "TMPDIR"):
+            backends = backend_folder(installation, folder.path / "backends")
+            link_repository(repository, models)
+        arguments = server_arguments(options, backends, models, self._regions) + needs.arguments
         leash = Path(__file__).with_name("leash.py")
         self._process = subprocess.Popen(
             [sys.executable, "-IS", leash, str(os.getpid()), installation.binary, *arguments],
@@ -151,6 +155,23 @@ def server_arguments(
         "--allow-vertex-ai=false",
         f"--backend-config=python,shm-region-prefix-name={regions}",
     ]
+
+
+@contextmanager
+def writable(folder: Path, variable: str) -> Iterator[None]:
+    """What the server needs is written inside the block, in a folder that a variable chooses.
+
+    Raises: SaccadeError where the block cannot write.
+    """
+    try:
+        yield
+    except OSError as error:
+        # Of a whole tree: all that could not be copied, each as from, to and why.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise SaccadeError(
+            f"{folder}: what the server needs cannot be written there ({why}). Make room, or set "
+            f"{variable} to another folder."
+        ) from error
 
 
 def backend_folder(installation: Installation, folder: Path) -> Path:

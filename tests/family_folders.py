@@ -10,14 +10,20 @@ _SOURCE = Path(__file__).with_name("serving") / "tiny_families.py"
 
 def family_folder(family: str, place: Path) -> Path:
     """The folder of that family under `place`, which all test processes share; do not change it."""
-    spec = importlib.util.spec_from_file_location("tiny_families", _SOURCE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     folder = place / "families" / family / "folder"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            module.exported(family, folder.parent)
+            exported(family, folder.parent)
     return folder
+
+
+def exported(family: str, place: Path, precision: tuple[str, ...] = ("fp32",)) -> Path:
+    """The folder of that family, exported into `place`."""
+    spec = importlib.util.spec_from_file_location("tiny_families", _SOURCE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Path = module.exported(family, place, precision)
+    return made

@@ -2,6 +2,7 @@
 """All checks in their order: of the repository as a whole, then of each model."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -89,35 +90,26 @@ def steps(
         found.append((check, model, lambda: _finding(check, model, own)))
 
     for check, verb in REPOSITORY.items():
-        add(check, "", lambda verb=verb: verb(repository, target))  # type: ignore[misc]
+        add(check, "", partial(verb, repository, target))
     for check, verb in ROUTER.items():
-        name = repository.deployment.model
-        add(check, name, lambda verb=verb: verb(repository, target))  # type: ignore[misc]
+        add(check, repository.deployment.model, partial(verb, repository, target))
     left_out = _OF_PLANS if repository.deployment.runtime == "onnxruntime" else _OF_FILES
     for each in repository.models:
         for check, look in MODEL.items():
             if check == "answer" and each.name in unloadable:
                 add(check, each.name, unloaded)
             elif check not in left_out:
-                add(check, each.name, lambda look=look, each=each: look(each, target))  # type: ignore[misc]
+                add(check, each.name, partial(look, each, target))
     for check, verb in LAST.items():
-        add(check, "", lambda verb=verb: verb(repository, target))  # type: ignore[misc]
+        add(check, "", partial(verb, repository, target))
     return found
-
-
-def examine(folder: Path, target: Target) -> list[Finding]:
-    """All findings, in this process.
-
-    Raises: SaccadeError if the folder describes no repository.
-    """
-    return [run() for _, _, run in steps(opened(folder), target)]
 
 
 def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
     """What is wrong with a repository by the rules alone, each with its model."""
     repository = opened(folder)
     made = [
-        _finding(check, each.name, lambda check=check, each=each: MODEL[check](each, target))  # type: ignore[misc]
+        _finding(check, each.name, partial(MODEL[check], each, target))
         for each in repository.models
         for check in RULES
     ]

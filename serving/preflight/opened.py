@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.export.manifest import SUFFIX, Manifest, read_manifest
 from saccade.plugins.errors import SaccadeError, require
-from saccade.serving.config_text import MAX_BYTES, parse_config
+from saccade.serving.config_text import read_config
 from saccade.serving.model_config import MODEL_FILE
 from saccade.serving.preflight.report import NotChecked
 from saccade.serving.repository import Deployment, read_description
@@ -59,17 +59,7 @@ class OpenedModel:
 
         Raises: SaccadeError that says what is wrong with the text.
         """
-        path = self.folder / "config.pbtxt"
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                raise SaccadeError(f"config.pbtxt has more than {MAX_BYTES} bytes.")
-            return parse_config(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise SaccadeError(f"config.pbtxt cannot be read ({error}).") from error
-        except Exception as error:  # text_format's own ParseError, without naming its package
-            if type(error).__name__ != "ParseError":
-                raise
-            raise SaccadeError(f"config.pbtxt is no ModelConfig ({error}).") from error
+        return read_config(self.folder / "config.pbtxt")
 
     @cached_property
     def manifest(self) -> Manifest:

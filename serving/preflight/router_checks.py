@@ -155,9 +155,9 @@ def _classes(repository: Opened, name: str, variant: VariantParts) -> Iterator[s
     if name != f"{variant.name}.npy":
         yield f"the labels of {variant.name} are in {name!r}, expected {variant.name}.npy."
         return
+    labels = label_lines(repository.router)
     try:
         vectors = np.load(repository.router.version / name, allow_pickle=False)
-        labels = (repository.router.folder / "labels.txt").read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
         yield f"the labels of {variant.name} cannot be read ({error})."
         return

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from saccade.serving import print_command
-from saccade.serving.print_command import IMAGE, LIBRARIES, Needs, container_arguments
+from saccade.serving.needs import LIBRARIES, Needs
+from saccade.serving.print_command import IMAGE, container_arguments
 from saccade.serving.router_folder import router_code
 
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
@@ -168,6 +169,8 @@ def test_only_the_proxy_can_be_opened_and_its_places_fit():
     assert proxy["ports"] == ["${SACCADE_LISTEN:-127.0.0.1}:8443:8443"]
     assert proxy["read_only"] is True and proxy["cap_drop"] == ["ALL"]
     assert "listen 8443 ssl" in (DOCKER / "proxy/place/server.conf").read_text()
+    pod = yaml.safe_load((ROOT / "deploy/proxy/deployment.yaml").read_text())["spec"]["template"]
+    assert proxy["stop_grace_period"] == f"{pod['spec']['terminationGracePeriodSeconds']}s"
     (entry,) = (
         rest for word, rest in instructions(DOCKER / "proxy/Dockerfile") if word == "ENTRYPOINT"
     )
@@ -232,7 +235,9 @@ def test_kserves_container_is_the_deployments_elsewhere():
     validator.validate(whole, validator.latest_version(), strict=True)
     uri = service["spec"]["predictor"]["model"]["storageUri"]
     claim = yaml.safe_load((ROOT / "deploy" / "models" / "claim.yaml").read_text())
-    assert uri == f"pvc://{claim['metadata']['name']}"
+    deployment = yaml.safe_load((ROOT / "deploy" / "base" / "deployment.yaml").read_text())
+    mount = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]
+    assert uri == f"pvc://{claim['metadata']['name']}/{mount['subPath']}"
 
 
 def test_every_file_says_its_licence():

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from saccade.serving.needs import Needs
 from saccade.serving.print_command import (
     IMAGE,
     MODELS,
     SHARED_MEMORY_MIB,
     STOP_TIMEOUT_S,
-    Needs,
     container_arguments,
 )
 
@@ -156,6 +156,10 @@ def test_the_model_store_is_read_only_and_memory_is_shared(rendered, folder):
     models = mounts[str(MODELS)]
     claim = volumes[models["name"]]["persistentVolumeClaim"]
     assert models["readOnly"] is True and claim["readOnly"] is True
+    # A whole file system may hold a lost+found, which the server takes for a model and fails.
+    copied = f"kubectl cp build/{models['subPath']} saccade-copying:{MODELS}\n"
+    assert copied in (DEPLOY.parent / "docs" / "production.md").read_text()
+    assert copied in (DEPLOY / "models" / "copying.yaml").read_text()
     assert ("PersistentVolumeClaim", claim["claimName"]) in rendered["models"]
     shared = volumes[mounts["/dev/shm"]["name"]]["emptyDir"]
     assert shared == {"medium": "Memory", "sizeLimit": f"{SHARED_MEMORY_MIB}Mi"}

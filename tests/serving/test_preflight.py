@@ -17,8 +17,8 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 
 import tiny_artefacts as tiny
 from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
+from tiny_artefacts import examine
 
-from saccade.serving.preflight.examine import examine
 from saccade.serving.preflight.target import Gpu, Target
 from saccade.serving.repository import RepositoryOptions, deploy
 

@@ -20,12 +20,11 @@ import numpy as np
 import tiny_artefacts as tiny
 from broken_changes import other_answer, with_library
 from ops_implementations import built_library
-from tiny_artefacts import FULL, HALF
+from tiny_artefacts import FULL, HALF, examine
 
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.cli import run
 from saccade.serving.client import Client
-from saccade.serving.preflight.examine import examine
 from saccade.serving.preflight.target import target_of
 from saccade.serving.preflight.verb import PreflightOptions, preflight
 from saccade.serving.repository import RepositoryOptions, deploy
@@ -158,4 +157,7 @@ def test_a_running_server_with_our_ops_is_not_disturbed(needs_server, repository
         assert report.passed, report.failed
         assert errors == [] and set(answers) == {FULL} and len(answers) > 10
         assert server.ready()
+        started_with = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
+        # Without it the resource of the instance groups would hold nobody back.
+        assert b"--rate-limit=execution_count" in started_with
     assert {path.name: path.stat().st_mtime_ns for path in made.rglob("*")} == before

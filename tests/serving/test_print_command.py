@@ -15,10 +15,13 @@ import pytest
 
 from saccade.plugins.errors import SaccadeError
 from saccade.serving import cli, print_command
+from saccade.serving import needs as needs_module
 from saccade.serving.addresses import ServeOptions, with_ports
 from saccade.serving.client import Client
 from saccade.serving.installation import find_installation
-from saccade.serving.print_command import Needs, as_text, container_arguments, needs_of
+from saccade.serving.needs import Needs, needs_of
+from saccade.serving.preflight.target import Gpu
+from saccade.serving.print_command import as_text, container_arguments
 from saccade.serving.repository import read_repository
 
 PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
@@ -37,7 +40,7 @@ def written(tmp_path, monkeypatch):
     def write(config: str) -> Path:
         folder = tmp_path / "a, repository"
         (folder / "m" / "1").mkdir(parents=True)
-        (folder / "m" / "config.pbtxt").write_text(config)
+        (folder / "m" / "config.pbtxt").write_bytes(config.encode("utf-8", "surrogatepass"))
         monkeypatch.setattr(print_command, "read_repository", lambda folder: None)
         return folder
 
@@ -129,6 +132,12 @@ def test_the_container_is_closed_and_small(written):
     assert split(as_text(words)) == list(words)
 
 
+@pytest.mark.parametrize("config", ['name: "m" unknown: 1', "\ud800"])
+def test_a_configuration_that_is_none_is_named(written, config):
+    with pytest.raises(SaccadeError, match=r"m: config\.pbtxt .*saccade preflight '"):
+        print_command.print_command(written(config), container=True)
+
+
 def test_a_path_with_a_comma_is_one_field(written):
     folder = written(CPU)
     words = print_command.print_command(folder, container=True)
@@ -162,10 +171,11 @@ def test_needs_are_read_from_the_configs(written, config, needs):
     "config, container, options, words",
     [
         (CPU, True, {"grpc_port": 0}, ("--grpc-port 0", "Give a port")),
+        (CPU, True, {"http_port": 8001}, ("--http-port and --grpc-port are both 8001",)),
         (CPU, True, {"host": "0.0.0.0"}, ("0.0.0.0", "proxy", "--accept-risk")),
         (CPU, False, {"host": "0.0.0.0"}, ("0.0.0.0", "24.10", "--accept-risk")),
-        (GPU, False, {}, ("GPU", "--container")),
-        (PLAN, False, {}, ("TensorRT", "--container")),
+        (GPU, False, {}, ("has models whose instances are KIND_GPU", "--container")),
+        (PLAN, False, {}, ("has TensorRT plans", "bundled server", "--container")),
         (WITH_LIBRARY % "/there/lib.so", True, {}, ("/there/lib.so", "/opt/saccade/lib")),
     ],
 )
@@ -185,21 +195,34 @@ def test_a_server_that_saccade_does_not_bring_is_told_what_plans_need(
     monkeypatch.setattr(print_command, "find_installation", lambda: found)
     folder = written(SHARED)
     (folder / "saccade.json").touch()
+    monkeypatch.setattr(needs_module, "gpus", tuple)
+    with pytest.raises(SaccadeError, match="needs a GPU for them, and nvidia-smi shows none"):
+        print_command.print_command(folder)
+    monkeypatch.setattr(needs_module, "gpus", lambda: (Gpu("8.9", 2**34),))
     words = print_command.print_command(folder, ServeOptions(host="localhost"))
     assert "--grpc-address=127.0.0.1" in words
     assert words[-2:] == tuple(container_arguments(needs_of(folder))[-2:])
     assert words[-1] == "--rate-limit=execution_count"
 
 
-def test_a_cache_that_others_may_write_to_is_refused(
+def test_a_cache_that_cannot_be_used_is_refused(
     needs_server, tiny_repository, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     words = print_command.print_command(tiny_repository)
     assert any(word.startswith(f"--model-repository={tmp_path}/saccade/") for word in words)
     (tmp_path / "saccade").chmod(0o777)
-    with pytest.raises(SaccadeError, match="XDG_CACHE_HOME"):
+    with pytest.raises(SaccadeError, match=r"others may write to it.*XDG_CACHE_HOME"):
         print_command.print_command(tiny_repository)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SaccadeError, match=r"cannot be written there .*XDG_CACHE_HOME"):
+        print_command.print_command(tiny_repository)
+    # A service starts in a folder of its own.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    words = print_command.print_command(tiny_repository)
+    assert any(word.startswith(f"--model-repository={tmp_path}/cache/") for word in words)
 
 
 def test_container_alone_and_a_changed_repository_are_refused(tiny_repository, tmp_path, capsys):

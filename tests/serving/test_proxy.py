@@ -5,148 +5,40 @@ import http.client
 import os
 import re
 import shlex
-import shutil
+import signal
 import socket
 import ssl
 import subprocess
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
+from proxies import COMMITTED, DOCUMENT, ROOT, Proxy, nginx_or_skip, running
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from saccade.serving import client as client_module
 from saccade.serving.client import Client
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMITTED = ROOT / "docker" / "proxy"
-DOCUMENT = ROOT / "docs" / "production.md"
-NOBODY = 65534
 MIB = 2**20
 INFER = "/v2/models/nac/infer"
 
 
-@dataclass(frozen=True)
-class Proxy:
-    """Where it listens and whom to trust."""
-
-    port: int
-    certificate: Path
-
-    @property
-    def url(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def grpc(self) -> InferenceServerClient:
-        return InferenceServerClient(self.url, ssl=True, root_certificates=str(self.certificate))
-
-    def http(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
-        context = ssl.create_default_context(cafile=self.certificate)
-        connection = http.client.HTTPSConnection(
-            "127.0.0.1", self.port, timeout=10, context=context
-        )
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        try:
-            connection.request(
-                method,
-                path,
-                body,
-                named,
-                encode_chunked=named.get("transfer-encoding") == "chunked",
-            )
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
+@pytest.fixture(scope="module")
+def nginx() -> str:
+    """Asked for before a server is started for nothing."""
+    return nginx_or_skip()
 
 
 @pytest.fixture(scope="module")
-def start(eventually_ready: Callable[..., None]) -> Callable[..., Any]:
-    """Start nginx without privileges, with the committed files but for addresses and the cap."""
-    nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-    if nginx is None:
-        pytest.skip("nginx is not installed (Debian, Ubuntu: apt-get install nginx-light)")
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed, with which the certificate is made")
-
-    @contextmanager
-    def run(grpc_port: int, http_port: int) -> Iterator[Proxy]:
-        with socket.create_server(("127.0.0.1", 0)) as holder:
-            port = holder.getsockname()[1]
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            lay_out(folder, port, grpc_port, http_port)
-            command = [nginx, "-e", "stderr", "-p", f"{folder}/run/", "-c", folder / "nginx.conf"]
-            root = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if is_root() else {}
-            with (folder / "run" / "log").open("r+") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log, **root)
-            try:
-                eventually_ready(port, process, folder / "run" / "log")
-                yield Proxy(port, folder / "tls" / "tls.crt")
-            finally:
-                process.terminate()
-                process.wait(10)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def eventually_ready() -> Callable[..., None]:
-    def wait(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
-        for _ in range(200):
-            if process.poll() is not None:
-                pytest.fail(f"nginx ended with {process.returncode}: {log.read_text()}")
-            with socket.socket() as probe:
-                probe.settimeout(0.05)
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            time.sleep(0.02)
-        pytest.fail(f"nginx does not listen: {log.read_text()}")
-
-    return wait
-
-
-def lay_out(folder: Path, port: int, grpc_port: int, http_port: int) -> None:
-    for name in ("place", "tls", "run"):
-        (folder / name).mkdir()
-    (folder / "nginx.conf").write_bytes((COMMITTED / "nginx.conf").read_bytes())
-    changes = {
-        "saccade-server:8001": f"127.0.0.1:{grpc_port}",
-        "saccade-server:8000": f"127.0.0.1:{http_port}",
-        "client_max_body_size 32m": "client_max_body_size 1m",
-        "listen 8443": f"listen 127.0.0.1:{port}",
-    }
-    texts = {file.name: file.read_text() for file in (COMMITTED / "place").glob("*.conf")}
-    for old, new in changes.items():
-        assert sum(text.count(old) for text in texts.values()) == 1, old
-        texts = {name: text.replace(old, new) for name, text in texts.items()}
-    for name, text in texts.items():
-        (folder / "place" / name).write_text(text)
-    shown = re.search(r"^openssl req .*?[^\\]$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    line = shown[0].replace("\\\n", " ").replace("build/tls", str(folder / "tls"))
-    subprocess.run(shlex.split(line), check=True, capture_output=True)
-    (folder / "run" / "log").touch()
-    folder.chmod(0o755)
-    if is_root():
-        for path in (*folder.rglob("*"), folder / "run"):
-            os.chown(path, NOBODY, NOBODY)
-
-
-def is_root() -> bool:
-    return os.geteuid() == 0
-
-
-@pytest.fixture(scope="module")
-def proxy(start, server) -> Iterator[Proxy]:
-    with start(server.options.grpc_port, server.options.http_port) as running:
-        yield running
+def proxy(nginx, server) -> Iterator[Proxy]:
+    with running(server.options.grpc_port, server.options.http_port) as started:
+        yield started
 
 
 @pytest.fixture
@@ -182,12 +74,25 @@ def test_the_documents_client_is_answered(proxy, capsys):
     for shown, here in (
         ("localhost:8443", f"localhost:{proxy.port}"),
         ("build/tls/tls.crt", str(proxy.certificate)),
-        ("docs/examples/seven.png", str(ROOT / "docs/examples/seven.png")),
+        ("docs/examples/sum.png", str(ROOT / "docs/examples/sum.png")),
     ):
         assert code.count(shown) == 1
         code = code.replace(shown, here)
     exec(compile(code, str(DOCUMENT), "exec"), {})
     assert "nac-b0250-fp32" in capsys.readouterr().out
+
+
+def test_the_documents_command_is_answered(proxy):
+    (line,) = re.findall(r"^saccade (classify .*)$", DOCUMENT.read_text(), re.MULTILINE)
+    words = shlex.split(line.replace(":8443", f":{proxy.port}"))
+    done = subprocess.run(
+        [sys.executable, "-m", "saccade", *words],
+        cwd=ROOT,
+        env={**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(proxy.certificate)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "nac-b0250-fp32" in done.stdout, done.stderr
 
 
 def handshake(proxy: Proxy, context: ssl.SSLContext) -> str | None:
@@ -289,10 +194,25 @@ def test_methods_for_administration_do_not_pass(proxy):
             assert status_of(call) == "UNIMPLEMENTED"
 
 
-def test_a_server_that_is_gone_is_unavailable(start):
+def test_a_server_that_is_gone_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         nobody = holder.getsockname()[1]
-    with start(nobody, nobody) as lonely:
+    with running(nobody, nobody) as lonely:
         with lonely.grpc() as connection:
             assert status_of(lambda: ask(connection, b"x")) == "UNAVAILABLE"
         assert lonely.http("GET", "/v2/health/ready")[0] == 502
+
+
+def test_the_images_signal_lets_an_answer_in_flight_pass():
+    name = re.search(r"^STOPSIGNAL (\w+)$", (COMMITTED / "Dockerfile").read_text(), re.MULTILINE)
+    with socket.create_server(("127.0.0.1", 0)) as upstream, ThreadPoolExecutor() as pool:
+        with running(*[upstream.getsockname()[1]] * 2) as ending:
+            asked = pool.submit(ending.http, "GET", "/v2")
+            behind, _ = upstream.accept()
+            with behind:
+                behind.recv(65536)
+                ending.process.send_signal(signal.Signals[name[1]])
+                time.sleep(0.2)  # in which SIGTERM would cut it
+                behind.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            assert asked.result(10) == (200, b"ok")
+            assert ending.process.wait(10) == 0

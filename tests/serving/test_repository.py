@@ -194,6 +194,16 @@ def test_an_existing_output_is_refused_before_any_work_and_replaced_with_force(f
     assert not (out / "precious").exists() and (out / "nac").is_dir()
 
 
+@pytest.mark.parametrize("place", [".", "..", "link"])
+def test_force_does_not_replace_what_is_read(folder, place):
+    (folder.parent / "link").symlink_to(folder)
+    out = folder.parent / "link" if place == "link" else folder / place
+    before = sorted(folder.iterdir())
+    with pytest.raises(SaccadeError, match=r"would remove .*artefacts, which is read"):
+        deploy(folder, RepositoryOptions(out, force=True))
+    assert sorted(folder.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A repository that was changed after it was written is not believed."""
 
+import shutil
+
 import pytest
 
 from saccade.plugins.errors import SaccadeError
@@ -33,7 +35,9 @@ def spoil_version(out):
         (spoil_router, "is missing"),
         (spoil_by_adding, "was not written by saccade"),
         (spoil_version, "describes no model repository"),
-        (lambda out: (out / "saccade.json").unlink(), "describes no model repository"),
+        (lambda out: (out / "saccade.json").unlink(), r"it holds no saccade\.json\."),
+        (shutil.rmtree, "it is no folder"),
+        (lambda out: (out / "saccade.json").write_text("{}"), r"no 'schema'\)"),
     ],
 )
 def test_a_repository_is_believed_only_as_it_was_written(tiny_folder, tmp_path, spoil, words):

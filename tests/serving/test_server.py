@@ -182,6 +182,16 @@ def test_changed_repository_is_refused(change, needs_server, tiny_repository, tm
     assert victim.name in str(error.value) and "saccade repository" in str(error.value)
 
 
+def test_a_full_disk_is_named(needs_server, hand_made, leavings, monkeypatch):
+    def full(*_, **__):
+        raise shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")])
+
+    monkeypatch.setattr(server_process.shutil, "copytree", full)
+    with pytest.raises(SaccadeError, match=r"No space left on device.*TMPDIR"):
+        Server(hand_made(), ServeOptions(**FREE_PORTS)).__enter__()
+    assert not leavings()
+
+
 def test_server_that_dies_while_starting_shows_its_last_lines(needs_server, hand_made, leavings):
     broken = hand_made(initialize="raise ValueError('the weights are upside down')")
     with pytest.raises(ServerFailed, match="upside down") as error:
