@@ -2,8 +2,8 @@
 """What was measured of each variant, in `frontier.json`: score against speed, and who dominates."""
 
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -246,9 +246,10 @@ def entry_of(value: Any) -> Entry:
     ):
         for key in keys:
             _of_type(holder[key], kind, where + key)
-    for key in ("embedding_bytes", "memory_bytes"):
+    optional = {"embedding_bytes": int, "memory_bytes": int, "top5": float, "dominated_by": str}
+    for key, expected in optional.items():
         if value[key] is not None:
-            _of_type(value[key], int, where + key)
+            _of_type(value[key], expected, where + key)
     low, high = (float(_of_type(each, float, where + "interval")) for each in score["interval"])
     _check_points(value["in_process"], where + "in_process")
     best = _of_type(value["in_process"].get("best_batch"), int, where + "best_batch")
@@ -284,7 +285,7 @@ def _of_type(value: Any, kind: type, where: str) -> Any:
     fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
     if not fits or (kind is not bool and isinstance(value, bool)):
         raise ValueError(f"{where} is {value!r:.60}, expected {kind.__name__}")
-    if kind is float and not math.isfinite(value):
+    if kind is float and not abs(value) <= sys.float_info.max:
         raise ValueError(f"{where} is {value!r}, expected a finite number")
     return value
 

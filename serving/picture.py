@@ -18,7 +18,7 @@ _MARKERS = {"fp32": "o", "fp16": "s", "bf16": "D", "int8": "^"}
 _FRONTIER, _DOMINATED, _GRID, _INK = "#0b6e99", "#8a8f98", "#e3e6ea", "#22262b"
 # From this ratio of fastest to slowest on, a linear axis would squeeze the slow half together.
 _LOG_FROM_RATIO = 4.0
-_CROWDED = 8  # more points than that are named in short: the tables say the rest
+_CROWDED = 8  # more points than that are named by budget alone: the tables say the rest
 
 
 def frontier_png(report: dict[str, Any]) -> bytes:
@@ -26,7 +26,16 @@ def frontier_png(report: dict[str, Any]) -> bytes:
 
     Raises: MissingPackage without matplotlib.
     """
-    require("matplotlib", extra="bench")
+    matplotlib = require("matplotlib", extra="bench")
+    buffer = io.BytesIO()
+    # A name is text, whatever signs are in it: between two dollars it would be read as a formula.
+    with matplotlib.rc_context({"text.parse_math": False}):
+        # Without a date and a version in it, the same figures give the same bytes.
+        _figure(report).savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _figure(report: dict[str, Any]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -44,10 +53,7 @@ def frontier_png(report: dict[str, Any]) -> bytes:
     )  # fmt: skip
     figure.supxlabel(_caption(report), x=0.01, ha="left", fontsize=7.5, color="#5b626b")
     _name_points(axes, report)
-    buffer = io.BytesIO()
-    # Without a date and a version in it, the same figures give the same bytes.
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return figure
 
 
 def _draw_frontier(axes: Any, variants: list[dict[str, Any]]) -> None:
@@ -121,8 +127,9 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
     """Words beside each point, on the side where they cover least."""
     axes.figure.draw_without_rendering()
     inside = axes.get_window_extent()
-    # A point counts beside its bar: words rather cross a thin line.
-    taken = [each(axes, variant) for variant in report["variants"] for each in (_bar, _point)]
+    # A point counts beside its bar: words rather cross a thin line, and do where there are many.
+    boxes = (_point,) if _is_crowded(report) else (_bar, _point)
+    taken = [each(axes, variant) for variant in report["variants"] for each in boxes]
     # Dominated points lie under the frontier: their words look for room to the lower left first.
     for variant in sorted(report["variants"], key=lambda each: each["dominated_by"] is not None):
         dominated = variant["dominated_by"] is not None
@@ -174,13 +181,17 @@ def _common(one: Any, other: Any) -> float:
     return float(max(0.0, width) * max(0.0, height))
 
 
+def _is_crowded(report: dict[str, Any]) -> bool:
+    return len(report["variants"]) > _CROWDED
+
+
 def _words(variant: dict[str, Any], report: dict[str, Any]) -> str:
-    crowded = len(report["variants"]) > _CROWDED
-    name = f"{variant['budget']:g} · {score_text(variant['score'])}"
-    name = name if crowded else f"budget {name}"
+    if _is_crowded(report):
+        return f"{variant['budget']:g}"
+    name = f"budget {variant['budget']:g} · {score_text(variant['score'])}"
     if variant["precision"] != "fp32":
-        name = f"{variant['precision']}{' ' if crowded else ', '}{name}"
-    if variant["dominated_by"] is None or crowded:
+        name = f"{variant['precision']}, {name}"
+    if variant["dominated_by"] is None:
         return name
     return f"{name}\ndominated by {variant['dominated_by'].removeprefix(report['model'] + '-')}"
 
@@ -200,6 +211,9 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
     else:
         span = high - low or high
         axes.set_xlim(low - left * span, high + right * span)
+    if saves_bytes(first):  # few sizes, each a budget's own
+        axes.set_xticks(sorted(set(places)))
+        axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     speed = f"inferences per second, {throughput_of(first)[1]}"
     axes.set_xlabel("bytes per embedding" if saves_bytes(first) else speed)
@@ -218,7 +232,7 @@ def _caption(report: dict[str, Any]) -> str:
     cheap = "no larger" if bytes_saved else "as fast"
     swept = "costs" in report["variants"][0] and not bytes_saved
     rounds = "; across: rounds" if swept else ""
-    named = " Named by budget." if len(report["variants"]) > _CROWDED else ""
+    named = " Numbers: budgets." if _is_crowded(report) else ""
     return (
         f"{machine['runtime']}, 1 thread, on {machine['device']}. {report['data']['n']} test "
         f"samples, bars are 95 % intervals{rounds}.\nHollow: dominated, that is, another variant "

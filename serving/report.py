@@ -103,7 +103,8 @@ def headline(report: dict[str, Any]) -> str:
     """The cheapest variant that gives up little, against the largest."""
     variants = report["variants"]
     kept = [variant for variant in variants if variant["dominated_by"] is None]
-    standing = f"{len(kept)} of {len(variants)} variants are on the frontier."
+    what = "bytes of an embedding" if saves_bytes(variants[0]) else "throughput"
+    standing = f"{len(kept)} of {len(variants)} variants are on the frontier of score and {what}."
     if failed := len(report.get("failed", ())):
         standing += f" {failed} point{'s' if failed > 1 else ''} failed: see below."
     full = variants[0]
@@ -114,23 +115,29 @@ def headline(report: dict[str, Any]) -> str:
     def lost(variant: dict[str, Any]) -> float:
         return sign * float(score["value"] - variant["score"]["value"])
 
-    near = [variant for variant in kept if lost(variant) <= little and variant is not full]
+    others = [variant for variant in kept if variant is not full]
+    near = [variant for variant in others if lost(variant) <= little]
     if not near:
-        return standing
+        most = f"{_difference(score, little)} of {full['variant']}"
+        return f"{standing} No other scores within {most}." if others else standing
     if saves_bytes(full):
         small = min(near, key=cost_of)
         gain = f"an embedding {cost_of(full) / cost_of(small):.1f} times smaller than that"
     else:
         small = max(near, key=cost_of)
         gain = f"{cost_of(small) / cost_of(full):.1f} times the throughput"
-    change = abs(shown(score, lost(small)))
-    points_lost = f"{change:.1f} points" if is_share(score) else f"{change:.3f}"
     lower = sign * lost(small) >= 0
     return (
         f"{standing} {small['variant']} keeps {small['kept']} of {small['total']} "
-        f"{small['unit']}: {gain} of {full['variant']}, score {points_lost} "
+        f"{small['unit']}: {gain} of {full['variant']}, score {_difference(score, lost(small))} "
         f"{'lower' if lower else 'higher'}."
     )
+
+
+def _difference(score: dict[str, Any], value: float) -> str:
+    """How far apart two values of that score are."""
+    apart = abs(shown(score, value))
+    return f"{apart:.1f} points" if is_share(score) else f"{apart:.3f}"
 
 
 def _alternative(report: dict[str, Any]) -> str:
@@ -191,9 +198,23 @@ def read_report(path: Path) -> dict[str, Any]:
     return dict(report)
 
 
+def draw_again(path: Path) -> None:
+    """Picture and page beside a report.json, from it alone.
+
+    Raises: SaccadeError for what `read_report` refuses, and for a report that lacks something.
+    """
+    report = read_report(path)
+    try:
+        draw(report, path.parent)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise SaccadeError(
+            f"{path}: is damaged or was edited ({error!r:.100}). Write it with: saccade bench"
+        ) from error
+
+
 if __name__ == "__main__":
     try:
         for name in sys.argv[1:]:
-            draw(read_report(Path(name)), Path(name).parent)
+            draw_again(Path(name))
     except SaccadeError as error:
         sys.exit(str(error))

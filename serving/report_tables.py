@@ -99,7 +99,7 @@ def _latency(variants: Sequence[dict[str, Any]]) -> Table:
         100 * grpc[name]["client_cpu_share"] for _, grpc in every for name in names if name in grpc
     ]
     note = (
-        "p50/p95/p99 of a request. gRPC: raw tensors to the variant; router: an image as PNG. "
+        "p50/p95/p99 of a request. gRPC: raw tensors to the variant; router: images as PNG. "
         f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all processor time."
     )
     columns = ("variant", *map(_clients, names))

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from saccade.serving.frontier import Entry
@@ -38,12 +39,14 @@ def assemble(
     measured = [
         replace(one, entry=entry) for (one, _, _), entry in zip(found, entries, strict=True)
     ]
-    full = content(measured, options.bench(options.out))
+    full = content(measured, options)
     for variant in full["variants"]:
         name = variant["variant"]
         variant["costs"] = as_json(name, costs[name], dominated)
     servers = {version for _, _, version in found if version}
     full |= {"machine": machine.to_dict(), "server": ", ".join(sorted(servers)) or None}
+    # A finished sweep that is asked for again was not measured now.
+    full["date"] = datetime.fromtimestamp(state.last_written, UTC).isoformat(timespec="seconds")
     return full, entries
 
 

@@ -45,12 +45,10 @@ def figures(
         found[LATENCY] = latency
     resident = [float(each["resident_bytes"]) for each in memory]
     batch = memory[0]["batch"]
-    found[MEMORY] = Figure(
-        float(np.median(resident)), min(resident), max(resident), "bytes",
-        f"resident memory of a process that holds the variant and has answered a batch of {batch}",
-    )  # fmt: skip
+    holds = f"resident in a process that holds the variant and has answered a batch of {batch}"
+    found[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", holds)
     if numbers := embedding_bytes(ready.variant.main):
-        found[BYTES] = Figure(numbers, numbers, numbers, "bytes", "one embedding")
+        found[BYTES] = _figure(numbers, [numbers], "bytes", "of one embedding")
     return found
 
 
@@ -109,24 +107,35 @@ def _throughput(
     served: Mapping[Place, Sequence[LoadResult]],
 ) -> Figure:
     unit, best = "inferences per second", entry.best_batch
-    for kind in ("concurrency_", "router_concurrency_"):
+    for kind, through in (("concurrency_", "gRPC"), ("router_concurrency_", "the router")):
         points = [point for _, role, point in served if not role and point.startswith(kind)]
         if points:
-            point = max(points, key=lambda each: int(each.rpartition("_")[2]))
+            point = max(points, key=_clients)
             rates = [_rate(each) for each in served[entry.variant, "", point]]
-            return Figure(entry.speed, min(rates), max(rates), unit, f"through gRPC, {point}")
+            where = f"through {through}, clients at a time: {_clients(point)}"
+            return _figure(entry.speed, rates, unit, where)
     rates = [round(turn[""].calls[best].inferences_per_second, 2) for turn in inside]
-    return Figure(entry.speed, min(rates), max(rates), unit, f"in process, batch {best}")
+    return _figure(entry.speed, rates, unit, "in process, each variant at its best batch")
 
 
 def _latency(entry: Entry, served: Mapping[Place, Sequence[LoadResult]]) -> Figure | None:
     if entry.p95_ms is None:
         return None
-    points = [point for _, role, point in served if not role]
-    point = next(p for p in ("router_concurrency_1", "concurrency_1") if p in points)
-    rounds = served[entry.variant, "", point]
-    found = [round(float(np.percentile(_latencies(each), 95)), 4) for each in rounds]
-    return Figure(entry.p95_ms, min(found), max(found), "ms", f"95th percentile, {point}")
+    for point, through in (("router_concurrency_1", "the router"), ("concurrency_1", "gRPC")):
+        if rounds := served.get((entry.variant, "", point)):
+            found = [round(float(np.percentile(_latencies(each), 95)), 4) for each in rounds]
+            where = f"95th percentile of a request through {through}, one client"
+            return _figure(entry.p95_ms, found, "ms", where)
+    return None
+
+
+def _figure(value: float, rounds: Sequence[float], unit: str, of: str) -> Figure:
+    # A quantile of all rounds together may lie just outside those of each.
+    return Figure(value, min(value, *rounds), max(value, *rounds), unit, of)
+
+
+def _clients(point: str) -> int:
+    return int(point.rpartition("_")[2])
 
 
 def _rate(result: LoadResult) -> float:

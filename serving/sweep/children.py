@@ -27,14 +27,17 @@ class Ended:
     complaint: str
 
 
-def run_all(module: str, tasks: Mapping[str, dict[str, Any]], *, at_a_time: int) -> Iterator[Ended]:
+def run_all(
+    module: str, tasks: Mapping[str, dict[str, Any]], folder: Path, *, at_a_time: int
+) -> Iterator[Ended]:
     """`python -m module TASK` for each task, a JSON object; each as it ends.
 
-    They are killed with this process, and when the caller stops asking.
+    They are killed with this process, and when the caller stops asking. What they print passes
+    through a hidden folder in `folder`, which is left behind only where this process is killed.
     """
     waiting = list(tasks.items())
     running: dict[str, subprocess.Popen[bytes]] = {}
-    with tempfile.TemporaryDirectory(prefix="saccade-sweep-") as temporary:
+    with tempfile.TemporaryDirectory(prefix=".children.", dir=folder) as temporary:
         place = Path(temporary)
         try:
             while waiting or running:
@@ -52,9 +55,9 @@ def run_all(module: str, tasks: Mapping[str, dict[str, Any]], *, at_a_time: int)
                 process.wait()
 
 
-def run_one(module: str, task: dict[str, Any]) -> Ended:
+def run_one(module: str, task: dict[str, Any], folder: Path) -> Ended:
     """One such process."""
-    (ended,) = run_all(module, {"one": task}, at_a_time=1)
+    (ended,) = run_all(module, {"one": task}, folder, at_a_time=1)
     return ended
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from saccade.export.manifest import read_folder
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.path_fields import PathFields
+from saccade.serving.frontier import FILE_NAME as FRONTIER
 from saccade.serving.frontier import Entry
 from saccade.serving.repository_checks import check_alike, measurements
 from saccade.serving.router_folder import RouterPlan, route_fields
@@ -50,7 +51,7 @@ class Choice:
     """What the router would answer with, why, and when it would not.
 
     `chosen` and `runner_up` are names of variants; `changes` says at which values of the parameter
-    the choice becomes another one.
+    the choice becomes another one; `measured_on` is whose figures decided.
     """
 
     parameter: str
@@ -60,6 +61,7 @@ class Choice:
     runner_up: str | None
     changes: tuple[dict[str, Any], ...]
     variants: tuple[dict[str, Any], ...]
+    measured_on: str | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -71,6 +73,7 @@ class Choice:
             "runner_up": self.runner_up,
             "changes": list(self.changes),
             "variants": list(self.variants),
+            "measured_on": self.measured_on,
         }
 
     def text(self) -> Any:
@@ -117,11 +120,20 @@ def choose(folder: Path | str, options: ChooseOptions) -> Choice:
         runner_up=chosen(value, rest) if best and rest.variants else None,
         changes=tuple(_changes(routes, parameter, value, chosen)),
         variants=tuple(_figures(each, entries.get(each.name)) for each in routes.variants),
+        measured_on=next((f"{each.device}, {each.runtime}" for each in entries.values()), None),
     )
 
 
 def _artefacts(folder: Path) -> Path:
-    return folder / "artefacts" if (folder / SWEEP).exists() else folder
+    if not (folder / SWEEP).exists():
+        return folder
+    artefacts = folder / "artefacts"
+    if not (artefacts / FRONTIER).exists():
+        raise SaccadeError(
+            f"{folder}: its sweep has not come to an end, so that there is no {FRONTIER} yet. "
+            "Run the same `saccade sweep` again: it goes on."
+        )
+    return artefacts
 
 
 def _routes(folder: Path, device: str | None, known: Any) -> tuple[Any, dict[str, Entry]]:
@@ -222,6 +234,7 @@ def _figures(route: Any, entry: Entry | None) -> dict[str, Any]:
         "inferences_per_second": route.inferences_per_second,
         "p95_ms": route.p95_ms,
         "memory_bytes": entry.memory_bytes if entry else None,
+        "embedding_bytes": entry.embedding_bytes if entry else None,
         "dominated_by": entry.dominated_by if entry else None,
     }
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from saccade.serving.sweep.choice import Choice
 
-_COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "MiB", "")
+_COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "MiB", "bytes", "")
 
 
 def render(choice: "Choice") -> Any:
@@ -17,11 +17,15 @@ def render(choice: "Choice") -> Any:
     from rich.text import Text
 
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
-    for index, column in enumerate(_COLUMNS):
+    # Only where a budget saves bytes of an embedding.
+    bytes_saved = any(each["embedding_bytes"] is not None for each in choice.variants)
+    shown = [index for index, name in enumerate(_COLUMNS) if name != "bytes" or bytes_saved]
+    for index in shown:
         words = index in (0, len(_COLUMNS) - 1)
-        table.add_column(column, justify="left" if words else "right", no_wrap=index == 0)
+        table.add_column(_COLUMNS[index], justify="left" if words else "right", no_wrap=index == 0)
     for each in choice.variants:
-        table.add_row(*_row(each, choice))
+        row = _row(each, choice)
+        table.add_row(*(row[index] for index in shown))
     return Group(Text("\n".join(_lines(choice))), "", table)
 
 
@@ -35,6 +39,8 @@ def _lines(choice: "Choice") -> list[str]:
     flag = f"--{choice.parameter.replace('_', '-')}"
     for change in choice.changes:
         lines.append(f"{flag} {change['when']} {change['value']:g}: {change['variant'] or 'none'}.")
+    if choice.measured_on is not None:
+        lines.append(f"Measured on {choice.measured_on}.")
     return lines
 
 
@@ -52,6 +58,7 @@ def _row(each: dict[str, Any], choice: "Choice") -> tuple[str, ...]:
         _number(rate, ",.0f" if rate and rate >= 10 else ".2g"),
         _number(each["p95_ms"], ".2f"),
         _number(memory and memory / 2**20, ".1f"),
+        _number(each["embedding_bytes"], ",d"),
         mark,
     )
 

@@ -20,7 +20,7 @@ from saccade.plugins.files import write_atomically
 
 
 def main(task: dict[str, Any]) -> dict[str, str]:
-    """Do what is not done yet; a refusal is an answer, anything else a crash."""
+    """Do what is not done yet; a refusal of the point is an answer, anything else a crash."""
     place, folder = Path(task["place"]), Path(task["folder"])
     stage = "export"
     try:
@@ -32,6 +32,8 @@ def main(task: dict[str, Any]) -> dict[str, str]:
             (found,) = evaluate(folder, options).found
             write_atomically(place / "score.json", json.dumps(as_json(found)).encode())
     except SaccadeError as error:
+        if isinstance(error.__cause__, OSError):  # a full disk says nothing about the point
+            raise
         return {"stage": stage, "reason": str(error)}
     return {}
 

@@ -56,7 +56,7 @@ def prepare(
         }
     known = {point.variant: point for point in points}
     crashed = []
-    for ended in run_all(_MODULE, tasks, at_a_time=at_a_time):
+    for ended in run_all(_MODULE, tasks, state.path, at_a_time=at_a_time):
         if ended.code:
             crashed.append(ended)
         elif failed := json.loads(ended.output.splitlines()[-1]):

@@ -41,6 +41,11 @@ class SweepFolder:
         """The artefact folder of that point alone."""
         return self.place(point) / "export"
 
+    @property
+    def last_written(self) -> float:
+        """When the last piece was finished, in seconds since 1970."""
+        return max(path.stat().st_mtime for path in self.path.glob("points/*/*.json"))
+
     def read(self, point: Point, name: str) -> dict[str, Any] | None:
         """A finished piece, or none."""
         path = self.place(point) / f"{name}.json"
@@ -106,9 +111,11 @@ def opened(path: Path, identity: dict[str, Any], *, force: bool) -> Iterator[Swe
         if force or differences(path, identity):
             _empty(path)
             write_atomically(path / FILE_NAME, json_bytes(_file(identity)))
-        for folder in (path, *path.glob("points/*")):
-            _remove_halves(folder)
-        yield SweepFolder(path)
+        _remove_halves(path)
+        try:
+            yield SweepFolder(path)
+        finally:
+            _remove_halves(path)
 
 
 def differences(path: Path, identity: dict[str, Any]) -> list[str]:
@@ -135,7 +142,8 @@ def _refuse_other(path: Path, identity: dict[str, Any]) -> None:
             f"{path}: exists already and is no sweep (it has no {FILE_NAME}). "
             "Choose another place with --out, or pass --force to replace it."
         )
-    if found := differences(path, identity):
+    found = differences(path, identity)
+    if found and any(path.glob("points/*/*")):
         raise SaccadeError(
             f"{path}: holds another sweep: {'; '.join(found)}. Give the same options to go on "
             "with it, choose another --out, or pass --force to start again."
@@ -153,10 +161,11 @@ def _empty(path: Path) -> None:
         _remove(each)
 
 
-def _remove_halves(folder: Path) -> None:
+def _remove_halves(path: Path) -> None:
     """What a process that was killed had begun to write."""
-    for each in folder.glob(".*"):
-        _remove(each)
+    for folder in (path, *path.glob("points/*")):
+        for each in folder.glob(".*"):
+            _remove(each)
 
 
 def link(source: Path, target: Path) -> None:

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from saccade.export.evaluate import evaluate
+from saccade.export.evaluate import TASKS_OF, evaluate
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint, load
-from saccade.plugins.errors import GateFailed, require
+from saccade.models.select import selected_checkpoint
+from saccade.plugins.errors import GateFailed, SaccadeError, require
 from saccade.plugins.files import new_folder, sha256_of
 from saccade.plugins.progress import Advance, progress
 from saccade.serving import report
@@ -72,15 +74,24 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
         check_installation(find_installation())
     loaded, machine = load(Path(checkpoint)), this_machine()
     points = points_of(loaded, options)
+    if options.slots:
+        _try_slots(loaded, options.slots)
+    begun = SweepFolder(options.out)
+    if options.force or not any(begun.place(point).exists() for point in points):
+        _try_data(loaded, options)
     with opened(
         options.out, _identity(loaded, points, options, machine), force=options.force
     ) as state:
-        _try_data(state, loaded, points, options)
         try:
             return _swept(state, loaded, points, options, machine)
         except KeyboardInterrupt:
             print("What is done is kept: the same command goes on with it.", file=sys.stderr)
             raise
+        except OSError as error:
+            raise SaccadeError(
+                f"{options.out}: {error}. What is done is kept: make room or mend what is in the "
+                "way, and run the same command again."
+            ) from error
 
 
 def _swept(
@@ -172,13 +183,22 @@ def _identity(
     }
 
 
-def _try_data(
-    state: SweepFolder, checkpoint: Checkpoint, points: Sequence[Point], options: SweepOptions
-) -> None:
-    """Data that does not fit is refused now, and not point by point after the exports."""
-    if options.task is None and not any(state.place(point).exists() for point in points):
+def _try_slots(checkpoint: Checkpoint, slots: Path) -> None:
+    with TemporaryDirectory() as temporary:
+        selected_checkpoint(checkpoint, slots, Path(temporary) / "selected.safetensors")
+
+
+def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
+    """Data or a task that does not fit is refused now, and not point by point after the exports."""
+    known = TASKS_OF[checkpoint.family]
+    if options.task is None:
         limit = min(options.limit or _TRIED_SAMPLES, _TRIED_SAMPLES)
         evaluate(checkpoint.path, EvaluateOptions(options.data, limit=limit))
+    elif options.task not in known:
+        raise SaccadeError(
+            f"--task {options.task}: {checkpoint.path} is of family '{checkpoint.family}', which "
+            f"can be asked {', '.join(known)}. Choose one of them."
+        )
 
 
 def _none_passed(failures: Sequence[Failure]) -> str:

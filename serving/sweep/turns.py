@@ -109,7 +109,7 @@ def _memory(bench: Bench, each: Ready) -> dict[str, Any]:
         "inputs": paths,
         "kernels": str(bench.kernels) if bench.kernels else "",
     }
-    ended = run_one(_MEMORY_MODULE, task)
+    ended = run_one(_MEMORY_MODULE, task, bench.state.path)
     if ended.code:
         raise SaccadeError(
             f"{each.variant.name}: the process that holds it ended with code {ended.code}: "

@@ -185,6 +185,8 @@ WRONG = {
     "a word for a number": (lambda _, one: one.update(budget="all"), "budget is 'all'"),
     "a truth for a number": (lambda _, one: one["score"].update(value=True), "value is True"),
     "no number": (lambda _, one: one["score"].update(value=float("nan")), "finite"),
+    "more than any number": (lambda _, one: one["score"].update(value=10**400), "finite"),
+    "a number for a name": (lambda _, one: one.update(dominated_by=1), "dominated_by is 1"),
     "a point without p95": (lambda _, one: one["in_process"]["batch_1"].pop("p95_ms"), "p95_ms"),
     "an unmeasured best batch": (lambda _, one: one["in_process"].update(best_batch=3), "batch_3"),
     "text for bytes": (lambda _, one: one.update(embedding_bytes="1"), "embedding_bytes is '1'"),

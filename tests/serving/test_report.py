@@ -138,6 +138,19 @@ def test_the_page_is_whole_without_a_network(full: dict[str, Any], tmp_path: Pat
         assert page.count(each["variant"]) >= 3
 
 
+def test_names_are_text_in_picture_and_page(full: dict[str, Any], tmp_path: Path) -> None:
+    hostile = '"><img src=x onerror=alert(1)>$\\frac{$ ${title}'
+    full["model"] = full["data"]["name"] = full["machine"]["device"] = hostile
+    for each in full["variants"]:
+        each["variant"] = each["files"][0]["name"] = hostile
+        each["score"]["name"] = each["unit"] = hostile
+    full["failed"] = [{"variant": hostile, "stage": hostile, "reason": hostile}]
+    report.write_report(full, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<img") == 1 and "<img src=x" not in page
+    assert page.count("&quot;&gt;&lt;img src=x onerror=alert(1)&gt;$\\frac{$ ${title}") > 20
+
+
 def test_dominated_variants_are_marked_in_the_picture_and_off_the_staircase(full) -> None:
     from matplotlib.figure import Figure
 
@@ -221,6 +234,27 @@ def test_the_headline_counts_what_the_budget_saves(full: dict[str, Any]) -> None
     for each, bytes_of in zip(full["variants"], (4096, 2048, 512), strict=True):
         each["embedding_bytes"] = bytes_of
     assert "an embedding 8.0 times smaller than that of nac-b1000" in report.headline(full)
+
+
+def test_a_damaged_report_is_refused(full: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    for key, value in (("variants", []), ("machine", None), ("data", 10**400)):
+        path.write_text(json.dumps(full | {key: value}))
+        with pytest.raises(SaccadeError, match="damaged or was edited"):
+            report.draw_again(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_the_examples_are_what_their_committed_figures_give() -> None:
+    """Fails after a change to the page: run benchmarks/example_sweeps.py then."""
+    root = Path(__file__).parents[2]
+    known = sorted((root / "benchmarks" / "results").glob("sweep_*.json"))
+    assert known
+    for path in known:
+        content = report.read_report(path)
+        place = root / "docs" / "examples" / f"sweep-{content['model']}"
+        picture = place.with_suffix(".png").read_bytes()
+        assert place.with_suffix(".html").read_text("utf-8") == report.page(content, picture)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sweep` on a tiny checkpoint: what it leaves, what it refuses, and how it goes on."""
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from saccade.serving.frontier import read_frontier
 from saccade.serving.installation import check_installation, find_installation
 from saccade.serving.repository import RepositoryOptions, deploy
 from saccade.serving.sweep import point_process, ready, turns
-from saccade.serving.sweep.children import Ended, run_one
+from saccade.serving.sweep.children import Ended
 from saccade.serving.sweep.options import SweepOptions
 from saccade.serving.sweep.sweep import SweepReport, sweep
 
@@ -41,7 +42,9 @@ WHY = "relative error is 0.5, at most 0.1 is allowed"
 def prepared_from(exported: Path) -> Callable[..., Iterator[Ended]]:
     """Exports taken from a folder of fp32 files, which also stand for int8; one point fails."""
 
-    def prepared(module: str, tasks: dict[str, Any], *, at_a_time: int) -> Iterator[Ended]:
+    def prepared(
+        module: str, tasks: dict[str, Any], folder: Path, *, at_a_time: int
+    ) -> Iterator[Ended]:
         assert module == point_process.__name__
         for key, task in tasks.items():
             answer = {"stage": "export", "reason": WHY}
@@ -155,6 +158,7 @@ def test_killed_it_goes_on_and_does_nothing_twice(
     running.send_signal(signal.SIGKILL)
     running.wait()
     assert not (folder / "report").exists()
+    os.utime(point / "memory-0.json", (4e9, 4e9))
     kept = pieces(folder)
     assert (
         before.items() <= kept.items() and str(Path("points", PASSED[1], "memory-0.json")) in kept
@@ -166,6 +170,8 @@ def test_killed_it_goes_on_and_does_nothing_twice(
     after = pieces(folder)
     assert kept.items() <= after.items() and set(after) == set(done)
     assert [each["variant"] for each in again.full["variants"]] == PASSED and again.exit_code == 1
+    assert again.full["date"] == "2096-10-02T07:06:40+00:00"  # of the newest piece, not of the page
+    assert [each.name for each in folder.glob(".*")] == [".lock"]
 
 
 def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
@@ -237,21 +243,32 @@ def test_another_checkpoint_a_strange_folder_and_a_second_sweep_are_refused(
             sweep(tiny_checkpoint, asked)
 
 
-def test_data_that_does_not_fit_is_refused_before_any_export(
-    asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path
+def test_what_does_not_fit_is_refused_before_any_export_and_costs_nothing(
+    swept: SweepReport, asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     images = np.zeros((400, 9, 8, 1), np.uint8)
     np.savez(tmp_path / "large.npz", images=images, labels=np.arange(400) % 10)
-    options = replace(asked, out=tmp_path / "swept", data=str(tmp_path / "large.npz"))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"data": str(tmp_path / "large.npz")}, "9, 8, 1"),
+        ({"task": "caption"}, "top1, knn, probe"),
+        ({"slots": tmp_path / "none.json"}, "only the family 'sparo'"),
+    ]
+    before = pieces(asked.out)
     with mock.patch.object(ready, "run_all", side_effect=AssertionError):
-        with pytest.raises(SaccadeError, match="9, 8, 1"):
-            sweep(tiny_checkpoint, options)
+        for changes, words in wrong:
+            with pytest.raises(SaccadeError, match=words):
+                sweep(tiny_checkpoint, replace(asked, out=tmp_path / "swept", **changes))
+            with pytest.raises(SaccadeError, match=words):
+                sweep(tiny_checkpoint, replace(asked, force=True, **changes))
+    assert not (tmp_path / "swept").exists() and pieces(asked.out) == before
 
 
 def test_a_crashed_export_says_nothing_of_the_point(
     asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    def killed(module: str, tasks: dict[str, Any], *, at_a_time: int) -> Iterator[Ended]:
+    def killed(
+        module: str, tasks: dict[str, Any], folder: Path, *, at_a_time: int
+    ) -> Iterator[Ended]:
         yield from (Ended(key, -9, "", "Killed") for key in tasks)
 
     options = replace(asked, out=tmp_path / "swept")
@@ -259,39 +276,7 @@ def test_a_crashed_export_says_nothing_of_the_point(
         with pytest.raises(SaccadeError, match=r"code -9 \(Killed\).*--jobs 1"):
             sweep(tiny_checkpoint, options)
     assert not list((tmp_path / "swept").rglob("failed.json"))
-
-
-def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Path) -> None:
-    checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=2, propagator_layers=1).path
-    task = {
-        "checkpoint": str(checkpoint), "name": None, "slots": "", "data": "digits", "task": None,
-        "limit": 20, "place": str(tmp_path / "point"), "folder": str(tmp_path / "point" / "export"),
-        "budget": "0.5", "precision": "fp32",
-    }  # fmt: skip
-    ended = run_one(point_process.__name__, task)
-    assert (ended.code, json.loads(ended.output)) == (0, {}), ended.complaint
-    (manifest,) = read_folder(tmp_path / "point" / "export")
-    assert manifest.parity.passed and manifest.variant.kept == 1
-    found = ready.read_found(json.loads((tmp_path / "point" / "score.json").read_bytes()))
-    assert found.samples.shape == (20,) and found.scores[0].n == 20
-    (tmp_path / "point" / "score.json").unlink()
-    (tmp_path / "point" / "export" / manifest.file.name).unlink()
-    answer = json.loads(run_one(point_process.__name__, task).output)
-    assert answer["stage"] == "score" and manifest.file.name in answer["reason"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"precision": ("fp8",)},
-        {"precision": ("fp32", "fp32")},
-        {"engine": ("tensorrt-rtx",)},
-        {"engine": ()},
-        {"jobs": 0},
-        {"seconds": 0},
-        {"limit": 1},
-    ],
-)
-def test_options_out_of_range_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(SaccadeError, match=f"--{next(iter(change))}"):
-        SweepOptions(Path("swept"), **change)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(ready, "run_all", side_effect=full):
+        with pytest.raises(SaccadeError, match=r"No space left.*make room"):
+            sweep(tiny_checkpoint, options)

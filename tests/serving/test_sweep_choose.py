@@ -6,7 +6,9 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from saccade.export.manifest import read_folder
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.cli import run
 from saccade.serving.frontier import Entry, entry_of, merge
+from saccade.serving.load import LoadResult, StreamResult
 from saccade.serving.repository import RepositoryOptions, deploy
-from saccade.serving.sweep.axes import Figure, frontiers
+from saccade.serving.sweep.axes import Figure, figures, frontiers
 from saccade.serving.sweep.choice import Choice, ChooseOptions, choose
 
 # score, lower bound, inferences per second, p95
@@ -137,6 +140,8 @@ def test_the_command_says_why_and_none_is_exit_1(folder: Path, capsys: Any) -> N
     said = capsys.readouterr().out
     assert said.startswith("nac-b0125-fp32: the best-scoring, then the faster, of 1 variant with a")
     assert "--max-latency-ms at least 5: nac-b0250-fp32." in said and "3,600" in said
+    assert "Measured on a processor, 2 cores, onnxruntime 1.31.1 CPU." in said
+    assert "bytes" not in said
     assert run(["choose", str(folder), "--min-score", "0.99", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["variant"] is None and len(answer["variants"]) == 4
@@ -164,6 +169,41 @@ def test_without_figures_only_a_budget_can_be_asked(tiny_folder: Path) -> None:
     assert chosen(tiny_folder, budget="0.3").chosen == "nac-b0250-fp32"
     with pytest.raises(SaccadeError, match="needs figures, and it has none"):
         chosen(tiny_folder, min_score=0.5)
+
+
+def test_embeddings_are_shown_with_their_bytes(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    place = Path(shutil.copytree(folder, tmp_path / "nac"))
+    content = json.loads((place / "frontier.json").read_bytes())
+    for each in content["entries"]:
+        each["embedding_bytes"] = 4096
+    (place / "frontier.json").write_text(json.dumps(content))
+    assert run(["choose", str(place), "--budget", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "bytes" in said and said.count("4,096") == 4
+
+
+def test_a_sweep_that_has_not_ended_is_no_frontier(folder: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(folder, tmp_path / "swept" / "artefacts"))
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
+    assert chosen(tmp_path / "swept", budget="0.5").chosen == "nac-b0500-fp32"
+    (place / "frontier.json").unlink()
+    with pytest.raises(SaccadeError, match="has not come to an end"):
+        chosen(tmp_path / "swept", budget="0.5")
+
+
+def test_what_single_rounds_say_holds_what_all_say_together() -> None:
+    name = "nac-b1000-fp32"
+    # Each round's p95 is 0.55 of its slowest; of both together it is the slowest itself.
+    window = LoadResult(1.0, {"one": StreamResult((0.0,) * 9 + (8.0,))}, 0.0, {}, {})
+    place = (name, "", "router_concurrency_1")
+    ready: Any = SimpleNamespace(variant=SimpleNamespace(main=SimpleNamespace(outputs=())))
+    memory = [{"resident_bytes": 2**26, "batch": 8}] * 2
+    given = replace(entry(name, "a" * 64, 1.0), grpc={"router_concurrency_1": point(10.0, 8.0)})
+    found = figures(ready, [], {place: [window] * 2}, memory, given)
+    latency = found["latency"]
+    assert (latency.value, latency.least, latency.most) == (8.0, pytest.approx(4.4), 8.0)
+    assert latency.of == "95th percentile of a request through the router, one client"
+    assert found["throughput"].of == "through the router, clients at a time: 1"
 
 
 def test_each_cost_has_a_frontier_of_its_own() -> None:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sweeps that docs/budgets.md shows: figures into results, page and picture into docs/examples.
+
+    python benchmarks/example_sweeps.py [build/sweep/example build/sweep/sparo]
+
+Takes the folders of finished sweeps, whose commands stand in docs/budgets.md, then draws every
+example again from the committed figures.
+"""
+
+import sys
+from pathlib import Path
+
+from result_file import write_result
+
+from saccade.plugins.files import write_atomically
+from saccade.serving.picture import frontier_png
+from saccade.serving.report import page, read_report
+
+RESULTS = Path("benchmarks/results")
+EXAMPLES = Path("docs/examples")
+
+
+def main(folders: list[str]) -> None:
+    """Take the figures of these sweeps over, without the raw samples, and draw all."""
+    for folder in folders:
+        report = read_report(Path(folder) / "report" / "report.json")
+        for variant in report["variants"]:
+            del variant["samples"]
+        write_result(RESULTS / f"sweep_{report['model']}.json", report)
+    for path in sorted(RESULTS.glob("sweep_*.json")):
+        report = read_report(path)
+        picture = frontier_png(report)
+        name = f"sweep-{report['model']}"
+        write_atomically(EXAMPLES / f"{name}.png", picture)
+        write_atomically(EXAMPLES / f"{name}.html", page(report, picture).encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
