@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every variant of every shipped checkpoint in each precision: the gate, and an engine of it.
+
+    python benchmarks/shipped_engines.py                                # fp32 and fp16
+    python benchmarks/shipped_engines.py digits-sum --precision fp32 int8
+
+Each setting at each precision is exported and held by the gate, then TensorRT-RTX builds an
+engine of each of its files, which needs no GPU. What is refused stands in the result with the
+reason. Rows of other checkpoints and precisions stay in results/shipped_engines.json.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from result_file import write_result
+
+from saccade.export.engines.build import BuildOptions, build
+from saccade.export.engines.engine_manifest import EngineManifest
+from saccade.export.exported import ExportOptions, export
+from saccade.export.variants import PRECISIONS, setting_text
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.shipped import shipped_checkpoint
+from saccade.plugins.errors import GateFailed
+from saccade.serving.machine import this_machine
+
+RESULT = Path(__file__).with_name("results") / "shipped_engines.json"
+FOLDER = shipped_checkpoint("digits-sum").parent
+_BATCH = "1:8:64"
+
+
+def main() -> None:
+    """Measure what was asked for, row by row, and print each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = sorted(path.stem for path in FOLDER.glob("*.safetensors"))
+    parser.add_argument("name", choices=[*names, "all"], nargs="?", default="all")
+    parser.add_argument("--precision", choices=PRECISIONS, nargs="+", default=["fp32", "fp16"])
+    given = parser.parse_args()
+    rows = json.loads(RESULT.read_text())["models"] if RESULT.exists() else {}
+    for name in names if given.name == "all" else [given.name]:
+        checkpoint = load(shipped_checkpoint(name))
+        known = rows.get(name, {})
+        if known.get("sha256") != checkpoint.sha256:
+            known = {"sha256": checkpoint.sha256, "variants": {}}
+        rows[name] = known
+        for setting in checkpoint.build().settings():
+            for precision in given.precision:
+                text = setting_text(setting.label, setting.budget)
+                found = variant(checkpoint, text, precision)
+                known["variants"].setdefault(setting.label, {})[precision] = found
+                write_result(RESULT, {"machine": this_machine().to_dict(), "models": rows})
+                print(f"{name} {setting.label} {precision}: {line(found)}", flush=True)
+
+
+def variant(checkpoint: Checkpoint, setting: str, precision: str) -> dict[str, Any]:
+    """One setting at one precision: what the gate measured, and what was built."""
+    with tempfile.TemporaryDirectory() as place:
+        options = ExportOptions(Path(place) / "exported", budget=(setting,), precision=(precision,))
+        try:
+            exported = export(checkpoint, options)
+        except GateFailed as failure:
+            return {"refused": str(failure)}
+        engines = build(
+            exported.folder, BuildOptions(engine="tensorrt-rtx", batch=_BATCH)
+        ).manifests
+    return {
+        "parity": {
+            each.variant.role or "whole": each.parity.figures for each in exported.manifests
+        },
+        "engines": {each.variant.role or "whole": engine(each) for each in engines},
+    }
+
+
+def engine(manifest: EngineManifest) -> dict[str, Any]:
+    """What was built."""
+    return {
+        "version": manifest.version,
+        "compute_capabilities": manifest.compute_capabilities,
+        "bytes": manifest.file.bytes,
+        "build_seconds": manifest.build_seconds,
+        "layer_types": manifest.layer_types,
+    }
+
+
+def line(found: dict[str, Any]) -> str:
+    """A row in words."""
+    if "refused" in found:
+        return f"refused: {found['refused'].splitlines()[0]}"
+    worst = max(each["relative_error"] for each in found["parity"].values())
+    mib = sum(each["bytes"] for each in found["engines"].values()) / 2**20
+    return f"relative error {worst:.2g}, {len(found['engines'])} engines, {mib:.1f} MiB"
+
+
+if __name__ == "__main__":
+    main()
