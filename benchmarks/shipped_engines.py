@@ -31,7 +31,6 @@ from saccade.serving.machine import this_machine
 
 RESULT = Path(__file__).with_name("results") / "shipped_engines.json"
 FOLDER = shipped_checkpoint("digits-sum").parent
-_BATCH = "1:8:64"
 
 
 def main() -> None:
@@ -49,8 +48,8 @@ def main() -> None:
             known = {"sha256": checkpoint.sha256, "variants": {}}
         rows[name] = known
         for setting in checkpoint.build().settings():
+            text = setting_text(setting.label, setting.budget)
             for precision in given.precision:
-                text = setting_text(setting.label, setting.budget)
                 found = variant(checkpoint, text, precision)
                 known["variants"].setdefault(setting.label, {})[precision] = found
                 write_result(RESULT, {"machine": this_machine().to_dict(), "models": rows})
@@ -65,9 +64,7 @@ def variant(checkpoint: Checkpoint, setting: str, precision: str) -> dict[str, A
             exported = export(checkpoint, options)
         except GateFailed as failure:
             return {"refused": str(failure)}
-        engines = build(
-            exported.folder, BuildOptions(engine="tensorrt-rtx", batch=_BATCH)
-        ).manifests
+        engines = build(exported.folder, BuildOptions(engine="tensorrt-rtx")).manifests
     return {
         "parity": {
             each.variant.role or "whole": each.parity.figures for each in exported.manifests

@@ -4,6 +4,7 @@
 import errno
 import ipaddress
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -33,14 +34,16 @@ class ServeOptions:
         for name in PORTS:
             if not 0 <= getattr(self, name) <= 65535:
                 raise SaccadeError(
-                    f"{_flag(name)} {getattr(self, name)} is not a port. "
+                    f"{flag_of(name)} {getattr(self, name)} is not a port. "
                     "Give 1 to 65535, or 0 for a free one."
                 )
         for field in fields(self):
             value = getattr(self, field.name)
             least_is_open = field.name != "grace_s"
             if field.name.endswith("_s") and not (value > 0 or (value == 0 and not least_is_open)):
-                raise SaccadeError(f"{_flag(field.name)} {value} is not a duration. Give seconds.")
+                raise SaccadeError(
+                    f"{flag_of(field.name)} {value} is not a duration. Give seconds."
+                )
 
 
 def is_loopback(host: str) -> bool:
@@ -94,9 +97,7 @@ def numeric(host: str) -> str:
 
 
 def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.socket:
-    for other, taken in chosen.items():
-        if taken == port:
-            raise SaccadeError(f"{_flag(name)} and {_flag(other)} are both {port}. Change one.")
+    refuse_shared(name, port, chosen)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     # As the server does: a port that only has connections in TIME_WAIT is free.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,10 +113,18 @@ def _bind(host: str, port: int, name: str, chosen: dict[str, int]) -> socket.soc
             ) from error
         raise SaccadeError(
             f"Port {port} on {host} cannot be used ({error.strerror}). "
-            f"End what holds it, or choose another with {_flag(name)} (0 takes a free one)."
+            f"End what holds it, or choose another with {flag_of(name)} (0 takes a free one)."
         ) from error
     return listener
 
 
-def _flag(name: str) -> str:
+def refuse_shared(name: str, port: int, chosen: Mapping[str, int]) -> None:
+    """Raises: SaccadeError if another of the ports chosen so far is this one."""
+    for other, taken in chosen.items():
+        if taken == port:
+            raise SaccadeError(f"{flag_of(name)} and {flag_of(other)} are both {port}. Change one.")
+
+
+def flag_of(name: str) -> str:
+    """The option that sets a field."""
     return "--" + name.replace("_", "-")

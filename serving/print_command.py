@@ -19,7 +19,13 @@ from pathlib import Path, PurePosixPath
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import new_folder
 from saccade.plugins.native.library import NAME as ONNXRUNTIME_LIBRARY
-from saccade.serving.addresses import ServeOptions, is_loopback, numeric
+from saccade.serving.addresses import (
+    ServeOptions,
+    flag_of,
+    is_loopback,
+    numeric,
+    refuse_shared,
+)
 from saccade.serving.installation import Installation, check_installation, find_installation
 from saccade.serving.needs import LIBRARIES, RELEASE, Needs, needs_of, refuse_unrunnable
 from saccade.serving.repository import read_repository
@@ -168,14 +174,13 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _check_ports(options: ServeOptions) -> None:
-    taken: dict[int, str] = {}
+    chosen: dict[str, int] = {}
     for name in _PORTS:
-        port, flag = getattr(options, name), f"--{name.replace('_', '-')}"
+        port = getattr(options, name)
         if port == 0:
             raise SaccadeError(
-                f"{flag} 0: a free port is found when a server starts, and a printed command "
-                "starts later. Give a port."
+                f"{flag_of(name)} 0: a free port is found when a server starts, and a printed "
+                "command starts later. Give a port."
             )
-        if port in taken:
-            raise SaccadeError(f"{flag} and {taken[port]} are both {port}. Change one.")
-        taken[port] = flag
+        refuse_shared(name, port, chosen)
+        chosen[name] = port

@@ -19,7 +19,7 @@ from saccade.serving.installation import (
     check_installation,
     find_installation,
 )
-from saccade.serving.needs import needs_of, refuse_unrunnable
+from saccade.serving.needs import Needs, needs_of, refuse_unrunnable
 from saccade.serving.readiness import Board, Readiness, ReadyEndpoint
 from saccade.serving.repository import read_repository
 from saccade.serving.run_folder import RunFolder
@@ -47,15 +47,15 @@ class Server:
         wanted = self.options
         refuse_exposure(wanted, found)
         deployment = read_repository(self.repository)
-        self._needs = needs_of(self.repository)
-        refuse_unrunnable(self.repository, self._needs, found)
+        needs = needs_of(self.repository)
+        refuse_unrunnable(self.repository, needs, found)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
             check_installation(found)
             self._board = Board(deployment.model, deployment.variants)
             log = ServerLog(self.options.server_log)
             try:
-                self._start(found, log)
+                self._start(found, needs, log)
                 break
             except ServerFailed:
                 # A port that was free a moment ago: only those that we chose are chosen again.
@@ -63,8 +63,8 @@ class Server:
                     raise
         return self
 
-    def _start(self, found: Installation, log: ServerLog) -> None:
-        options, repository, needs = self.options, self.repository, self._needs
+    def _start(self, found: Installation, needs: Needs, log: ServerLog) -> None:
+        options, repository = self.options, self.repository
 
         def start(folder: RunFolder) -> ServerProcess:
             return ServerProcess(found, repository, options, folder, log, needs)

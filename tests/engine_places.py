@@ -30,6 +30,15 @@ def use_fake(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None = ADA) -> None:
         monkeypatch.setattr(module, "gpu_at_hand", lambda: gpu)
 
 
+def use_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """A file in place of the library of plugins, for the builder and the loader."""
+    library = folder / "libsaccade_tensorrt.so"
+    library.write_bytes(b"plugins")
+    for module in ("build", "loading"):
+        monkeypatch.setattr(f"saccade.export.engines.{module}.TENSORRT_LIBRARY", library)
+    return library
+
+
 class HostMemory:
     """Stands in for the GPU's memory: the fake reads and writes where it is told."""
 

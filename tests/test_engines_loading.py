@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_places import ADA, HostMemory, use_fake
+from engine_places import ADA, HostMemory, use_fake, use_library
 from tiny_artefacts import FULL, artefacts
 
 from saccade.export.engines import available, loading
@@ -90,9 +90,7 @@ def test_the_engines_that_run_here_are_runners(
 def test_a_library_of_plugins_is_registered_once(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = tmp_path / "libsaccade_tensorrt.so"
-    library.write_bytes(b"plugins")
-    monkeypatch.setattr(loading, "TENSORRT_LIBRARY", library)
+    library = use_library(monkeypatch, tmp_path)
     manifest = read_engine_manifest(plan.with_name(f"{FULL}.manifest.json"))
     write_engine_manifest(
         plan.parent, replace(manifest, plugins={library.name: sha256_of(library)})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_places import use_fake
+from engine_places import use_fake, use_library
 from tiny_artefacts import FULL, HALF, artefacts
 
 from saccade.export.engines import build as build_module
@@ -63,10 +63,7 @@ def test_the_calls_and_the_manifest(folder: Path) -> None:
 def test_the_plugin_library_is_registered_where_a_graph_calls_for_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = tmp_path / "libsaccade_tensorrt.so"
-    library.write_bytes(b"plugins")
-    monkeypatch.setattr(build_module, "TENSORRT_LIBRARY", library)
-    monkeypatch.setattr("saccade.export.engines.loading.TENSORRT_LIBRARY", library)
+    library = use_library(monkeypatch, tmp_path)
     manifest = read_manifest(folder / f"{FULL}.manifest.json")
     write_manifest(folder, replace(manifest, custom_ops=("saccade::Sparsemax",)))
     engines = build(folder, OPTIONS)
