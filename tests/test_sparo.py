@@ -39,7 +39,20 @@ FORMS = {
     "class token": replace(TINY, pooling="cls", bottleneck_dim=12),
     "average": replace(TINY, pooling="gap", activation="quick_gelu"),
     "attention": replace(TINY, pooling="attention", queries=3, pooler_heads=2),
+    "means of two attentions": replace(
+        TINY,
+        pooling="attention",
+        queries=3,
+        pooler_heads=2,
+        mean_of_queries=True,
+        text_queries=5,
+        text_pooler_heads=4,
+        text_mean_of_queries=True,
+    ),
     "codebook": replace(TINY, pooling="codebook", codes=24, temperature=0.1),
+    "narrow codebook": replace(
+        TINY, pooling="codebook", codes=24, temperature=0.1, bottleneck_dim=12
+    ),
 }
 TYPES = [
     f"{rep}:{weight}"
@@ -246,7 +259,10 @@ def test_facts_are_enough_to_encode_texts():
         ({"attn_dim": 0, "share_queries": True}, "share_queries"),
         ({"kept": [3, 1]}, "kept"),
         ({"words": ["a"]}, "words"),
-        ({"pooling": "codebook", "bottleneck_dim": 4}, "bottleneck_dim"),
+        ({"bottleneck_dim": 4}, "bottleneck_dim"),
+        ({"pooling": "attention", "text_pooler_heads": 3}, "text_pooler_heads"),
+        ({"pooling": "attention", "pooler_heads": 3, "text_pooler_heads": 2}, "pooler_heads"),
+        ({"pooling": "gap", "text_mean_of_queries": True}, "text_mean_of_queries"),
         ({"text": False, "share_queries": True}, "share_queries"),
     ],
 )
