@@ -71,17 +71,20 @@ class StatePool(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention of learned queries; the first one's answer is normed and projected.
+    """Multi-head attention of learned queries, whose answers are normed; one vector is projected.
 
-    Source: Vani et al. 2024, table 6 (AttPool); the keys are those of OpenCLIP's pooler.
+    It is that of the first query, or the mean over all of them.
+
+    Source: Yu et al. 2022 (CoCa) as OpenCLIP v2.20 writes it. By its number of parameters the
+        AttPool of table 6 in Vani et al. 2024 does not project its queries.
     """
 
     def __init__(self, config: SparoConfig, tower: str) -> None:
         super().__init__()
         width = config.image_width if tower == "image" else config.text_width
-        pooled = config.feature_dim
-        self.heads = config.pooler_heads
-        self.query = nn.Parameter(torch.randn(config.queries, pooled))
+        pooled, shape = config.feature_dim, config.pooler(tower)
+        self.heads, self.mean = shape.heads, shape.mean
+        self.query = nn.Parameter(torch.randn(shape.queries, pooled))
         self.norm_query = nn.LayerNorm(pooled, eps=config.eps)
         self.norm_tokens = nn.LayerNorm(width, eps=config.eps)
         self.q = nn.Linear(pooled, pooled)
@@ -96,16 +99,18 @@ class AttentionPool(nn.Module):
     def forward(
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
     ) -> Pooled:
-        # Only the first query's answer is read by what follows.
         tokens = self.norm_tokens(tokens)
-        q = self.q(self.norm_query(self.query[:1])).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        query = self.query if self.mean else self.query[:1]  # no other answer is read
+        q = self.q(self.norm_query(query)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
         k, v = (
             layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.k, self.v)
         )
-        weights = attend((k @ (q.mT / math.sqrt(k.shape[-1]))).squeeze(-1), end)
-        state = self.out((weights.unsqueeze(-2) @ v).flatten(1))
-        feature = self.widen(self.project(self.norm(state)))
+        logits = (k @ (q.mT / math.sqrt(k.shape[-1]))).mT
+        weights = attend(logits.flatten(1, 2), end).unflatten(1, (self.heads, -1))
+        answers = self.norm(self.out((weights @ v).transpose(1, 2).flatten(2)))
+        state = answers.mean(1) if self.mean else answers[:, 0]
+        feature = self.widen(self.project(state))
         return Pooled(F.normalize(feature, dim=-1), feature)
 
 
@@ -138,8 +143,9 @@ class CodebookPool(nn.Module):
     def __init__(self, config: SparoConfig, tower: str) -> None:
         super().__init__()
         width = config.image_width if tower == "image" else config.text_width
-        self.map = QueryMap(width, config.embed_dim, config.eps)
+        self.map = QueryMap(width, config.feature_dim, config.eps)
         self.temperature = config.temperature
+        self.widen = bottleneck(config)
 
     def forward(
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
@@ -151,7 +157,7 @@ class CodebookPool(nn.Module):
             behind = torch.arange(tokens.shape[1], device=tokens.device) > end[:, None]
             inner = inner.masked_fill(behind.unsqueeze(-1), 0.0)
         weights = sparsemax(inner.amax(1) / self.temperature)
-        feature = weights @ query
+        feature = self.widen(weights @ query)
         return Pooled(F.normalize(feature, dim=-1), feature)
 
 

@@ -46,7 +46,7 @@ class Sparo(nn.Module):
                 self.text_pool = pool(config, "text")
                 self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
             if config.pooling == "codebook":
-                self.codebook = nn.Parameter(torch.randn(config.codes, config.embed_dim))
+                self.codebook = nn.Parameter(torch.randn(config.codes, config.feature_dim))
         if config.pooling == "sparo":
             count = len(config.kept_slots)
             self.register_buffer("slot_order", torch.arange(count))

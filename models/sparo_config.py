@@ -22,7 +22,7 @@ COUNTS = (
 )
 FROM_ZERO = (
     *("image_layers", "text_layers", "reduce_depth", "bottleneck_dim", "end_token"),
-    *("attn_dim", "value_dim", "slot_heads"),
+    *("attn_dim", "value_dim", "slot_heads", "text_queries", "text_pooler_heads"),
 )
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -51,11 +51,20 @@ class ReadOutShape:
 
 
 @dataclass(frozen=True)
+class PoolerShape:
+    """The sizes of one tower's attentional pooler."""
+
+    queries: int
+    heads: int
+    mean: bool  # of all queries' answers; otherwise the first one's
+
+
+@dataclass(frozen=True)
 class SparoConfig(ConfigValues):
     """Configuration of two towers (or the image's alone) and of what pools their tokens.
 
     Raises: SaccadeError naming the first field that is out of range.
-    Source: Vani et al. 2024, SPARO, section 3; the baselines of tables 6 and B.2.
+    Source: Vani et al. 2024, SPARO, section 3; baselines of table B.2 and of OpenCLIP v2.20.
     """
 
     called = "SPARO"
@@ -89,11 +98,15 @@ class SparoConfig(ConfigValues):
     pooling: str = "sparo"
     text_pooling: str = "same"  # the image's; beside cls and gap the state of the end token
     embed_dim: int = 512  # of the baselines; with slots it is slots x slot_dim
-    bottleneck_dim: int = 0  # cls, gap and attention: width in front of a last affine layer
+    bottleneck_dim: int = 0  # of the baselines: width in front of a last affine layer
     codes: int = 16384  # entries of the codebook
     temperature: float = 1000.0  # of the sparsemax over them
     queries: int = 256  # of the attentional pooler
     pooler_heads: int = 8
+    mean_of_queries: bool = False  # the image's pooler averages its answers; else the first counts
+    text_queries: int = 0  # 0: the image's
+    text_pooler_heads: int = 0
+    text_mean_of_queries: bool = False
     slots: int = 64  # L
     slot_dim: int = 64  # V
     attn_dim: int = 0  # D; 0: the width of one head of the tower's trunk
@@ -156,12 +169,18 @@ class SparoConfig(ConfigValues):
         whole = self.pooling in ("sparo", "codebook")
         fits = not whole or self.text_pooling == "same"
         self._expect("text_pooling", fits, f"'same' where pooling is {self.pooling}")
-        fits = not (whole and self.bottleneck_dim)
-        self._expect("bottleneck_dim", fits, f"0 where pooling is {self.pooling}")
-        if "attention" in (self.pooling, self.text_pooling):
-            width = self.feature_dim
-            fits = width % self.pooler_heads == 0
-            self._expect("pooler_heads", fits, f"a divisor of the pooled width ({width})")
+        fits = not (self.pooling == "sparo" and self.bottleneck_dim)
+        self._expect("bottleneck_dim", fits, "0 where pooling is sparo")
+        for tower in ("image", "text"):
+            attends = self.pools_by_attention(tower)
+            prefix = "" if tower == "image" else "text_"
+            fits = attends or not getattr(self, f"{prefix}mean_of_queries")
+            self._expect(f"{prefix}mean_of_queries", fits, "false without an attentional pooler")
+            if attends:
+                own = getattr(self, f"{prefix}pooler_heads")
+                fits = self.feature_dim % self.pooler(tower).heads == 0
+                wanted = f"a divisor of the pooled width ({self.feature_dim})"
+                self._expect(f"{prefix}pooler_heads" if own else "pooler_heads", fits, wanted)
         self._expect("temperature", self.temperature > 0, "above 0")
 
     def _check_slots(self) -> None:
@@ -198,10 +217,19 @@ class SparoConfig(ConfigValues):
         """Width of a pooled feature in front of the bottleneck's affine layer, if any."""
         return self.bottleneck_dim or self.embed_dim
 
-    @property
-    def pools_text_by_attention(self) -> bool:
-        """Whether the text tower has an attentional pooler."""
-        return (self.pooling if self.text_pooling == "same" else self.text_pooling) == "attention"
+    def pools_by_attention(self, tower: str) -> bool:
+        """Whether the `image` or `text` tower has an attentional pooler."""
+        if tower == "image" or (self.text and self.text_pooling == "same"):
+            return self.pooling == "attention"
+        return self.text and self.text_pooling == "attention"
+
+    def pooler(self, tower: str) -> PoolerShape:
+        """The sizes of the attentional pooler of `image` or `text`."""
+        if tower == "image":
+            return PoolerShape(self.queries, self.pooler_heads, self.mean_of_queries)
+        queries, heads = self.text_queries, self.text_pooler_heads
+        mean = self.text_mean_of_queries
+        return PoolerShape(queries or self.queries, heads or self.pooler_heads, mean)
 
     @property
     def code_dim(self) -> int:

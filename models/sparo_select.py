@@ -71,15 +71,15 @@ def train_masks(
     0 (all halves, which is no mask) and the mask of the best epoch is kept; both are free in the
     paper.
 
-    Shapes: images, positives, negatives [n l v] -> [l] (kind slot) or [l v] (dimension).
+    Shapes: images, positives, negatives [n l v], slots as the models' codes hold them -> [l]
+            (kind slot) or [l v] (dimension).
     Raises: SaccadeError if the kind is unknown.
     Source: Vani et al. 2024, section 5.2 and appendix C.1.
     """
     if kind not in KINDS[2:]:
         raise SaccadeError(f"masks {kind!r} are unknown. Expected slot or dimension.")
-    image, *texts = (
-        torch.from_numpy(unit(each)).float() for each in (images, positives, negatives)
-    )
+    # As they are, not each slot brought to length 1: the mask multiplies slots that a model weighs.
+    image, *texts = (torch.from_numpy(each).float() for each in (images, positives, negatives))
     shape = image.shape[1:] if kind == "dimension" else (*image.shape[1:2], 1)
     theta = torch.zeros(shape, requires_grad=True)
     alpha = torch.tensor(math.log(100.0), requires_grad=True)

@@ -8,6 +8,7 @@ import numpy as np
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.scenes import QUESTIONS_A_SCENE, asked_scenes, drawn_scenes
 from saccade.models.data.datasets import Dataset, load_data
+from saccade.models.data.token_states import token_states
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.zero_shot import default_templates, prompts
 from saccade.plugins.errors import SaccadeError
@@ -27,6 +28,9 @@ def inputs_of(variant: VariantParts, data: str, count: int) -> Inputs:
     if "characters" in names:
         return {entry.role: _expressions(count)}
     preprocessing = variant.preprocessing
+    if names == {"tokens", "length"}:
+        texts = token_states(data, "test").inputs
+        return {entry.role: {name: each[:count] for name, each in texts.items()}}
     if preprocessing is None:
         raise SaccadeError(
             f"{variant.name}: takes {', '.join(sorted(names))}, of which there is no data to "

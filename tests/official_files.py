@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +33,7 @@ class OfficialFile:
 
     path: Path
     flags: tuple[str, ...] = ()
+    source: str = ""  # of `saccade convert`; where it is not the name
 
 
 def beside(name: str) -> ModuleType:
@@ -86,7 +87,13 @@ def sparo_clip(place: Path) -> OfficialFile:
 
 
 def open_clip(place: Path) -> OfficialFile:
-    return _clip(place, "clip_codebook", quick_gelu=False)
+    """A codebook with a bottleneck behind it."""
+    return _clip(place, "clip_codebook_bottleneck", quick_gelu=False)
+
+
+def attention_pooler(place: Path) -> OfficialFile:
+    """Towers whose attentional poolers differ; the image's averages its answers."""
+    return replace(_clip(place, "clip_attn_pool_gap", quick_gelu=False), source="open-clip")
 
 
 def sparo_dino(place: Path) -> OfficialFile:
@@ -189,3 +196,5 @@ FILES: dict[str, Callable[[Path], OfficialFile]] = {
     "deit": deit,
     "swin": swin,
 }
+# Other forms of a source's files.
+FORMS: dict[str, Callable[[Path], OfficialFile]] = {"attention-pooler": attention_pooler}

@@ -11,7 +11,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from saccade.models.families import build  # noqa: E402
 from saccade.models.sot import SoT  # noqa: E402
 from saccade.models.sot_config import AUTHORS, PRESETS, SoTConfig  # noqa: E402
+from saccade.models.sot_norms import normalization  # noqa: E402
+from saccade.models.sot_pooling import pooling as head_pooling  # noqa: E402
 from saccade.plugins.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.plugins.ops import svpn_fast  # noqa: E402
 
 TINY = SoTConfig(
     dim=16,
@@ -162,6 +165,56 @@ def test_texts_need_their_length_and_size():
         model(torch.zeros(1, 7, 16))
     with pytest.raises(ShapeError, match=r"expected \[b, 7, 16\]"):
         model(torch.zeros(1, 6, 16), torch.tensor([1]))
+
+
+@pytest.mark.parametrize("pooling", ["mgcrp", "gap", "gcp"])
+def test_pool_dropout_is_of_the_pooled_vector_while_training(pooling):
+    pool = head_pooling(replace(TINY, pooling=pooling, pool_dropout=0.75)).double()
+    tokens = torch.randn(40, 9, 16, dtype=torch.float64, generator=torch.manual_seed(0))
+    whole = pool.eval()(tokens).vector
+    assert (whole != 0).all()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        dropped = pool.train()(tokens).vector
+    kept = dropped != 0
+    assert 0.15 < kept.double().mean() < 0.35
+    torch.testing.assert_close(dropped[kept], 4 * whole[kept])
+
+
+@pytest.mark.parametrize("divisor", ["tokens", "channels"])
+def test_gcp_divides_by_what_its_field_says(divisor):
+    # Many steps, which is the square root itself; 9 tokens of 5 channels, then 7 of them.
+    pool = head_pooling(replace(TINY, pooling="gcp", gcp_divisor=divisor, mpn_steps=40)).double()
+    tokens = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.manual_seed(0))
+    kept = torch.arange(9).expand(2, 9) < 7
+    rows, columns = torch.triu_indices(5, 5)
+    for mask, count in ((None, 9), (kept, 7)):
+        x = pool.reduce(tokens)[:, :count]
+        values, vectors = torch.linalg.eigh(x.mT @ x / {"tokens": count, "channels": 5}[divisor])
+        root = vectors @ (values.sqrt()[..., None] * vectors.mT)
+        torch.testing.assert_close(pool(tokens, mask).vector, root[:, rows, columns])
+
+
+def test_epn_gives_a_matrix_or_each_of_its_columns_length_one():
+    q = torch.randn(6, 2, 3, 4, dtype=torch.float64, generator=torch.manual_seed(0))
+    ones = torch.ones(6, 2, dtype=torch.float64)
+    whole = normalization(replace(TINY, normalization="epn"))(q)
+    torch.testing.assert_close(whole.square().sum((-2, -1)), ones)
+    columns = normalization(replace(TINY, normalization="epn", epn_axis="rows"))(q)
+    torch.testing.assert_close(columns.square().sum(-2), ones[..., None].expand(6, 2, 4))
+    root = q.sign() * q.abs().sqrt()
+    torch.testing.assert_close(whole / whole[..., :1, :1], root / root[..., :1, :1])
+
+
+def test_fast_svpn_that_learns_no_start_starts_from_ones():
+    q = torch.randn(6, 3, 4, dtype=torch.float64, generator=torch.manual_seed(0))
+    config = replace(TINY, normalization="svpn-fast", singular_values=2, iterations=2)
+    for learned in (False, True):
+        norm = normalization(replace(config, learned_start=learned)).double()
+        start = np.ones(4) if not learned else norm.start.detach().numpy()
+        given = {"alpha": 0.5, "singular_values": 2, "iterations": 2, "epsilon": 0.0}
+        expected = svpn_fast(q.numpy(), start, **given)
+        torch.testing.assert_close(norm(q).detach(), torch.from_numpy(expected))
 
 
 def test_law_of_the_singular_values_tells_exact_from_fast():

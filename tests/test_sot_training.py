@@ -47,8 +47,8 @@ def test_a_few_steps_lower_the_loss(tmp_path, fusion):
 def test_shapes_are_scenes_of_one_object(tmp_path):
     trained = task(options(tmp_path, None))
     batches = [trained.batch(0, np.random.default_rng(7)) for _ in range(2)]
-    assert torch.equal(batches[0]["images"], batches[1]["images"])
-    assert tuple(batches[0]["images"].shape) == (64, 48, 48, 3)
+    assert torch.equal(batches[0]["image"], batches[1]["image"])
+    assert tuple(batches[0]["image"].shape) == (64, 48, 48, 3)
     saved = trained.saved()
     assert saved["calibration"]["image"].shape == (256, 48, 48, 3)
     assert len(saved["labels"]) == saved["config"]["classes"] == 16

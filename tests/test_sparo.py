@@ -39,7 +39,20 @@ FORMS = {
     "class token": replace(TINY, pooling="cls", bottleneck_dim=12),
     "average": replace(TINY, pooling="gap", activation="quick_gelu"),
     "attention": replace(TINY, pooling="attention", queries=3, pooler_heads=2),
+    "means of two attentions": replace(
+        TINY,
+        pooling="attention",
+        queries=3,
+        pooler_heads=2,
+        mean_of_queries=True,
+        text_queries=5,
+        text_pooler_heads=4,
+        text_mean_of_queries=True,
+    ),
     "codebook": replace(TINY, pooling="codebook", codes=24, temperature=0.1),
+    "narrow codebook": replace(
+        TINY, pooling="codebook", codes=24, temperature=0.1, bottleneck_dim=12
+    ),
 }
 TYPES = [
     f"{rep}:{weight}"
@@ -174,6 +187,38 @@ def test_trained_masks_turn_off_what_misleads(kind):
     assert after > before + 0.15 and mean[1] > 0.8 and mean[3] < 0.2
 
 
+@pytest.mark.parametrize("masks", ["slot", "dimension"])
+@pytest.mark.parametrize("kind", TYPES)
+@torch.no_grad()
+def test_a_mask_fits_the_codes_that_it_is_applied_to(kind, masks):
+    """Whatever weighs the slots: what the fit says is what the masked model answers."""
+    model = Sparo(replace(TINY, sparo_type=kind)).eval()
+    model.image_pool.read_out.project.weight.mul_(6)  # slots of very different weight
+    inputs = inputs_of(model.config, 120)
+    image, tokens = inputs["image"]["image"], inputs["text"]["tokens"]
+    true, false = tokens[:60].repeat(2, 1), tokens[60:].repeat(2, 1)
+
+    def share(masked):
+        code = masked.encode_image(image).code
+        nearer = code * (masked.encode_text(true).code - masked.encode_text(false).code)
+        return (nearer.sum(1) > 0).double().mean().item()
+
+    codes = (model.encode_image(image), model.encode_text(true), model.encode_text(false))
+    slots = [each.slots.numpy() for each in codes]
+    with torch.enable_grad():
+        mask, fit = train_masks(*slots, kind=masks, epochs=5)
+        _, before = train_masks(*slots, kind=masks, epochs=0)
+    chosen = selection(kind=masks, data="shapes", checkpoint_sha256="a" * 64, mask=mask)
+    masked = with_selection(model, chosen)
+    assert before == share(model)
+    assert fit == share(masked) >= before
+    half = masked.at(masked.setting("0.5"))
+    kept = list(half.config.kept)
+    code = (unit_code(codes[0].raw[:, kept], kind) * masked.slot_mask[kept]).flatten(1)
+    expected = torch.nn.functional.normalize(code, dim=1)
+    assert (half.encode_image(image).code - expected).abs().max() < 1e-6
+
+
 def test_zero_shot_classes_are_means_of_their_prompts():
     codes = np.array([[[2.0, 0, 0], [0, 3.0, 0]], [[0, 0, 1.0], [0, 0, 5.0]]])
     classes = class_vectors(codes)
@@ -214,7 +259,10 @@ def test_facts_are_enough_to_encode_texts():
         ({"attn_dim": 0, "share_queries": True}, "share_queries"),
         ({"kept": [3, 1]}, "kept"),
         ({"words": ["a"]}, "words"),
-        ({"pooling": "codebook", "bottleneck_dim": 4}, "bottleneck_dim"),
+        ({"bottleneck_dim": 4}, "bottleneck_dim"),
+        ({"pooling": "attention", "text_pooler_heads": 3}, "text_pooler_heads"),
+        ({"pooling": "attention", "pooler_heads": 3, "text_pooler_heads": 2}, "pooler_heads"),
+        ({"pooling": "gap", "text_mean_of_queries": True}, "text_mean_of_queries"),
         ({"text": False, "share_queries": True}, "share_queries"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
+import golden_check
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -32,7 +33,7 @@ def cases():
 
 def test_every_copied_case_is_within_its_tolerance(cases):
     assert cases.check(FOLDER) == []
-    assert cases.count(FOLDER) == 24
+    assert cases.count(FOLDER) == 27
 
 
 def test_the_check_can_fail(cases, tmp_path):
@@ -47,6 +48,23 @@ def test_the_check_can_fail(cases, tmp_path):
     failures = "\n".join(cases.check(folder))
     assert "text_slots" in failures and "logits_per_image" in failures
     assert "image_features" not in failures
+
+
+def test_a_refused_case_is_a_failure_and_the_others_go_on(tmp_path, capsys):
+    folder = shutil.copytree(FOLDER, tmp_path / "sparo")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    kept = [case for case in manifest["cases"] if case["id"].startswith("clip_attn_pool")]
+    kept[0]["config"]["embed_dim"] = 12
+    kept[1]["config"]["vision_cfg"]["n_queries"] = 7
+    lists = [listed for listed in manifest["key_lists"] if "SPARO" not in listed["file"]]
+    keys = json.loads((folder / lists[0]["file"]).read_text())
+    (folder / lists[0]["file"]).write_text(json.dumps(keys | {"config": {"reduce_depth": -1}}))
+    (folder / "manifest.json").write_text(json.dumps({"cases": kept, "key_lists": lists}))
+    assert golden_check.main([str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert f"{kept[1]['id']}: refused: " in said and "n_queries 7, the file's tensors say" in said
+    assert f"{lists[0]['file']}: refused: " in said
+    assert said.strip().endswith(f"sparo: {len(kept) + 1} cases, 2 failures")
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,37 @@ def test_what_tensors_cannot_tell_is_asked_for_by_name():
     assert "token ids" in " ".join(open_clip.convert(baseline).notes)
 
 
+def test_poolers_of_both_towers_are_read_apart():
+    official = golden("clip_attn_pool_gap")
+    config = open_clip.convert(official).config
+    image, text = config.pooler("image"), config.pooler("text")
+    assert (image.queries, image.heads, image.mean) == (3, 2, True)
+    assert (text.queries, text.heads, text.mean) == (5, 4, False)
+    narrow = golden("clip_codebook_bottleneck")
+    config = open_clip.convert(narrow).config
+    assert (config.embed_dim, config.bottleneck_dim, config.codes) == (20, 12, 24)
+    for source, change, message in (
+        (official, {"text_cfg": {"n_queries": 3}}, "text_cfg.n_queries 3, the .* say 5"),
+        (narrow, {"bottleneck_dim": 16}, "bottleneck_dim 16, the file's tensors say 12"),
+        (narrow, {"embed_dim": 12}, "embed_dim 12, the file's tensors say 20"),
+        (golden("clip_attn_pool"), {"bottleneck_dim": 12}, "12, the file's tensors say 0"),
+    ):
+        config = {**source.config, **change}
+        for tower in ("vision_cfg", "text_cfg"):
+            config[tower] = {**source.config[tower], **change.get(tower, {})}
+        with pytest.raises(SaccadeError, match=message):
+            open_clip.convert(replace(source, config=config))
+
+
+def test_the_mean_of_a_texts_tokens_is_no_model_of_the_authors():
+    official = golden("clip_attn_pool_gap")
+    tensors = {k: v for k, v in official.tensors.items() if not k.startswith("text_attn_pool")}
+    text = {**official.config["text_cfg"], "attentional_pool": False, "global_average_pool": True}
+    config = {**official.config, "text_cfg": text}
+    with pytest.raises(SaccadeError, match="text_cfg has global_average_pool without"):
+        open_clip.convert(replace(official, tensors=tensors, config=config))
+
+
 def dino_file() -> dict[str, torch.Tensor]:
     """A teacher of two blocks, 64 wide, with 6 slots of 5 values, and its training head."""
     generator = torch.Generator().manual_seed(0)

@@ -10,6 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 
 import torch
 
+from saccade.models.mcan import Attention
 from saccade.models.tv_dykstra import tv_dykstra
 from saccade.models.vqa import VQA
 from saccade.models.vqa_config import PRESETS, VQAConfig
@@ -103,6 +104,31 @@ def test_layouts_agree_and_nothing_outside_counts(solver: str) -> None:
     ):
         assert (found["logits"] - expected["logits"]).abs().max() < 1e-10
         assert (found["attention"] - expected["attention"]).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sparsemax"])
+def test_self_attention_is_what_its_field_says_in_the_decoders_alone(kind: str) -> None:
+    model = _model(replace(FLAT, self_attention=kind))
+    seen: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            module.keys.weight.mul_(8)  # so that a sparsemax leaves something out
+
+            def keep(_: torch.nn.Module, given: tuple, name: str = name) -> None:
+                seen[name] = given[0]
+
+            module.dropout.register_forward_pre_hook(keep)
+    inputs = _inputs(model)
+    inputs["question"].clamp_(min=1)
+    inputs["sizes"][:] = torch.tensor([3, 4])
+    inputs["features"] = inputs["features"].sign() + 2  # no cell of zeros, which is masked
+    model(**inputs)
+    # By layer: the share of places inside the grid or the question that get no weight.
+    zeros = {name: float((each[..., :12] == 0).double().mean()) for name, each in seen.items()}
+    own = {name for name in zeros if "decoder" in name and name.endswith(".attention")}
+    assert len(own) == FLAT.layers < len(zeros)
+    for name, share in zeros.items():
+        assert (share > 0.05) == (kind == "sparsemax" and name in own), (name, share)
 
 
 def test_padding_and_zero_rows_are_masked() -> None:

@@ -134,6 +134,34 @@ def test_a_task_trains_scores_and_saves(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.dumps(saved["config"])
 
 
+def test_an_answer_by_itself_is_learned_by_binary_cross_entropy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = training.EXTRA | {"scenes": 32, "singles": 16, "report_scenes": 8}
+    monkeypatch.setattr(training, "QUICK", replace(training.QUICK, extra=extra, batch=8))
+    fields = {"answer": "sigmoid", "dim": 32, "feature_dim": 32, "layers": 1}
+    task = training.task(TrainOptions(tmp_path / "vqa.safetensors", set=fields))
+    batch = task.batch(0, np.random.default_rng(0))
+    logits = task._answers(batch)["logits"].detach().double()
+    right = torch.eye(logits.shape[1])[batch["answers"]].double()
+    taken = torch.where(right > 0, logits.sigmoid(), 1 - logits.sigmoid())
+    expected = -taken.log().sum(1).mean()
+    assert float(task.loss(batch, 0).detach()) == pytest.approx(float(expected), rel=1e-5)
+    # Several people's answers: each is right to a degree.
+    soft = (right + 0.3 * right.roll(1, 1)).clamp(max=1)
+    found = training.answer_loss(logits, soft, "sigmoid")
+    added = -0.3 * (right.roll(1, 1) * logits).sum(1).mean()
+    assert float(found) == pytest.approx(float(expected + added))
+    optimiser = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
+    for _ in range(12):
+        optimiser.zero_grad()
+        task.loss(batch, 0).backward()
+        optimiser.step()
+    with torch.no_grad():
+        total = task._answers(batch)["probabilities"].sum(1).mean()
+    assert 0.5 < float(total) < 2  # one answer is right, not half of all of them
+
+
 def test_scores_of_attention() -> None:
     maps = np.array([[[0.5, 0.5], [0.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])
     assert zero_share(maps).tolist() == [0.5, 0.75]

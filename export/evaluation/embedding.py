@@ -3,11 +3,10 @@
 
 import numpy as np
 
-from saccade.export.evaluation.classification import labelled_images
+from saccade.export.evaluation.classification import Labelled, labelled_inputs
 from saccade.export.evaluation.found import Found, proportion
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.subject import Subject
-from saccade.models.data.datasets import Dataset
 from saccade.models.scores.classification import knn_predict, probe_predict
 
 
@@ -28,7 +27,7 @@ def probe(subject: Subject, options: EvaluateOptions) -> Found:
     return _found(subject, "probe", "linear probe top-1", test, labels)
 
 
-def _found(subject: Subject, task: str, name: str, test: Dataset, labels: np.ndarray) -> Found:
+def _found(subject: Subject, task: str, name: str, test: Labelled, labels: np.ndarray) -> Found:
     right = labels == test.labels
     scores = (proportion(name, right),)
     return Found(subject.name, task, test.name, test.sha256, scores, right.astype(np.float64))
@@ -36,9 +35,9 @@ def _found(subject: Subject, task: str, name: str, test: Dataset, labels: np.nda
 
 def _embedded(
     subject: Subject, options: EvaluateOptions
-) -> tuple[Dataset, Dataset, tuple[np.ndarray, np.ndarray]]:
+) -> tuple[Labelled, Labelled, tuple[np.ndarray, np.ndarray]]:
     part = subject.part("", "image")
-    train = labelled_images(subject, options, "train")
-    test = labelled_images(subject, options, "test")
-    train_codes, test_codes = (part({"image": each.images})["embedding"] for each in (train, test))
+    train = labelled_inputs(subject, options, "train")
+    test = labelled_inputs(subject, options, "test")
+    train_codes, test_codes = (part(each.inputs)["embedding"] for each in (train, test))
     return train, test, (train_codes, test_codes)

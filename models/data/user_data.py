@@ -77,10 +77,21 @@ def npz(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]
             f"{path}: labels are {labels.dtype} {labels.shape}, expected one whole number for "
             f"each of the {len(images)} images."
         )
-    names = _npz_names(path, labels, arrays.get("class_names"))
-    _check_classes(path, labels, names)
-    part = _part(labels, split)
+    part, names = labelled_part(path, labels, arrays.get("class_names"), split)
     return np.ascontiguousarray(images[part]), labels[part].astype(np.int64), names
+
+
+def labelled_part(
+    path: Path, labels: np.ndarray, class_names: np.ndarray | None, split: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The rows of one split of labelled samples, and the names of their classes.
+
+    Shapes: labels [n] of any integer type, class_names [k] -> int64 [rows].
+    Raises: SaccadeError if labels and names do not fit, or a class has too few samples.
+    """
+    names = _npz_names(path, labels, class_names)
+    _check_classes(path, labels, names)
+    return _part(labels, split), names
 
 
 def _part(labels: np.ndarray, split: str) -> np.ndarray:
@@ -98,8 +109,8 @@ def _check_classes(path: Path, labels: np.ndarray, names: tuple[str, ...]) -> No
     small = {names[i]: int(n) for i, n in enumerate(counts) if n < _LEAST_PER_CLASS}
     if small:
         raise SaccadeError(
-            f"{path}: too few images in {len(small)} classes (first: {min(small)!r} with "
-            f"{small[min(small)]}), expected at least {_LEAST_PER_CLASS} each. Add images or "
+            f"{path}: too few samples in {len(small)} classes (first: {min(small)!r} with "
+            f"{small[min(small)]}), expected at least {_LEAST_PER_CLASS} each. Add some or "
             "remove the class."
         )
 

@@ -40,13 +40,6 @@ def model_json(path: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
                 f"{path}: {name} names {unread[0]} {tower[unread[0]]!r}; only OpenCLIP's own "
                 "vision and text transformers are read. Convert a ViT model."
             )
-    if found["vision_cfg"].get("global_average_pool") and found["vision_cfg"].get(
-        "attentional_pool"
-    ):
-        raise SaccadeError(
-            f"{path}: vision_cfg has both global_average_pool and attentional_pool. "
-            "Expected at most one of them."
-        )
     return found
 
 
@@ -160,35 +153,59 @@ def _require_safe(path: str, width: int, name: str) -> None:
 def pooling_fields(
     path: str, tensors: "Mapping[str, Tensor]", json: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields of the pools without slots."""
-    vision, text = json["vision_cfg"], json["text_cfg"]
+    """Fields of the pools without slots.
+
+    Raises: SaccadeError if the JSON contradicts the file, or averages a text's tokens.
+    """
+    found: dict[str, Any] = {}
+    claims: dict[str, tuple[Any, Any]] = {}
     if "space_dict" in tensors:
         codes, dim = tensors["space_dict"].shape
-        claims = {"num_codes": (json.get("num_codes"), codes)}
-        check_claims(path, claims | {"embed_dim": (json.get("embed_dim"), dim)})
-        return {"pooling": "codebook", "codes": codes, "embed_dim": dim}
+        found = {"pooling": "codebook", "codes": codes, "embed_dim": dim}
+        claims["num_codes"] = json.get("num_codes"), codes
+    else:
+        found = _state_fields(path, tensors, json)
+    wide = tensors.get("vision_bottleproj.weight")
+    if wide is not None:
+        found["embed_dim"], found["bottleneck_dim"] = wide.shape
+    claims["bottleneck_dim"] = json.get("bottleneck_dim"), found.get("bottleneck_dim", 0)
+    if "embed_dim" in found:
+        claims["embed_dim"] = json.get("embed_dim"), found["embed_dim"]
+    check_claims(path, claims)
+    return found
+
+
+def _state_fields(
+    path: str, tensors: "Mapping[str, Tensor]", json: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields of a class token, a mean, or attentional poolers, which may differ in both towers."""
+    vision, text = json["vision_cfg"], json["text_cfg"]
     found: dict[str, Any] = {"pooling": "gap" if vision.get("global_average_pool") else "cls"}
-    poolers = [
-        (cfg, key)
-        for cfg, key in ((vision, "visual.attn_pool.query"), (text, "text_attn_pool.query"))
-        if key in tensors
-    ]
-    if poolers:
-        sizes = {(cfg.get("attn_pooler_heads", 8), tensors[key].shape[0]) for cfg, key in poolers}
-        if len(sizes) > 1:
-            raise SaccadeError(
-                f"{path}: the towers' attentional poolers differ in heads or queries "
-                f"({sorted(sizes)}). Expected the same in both."
-            )
-        found["pooler_heads"], found["queries"] = sizes.pop()
+    if "text_attn_pool.query" in tensors:
+        found["text_pooling"] = "attention"
+        found |= _pooler(path, tensors["text_attn_pool.query"], text, "text_cfg", "text_")
+    elif text.get("global_average_pool"):
+        raise SaccadeError(
+            f"{path}: text_cfg has global_average_pool without an attentional pooler (no "
+            "text_attn_pool.query), which OpenCLIP does not define. Pass the JSON of this model."
+        )
     if "visual.attn_pool.query" in tensors:
         found["pooling"] = "attention"
-        found["text_pooling"] = "same" if "text_attn_pool.query" in tensors else "eos"
-    elif poolers:
-        found["text_pooling"] = "attention"
-    if "vision_bottleproj.weight" in tensors:
-        found["embed_dim"], found["bottleneck_dim"] = tensors["vision_bottleproj.weight"].shape
+        found.setdefault("text_pooling", "eos")
+        found |= _pooler(path, tensors["visual.attn_pool.query"], vision, "vision_cfg", "")
     return found
+
+
+def _pooler(
+    path: str, query: "Tensor", tower: Mapping[str, Any], name: str, prefix: str
+) -> dict[str, Any]:
+    check_claims(path, {f"{name}.n_queries": (tower.get("n_queries"), query.shape[0])})
+    heads = whole_number(tower.get("attn_pooler_heads", 8), f"{name}.attn_pooler_heads")
+    return {
+        f"{prefix}queries": query.shape[0],
+        f"{prefix}pooler_heads": heads,
+        f"{prefix}mean_of_queries": bool(tower.get("global_average_pool")),
+    }
 
 
 def clip_config(shapes: Shapes, json: Mapping[str, Any], pooling: Mapping[str, Any]) -> SparoConfig:

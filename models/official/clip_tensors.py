@@ -75,6 +75,7 @@ def towers(config: SparoConfig, text: str) -> Iterator[Row]:
         yield "codebook", "space_dict", same
         for ours, theirs in (("image_pool", "img"), ("text_pool", "txt")):
             yield from _query_map(f"{ours}.map", f"{theirs}_query_model.q_map")
+        yield from _bottleneck(config)
         return
     yield from layer("image_pool.norm", "visual.ln_post")
     yield from layer("text_pool.norm", f"{text}ln_final")
@@ -87,9 +88,13 @@ def towers(config: SparoConfig, text: str) -> Iterator[Row]:
     if config.pooling == "attention":
         separate = config.image_width != config.feature_dim
         yield from _attention("image_pool", "visual.attn_pool", config.feature_dim, separate)
-    if config.pools_text_by_attention:
+    if config.pools_by_attention("text"):
         separate = config.text_width != config.feature_dim
         yield from _attention("text_pool", f"{text}text_attn_pool", config.feature_dim, separate)
+    yield from _bottleneck(config)
+
+
+def _bottleneck(config: SparoConfig) -> Iterator[Row]:
     if config.bottleneck_dim:
         yield from layer("image_pool.widen", "vision_bottleproj")
         yield from layer("text_pool.widen", "text_bottleproj")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a second-order transformer learns to classify images, whatever its head."""
+"""How a second-order transformer learns to classify images or texts, whatever its head."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.models.sot import SoT, SoTConfig
 from saccade.models.sot_config import SMALL
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.sot_images import ImageSource, image_source
+from saccade.models.training.sot_images import ImageSource, Labelled, image_source
+from saccade.models.training.sot_texts import TextSource, text_source
 from saccade.models.training.task import Recipe
 
 CALIBRATION, VALIDATION = 256, 1000
-_BATCH = 100  # images of one pass in validation
+_BATCH = 100  # samples of one pass in validation
 QUICK = Recipe(steps=1200, batch=64, learning_rate=1e-3, config=SMALL)
 SHIPPED = Recipe(
     steps=3_000, batch=64, learning_rate=1e-3, config=SMALL, warm_up_steps=200, ema=0.999
@@ -27,11 +28,16 @@ SHIPPED = Recipe(
 def task(options: TrainOptions) -> "SoTTask":
     """A SoT on shapes (the default: one object, its colour and shape), digits, or own images.
 
-    Every head learns by the same recipe: `--set fusion=class` is the baseline.
+    With `--set input=tokens` on an .npz of token states. Every head learns by the same recipe:
+    `--set fusion=class` is the baseline.
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
     recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
-    source = image_source(options, validation=VALIDATION, calibration=CALIBRATION)
+    source: ImageSource | TextSource
+    if options.set.get("input") == "tokens":
+        source = text_source(options, calibration=CALIBRATION)
+    else:
+        source = image_source(options, validation=VALIDATION, calibration=CALIBRATION)
     return SoTTask(options, recipe, source)
 
 
@@ -40,21 +46,25 @@ class SoTTask:
 
     family = "sot"
 
-    def __init__(self, options: TrainOptions, recipe: Recipe, source: ImageSource) -> None:
+    def __init__(
+        self, options: TrainOptions, recipe: Recipe, source: ImageSource | TextSource
+    ) -> None:
         config = chosen_config(SoTConfig, options, recipe.config, source.fields())
         self.recipe, self.source = recipe, source
         self.data, self.data_sha256 = source.name, source.sha256
-        self.card = {"validation_images": len(source.validation[1])}
+        kind = "texts" if config.input == "tokens" else "images"
+        self.card = {f"validation_{kind}": len(source.validation[1])}
         self.model = SoT(config)
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
-        """Images [b h w c] uint8 and labels [b]."""
-        images, labels = self.source.draw(rng, self.recipe.batch)
-        return {"images": torch.from_numpy(images), "labels": torch.from_numpy(labels)}
+        """The model's inputs by name, such as image [b h w c] uint8, and labels [b]."""
+        inputs, labels = self.source.draw(rng, self.recipe.batch)
+        return _tensors(inputs | {"labels": labels})
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Cross entropy of the fused logits; with late fusion of each classifier."""
-        return self.model.loss(batch["images"], batch["labels"])
+        x, length = _given(batch)
+        return self.model.loss(x, batch["labels"], length)
 
     def validate(self) -> dict[str, float]:
         """Top-1 of the model as it is trained."""
@@ -68,35 +78,51 @@ class SoTTask:
         return score(self.model, self.source.validation, self.model.settings())
 
     def saved(self) -> dict[str, Any]:
-        """Configuration, input, labels, and 256 training images for calibration."""
+        """Configuration, input, labels, and 256 training samples for calibration."""
         config = self.model.config
-        images, labels = self.source.calibration
+        inputs, labels = self.source.calibration
         return {
             "config": config.to_dict(),
-            "preprocessing": Preprocessing(
-                config.height_px, config.width_px, config.channels, config.mean, config.std
-            ),
+            "preprocessing": _preprocessing(config),
             "labels": self.source.class_names,
-            "calibration": {"image": images, "labels": labels},
+            "calibration": inputs | {"labels": labels},
         }
 
 
+def _preprocessing(config: SoTConfig) -> Preprocessing | None:
+    if config.input == "tokens":
+        return None
+    return Preprocessing(
+        config.height_px, config.width_px, config.channels, config.mean, config.std
+    )
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(each) for name, each in arrays.items()}
+
+
+def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """What the model takes: an image alone, or tokens with their length."""
+    if "tokens" in inputs:
+        return inputs["tokens"], inputs["length"]
+    return inputs["image"], None
+
+
 @torch.inference_mode()
-def score(
-    model: SoT, data: tuple[np.ndarray, np.ndarray], settings: Sequence[Setting]
-) -> dict[str, float]:
+def score(model: SoT, data: Labelled, settings: Sequence[Setting]) -> dict[str, float]:
     """Share of right answers by setting.
 
-    Shapes: data images [n h w c] uint8 and labels [n] int64.
+    Shapes: data the inputs [n ...] by name and labels [n] int64.
     """
     device = next(model.parameters()).device
-    images, labels = (torch.from_numpy(each).to(device) for each in data)
+    inputs, labels = _tensors(data[0]), torch.from_numpy(data[1]).to(device)
     scores = {}
     for setting in settings:
         chosen = model.at(setting).eval()
-        right = sum(
-            int((chosen(images[at : at + _BATCH]).argmax(1) == labels[at : at + _BATCH]).sum())
-            for at in range(0, len(labels), _BATCH)
-        )
+        right = 0
+        for at in range(0, len(labels), _BATCH):
+            part = slice(at, at + _BATCH)
+            x, length = _given({name: each[part].to(device) for name, each in inputs.items()})
+            right += int((chosen(x, length).argmax(1) == labels[part]).sum())
         scores[setting.label] = right / len(labels)
     return scores

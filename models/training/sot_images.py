@@ -15,6 +15,7 @@ from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.training.options import TrainOptions
 
+Labelled = tuple[dict[str, np.ndarray], np.ndarray]  # inputs by name, labels
 SCENE_PX = 48  # 256 for calibration stay within the 3 MiB of a shipped file
 _SEEN = 1_000  # images that tell mean and deviation
 _ONE = (1, 1)  # object a scene
@@ -24,22 +25,22 @@ _ONE = (1, 1)  # object a scene
 class ImageSource:
     """Where training and validation images come from.
 
-    Shapes: draw answers images [n h w c] uint8 and labels [n] int64, validation and calibration
-            hold the same.
+    Shapes: draw answers {"image": [n h w c] uint8} and labels [n] int64, validation and
+            calibration hold the same.
     """
 
     name: str
     sha256: Mapping[str, str]
     class_names: tuple[str, ...]
-    draw: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
-    validation: tuple[np.ndarray, np.ndarray]
-    calibration: tuple[np.ndarray, np.ndarray]
+    draw: Callable[[np.random.Generator, int], Labelled]
+    validation: Labelled
+    calibration: Labelled
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def fields(self) -> dict[str, Any]:
         """What the data decides about the configuration; about 8 tokens on a side."""
-        _, height, width, channels = self.validation[0].shape
+        _, height, width, channels = self.validation[0]["image"].shape
         return {
             "height_px": height,
             "width_px": width,
@@ -64,9 +65,9 @@ def image_source(options: TrainOptions, *, validation: int, calibration: int) ->
     images, labels = training.images, training.labels
     jitter = Augmentation(shift_px=images.shape[1] / 12, degrees=10, zoom=0.1)
 
-    def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(rng: np.random.Generator, count: int) -> Labelled:
         chosen = rng.integers(len(labels), size=count)
-        return jitter(images[chosen], rng), labels[chosen]
+        return {"image": jitter(images[chosen], rng)}, labels[chosen]
 
     some = calibration_rows(len(labels), calibration)
     mean, std = pixel_moments(images[:_SEEN])
@@ -75,8 +76,8 @@ def image_source(options: TrainOptions, *, validation: int, calibration: int) ->
         sha256={"train": training.sha256, "validation": held_out.sha256},
         class_names=training.class_names,
         draw=draw,
-        validation=(held_out.images, held_out.labels),
-        calibration=(images[some], labels[some]),
+        validation=({"image": held_out.images}, held_out.labels),
+        calibration=({"image": images[some]}, labels[some]),
         mean=mean,
         std=std,
     )
@@ -97,7 +98,7 @@ def _shapes(validation: int, calibration: int) -> ImageSource:
     known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
     mean, std = pixel_moments(known.images)
 
-    def draw(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(rng: np.random.Generator, count: int) -> Labelled:
         return _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
 
     return ImageSource(
@@ -112,9 +113,9 @@ def _shapes(validation: int, calibration: int) -> ImageSource:
     )
 
 
-def _labelled(drawn: Scenes) -> tuple[np.ndarray, np.ndarray]:
+def _labelled(drawn: Scenes) -> Labelled:
     labels = np.array([scene_label(objects) for objects in drawn.objects], np.int64)
-    return drawn.images, labels
+    return {"image": drawn.images}, labels
 
 
 def _digest(images: np.ndarray) -> str:

@@ -72,8 +72,22 @@ def task(options: TrainOptions) -> "VQATask":
     return VQATask(options)
 
 
+def answer_loss(logits: Tensor, answers: Tensor, kind: str) -> Tensor:
+    """Cross entropy, or with `sigmoid` the binary one of each answer by itself, summed over them.
+
+    Shapes: logits [b a]; answers [b] int64, the right one of each, or [b a], from 0 to 1 how right
+            each is -> scalar, the mean over the questions.
+    Source: the binary one is the authors' code of Martins et al. 2020, as in MCAN.
+    """
+    if kind == "softmax":
+        return F.cross_entropy(logits, answers)
+    scores = F.one_hot(answers, logits.shape[-1]) if answers.dim() == 1 else answers
+    summed = F.binary_cross_entropy_with_logits(logits, scores.to(logits), reduction="sum")
+    return summed / len(logits)
+
+
 class VQATask:
-    """A `training.task.Task`: the cross entropy of the one right answer."""
+    """A `training.task.Task`: the one right answer, by the loss that fits `config.answer`."""
 
     family = "vqa"
     data = "shapes"
@@ -136,8 +150,9 @@ class VQATask:
         return self.model.details(cells=cells, question=batch["question"])
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
-        """Cross entropy."""
-        return F.cross_entropy(self._answers(batch)["logits"], batch["answers"])
+        """`answer_loss` of the batch's questions."""
+        logits = self._answers(batch)["logits"]
+        return answer_loss(logits, batch["answers"], self.model.config.answer)
 
     def validate(self) -> dict[str, float]:
         """The share of right answers."""

@@ -3,11 +3,13 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from golden_refusals import lines_of
 
 from saccade.models.official import invariant_slot_attention as official
 from saccade.models.official.conversion import Official
@@ -31,15 +33,15 @@ Errors = Iterator[tuple[str, float, float]]  # what, how far off, how far is all
 
 def check(folder: Path) -> list[str]:
     """One line for every recorded case that is not reproduced within its tolerance."""
-    lines = []
-    for case in _cases(folder):
-        for what, error, allowed in errors(folder, case):
-            if not error <= allowed:
-                lines.append(f"{case['id']}: {what} is {error:.3g} off, allowed {allowed:.3g}")
-    for name, error, allowed in fg_ari_errors(folder):
+    runs = [(case["id"], partial(errors, folder, case)) for case in _cases(folder)]
+    runs.append(("fg_ari", partial(fg_ari_errors, folder)))
+    return [line for name, run in runs for line in lines_of(name, partial(_far, name, run))]
+
+
+def _far(name: str, run: "Callable[[], Errors]") -> Iterator[str]:
+    for what, error, allowed in run():
         if not error <= allowed:
-            lines.append(f"fg_ari {name}: {error:.3g} off, allowed {allowed:.3g}")
-    return lines
+            yield f"{name}: {what} is {error:.3g} off, allowed {allowed:.3g}"
 
 
 def count(folder: Path) -> int:

@@ -4,11 +4,13 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from golden_refusals import lines_of
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -35,10 +37,9 @@ UNSCALED = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}
 def check(folder: Path) -> list[str]:
     """One line for every recorded case that is not reproduced within its tolerance."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    lines = [line for case in manifest["cases"] for line in failures(folder, case)]
-    for listed in manifest["key_lists"]:
-        lines += check_keys(folder / listed["file"])
-    return lines
+    runs = [(case["id"], partial(failures, folder, case)) for case in manifest["cases"]]
+    runs += [(f["file"], partial(check_keys, folder / f["file"])) for f in manifest["key_lists"]]
+    return [line for name, run in runs for line in lines_of(name, run)]
 
 
 def count(folder: Path) -> int:

@@ -3,11 +3,13 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from golden_refusals import lines_of
 from safetensors.torch import load_file
 
 from saccade.models.official import open_clip, sparo_clip
@@ -28,10 +30,10 @@ PARAMETERS = {
 def check(folder: Path) -> list[str]:
     """One line for each array that is further from ours than the manifest allows."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    failures = [line for case in manifest["cases"] for line in _check_case(folder, case)]
-    return failures + [
-        line for listed in manifest["key_lists"] for line in check_keys(folder / listed["file"])
-    ]
+    runs = [(case["id"], partial(_check_case, folder, case)) for case in manifest["cases"]]
+    files = [listed["file"] for listed in manifest["key_lists"]]
+    runs += [(file, partial(check_keys, folder / file)) for file in files]
+    return [line for name, run in runs for line in lines_of(name, run)]
 
 
 def count(folder: Path) -> int:

@@ -2,13 +2,15 @@
 """The recorded cases of the authors' question-answering network and of its TV layer."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from golden_refusals import lines_of
 from safetensors.torch import load_file
 
 from saccade.models.official.conversion import Official
@@ -33,7 +35,7 @@ LAYER_TOLERANCE = 1e-9
 
 def check(folder: Path) -> list[str]:
     """One line for each failing case of a folder with a manifest."""
-    return [f"{name}: {line}" for name, line in _cases(folder) if line]
+    return [line for name, run in _cases(folder) for line in lines_of(name, run)]
 
 
 def count(folder: Path) -> int:
@@ -76,31 +78,42 @@ def inputs_of(data: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     }
 
 
-def _cases(folder: Path) -> Iterator[tuple[str, str]]:
+def _cases(folder: Path) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
     manifest = json.loads((folder / "manifest.json").read_text())
     if "tv2d_layer" in manifest:
         data = np.load(folder / manifest["tv2d_layer"]["file"])
         for case in manifest["tv2d_layer"]["cases"]:
-            yield f"tv2d_layer {case['id']}", _layer(data, case["id"])
+            name = f"tv2d_layer {case['id']}"
+            yield name, partial(_joined, name, partial(_layer, data, case["id"]))
     for entry in manifest["models"]:
-        data = np.load(folder / entry["data_file"])
         for function, tolerance in TOLERANCES.items():
-            model = model_of(folder, entry, function)
-            lines = [*_network(model, data, function, tolerance)]
-            yield f"{entry['id']} {function}", "; ".join(lines)
+            name = f"{entry['id']} {function}"
+            run = partial(_of_model, folder, entry, function, tolerance)
+            yield name, partial(_joined, name, run)
 
 
-def _layer(data: Any, case: str) -> str:
+def _joined(name: str, run: Callable[[], Iterator[str]]) -> Iterator[str]:
+    if lines := [line for line in run() if line]:
+        yield f"{name}: {'; '.join(lines)}"
+
+
+def _of_model(
+    folder: Path, entry: dict[str, Any], function: str, tolerance: float
+) -> Iterator[str]:
+    data = np.load(folder / entry["data_file"])
+    yield from _network(model_of(folder, entry, function), data, function, tolerance)
+
+
+def _layer(data: Any, case: str) -> Iterator[str]:
     x = torch.from_numpy(data[f"{case}/x"]).double()[None].requires_grad_()
     sizes = torch.tensor([x.shape[1:]])
     found = tv_dykstra(x, sizes, torch.zeros_like(x, dtype=torch.bool), LAM)
-    lines = [_far("y_official", found[0], data[f"{case}/y_official"], LAYER_TOLERANCE)]
+    yield _far("y_official", found[0], data[f"{case}/y_official"], LAYER_TOLERANCE)
     # The exact layer is TVMAX before its sparsemax, so it is asked through the whole of it.
     exact = torch.from_numpy(data[f"{case}/y_exact"])
     weights = tvmax(x, LAM, tolerance=SOLVED_TOLERANCE)
     wanted = tvmax(exact[None], 0.0)
-    lines.append(_far("sparsemax of y_exact", weights, wanted, LAYER_TOLERANCE))
-    return "; ".join(line for line in lines if line)
+    yield _far("sparsemax of y_exact", weights, wanted, LAYER_TOLERANCE)
 
 
 def _network(model: VQA, data: Any, function: str, tolerance: float) -> Iterator[str]:

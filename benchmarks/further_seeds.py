@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Further seeds of a comparison of compare.py, without the checkpoints of the first ones.
+
+    python benchmarks/further_seeds.py sparo 3 4
+
+Trains these seeds of every arm where they are missing, scores them on the same test data, and puts
+their differences beside those in results/compare_<name>.json. All differences and their interval
+over seeds go to results/seeds_<name>.json. An interval over samples would need every seed's
+samples, which a results file does not hold.
+"""
+
+import argparse
+import json
+from typing import Any
+
+from compare import COMPARISONS, RESULTS, SEEDS, Comparison, trained
+from over_seeds import over_seeds, spoken
+from result_file import write_result
+
+from saccade.export.evaluate import evaluate
+
+
+def runs_of(name: str, comparison: Comparison, seed: int) -> list[dict[str, Any]]:
+    """The scores of every arm at one seed."""
+    runs = []
+    for arm in comparison.arms:
+        path = trained(name, arm, seed)
+        for options in comparison.evaluations:
+            (found,) = evaluate(path, options).found
+            runs.append({"arm": arm, "seed": seed, **found.to_dict()})
+    return runs
+
+
+def score_of(runs: list[dict[str, Any]], arm: str, task: str, seed: int) -> float:
+    """The task's first score in one run."""
+    (found,) = (r for r in runs if (r["arm"], r["task"], r["seed"]) == (arm, task, seed))
+    return float(found["scores"][0]["value"])
+
+
+def main() -> None:
+    """Train, score and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=sorted(COMPARISONS))
+    parser.add_argument("seeds", type=int, nargs="+")
+    options = parser.parse_args()
+    if known := sorted(set(options.seeds) & set(SEEDS)):
+        parser.error(f"seeds {known} are compare.py's own. Name others.")
+    comparison = COMPARISONS[options.name]
+    first = json.loads((RESULTS / f"compare_{options.name}.json").read_bytes())
+    runs = [run for seed in options.seeds for run in runs_of(options.name, comparison, seed)]
+    data = {(each["task"], each["data_sha256"]) for each in (*first["runs"], *runs)}
+    if len(data) != len({task for task, _ in data}):
+        raise SystemExit("the test data is not that of the first seeds. Run compare.py again.")
+    differences = []
+    for each in first["differences"]:
+        better, worse = each["pair"]
+        by_seed = each["by_seed"] + [
+            score_of(runs, better, each["task"], seed) - score_of(runs, worse, each["task"], seed)
+            for seed in options.seeds
+        ]
+        named = {key: each[key] for key in ("task", "score", "pair")}
+        differences.append(named | {"by_seed": by_seed, "over_seeds": over_seeds(by_seed)})
+        print(f"{each['score']}, {better} over {worse}: {spoken(differences[-1]['over_seeds'])}")
+    seeds = [*first["seeds"], *options.seeds]
+    result = {"comparison": options.name, "seeds": seeds, "runs": runs, "differences": differences}
+    write_result(RESULTS / f"seeds_{options.name}.json", result)
+
+
+if __name__ == "__main__":
+    main()

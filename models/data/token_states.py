@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's own texts as a language model's states: an .npz of tokens, lengths and labels."""
+
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from saccade.models.data.user_data import labelled_part
+from saccade.plugins.errors import SaccadeError, ShapeError
+
+_WRITE = "numpy.savez(path, tokens=..., lengths=..., labels=...)"
+
+
+@dataclass(frozen=True)
+class TokenStates:
+    """One split of labelled texts.
+
+    Shapes: tokens [n t d] float32, of which the first length [n] int64 count; labels [n] int64,
+            indices into class_names.
+    """
+
+    tokens: np.ndarray
+    length: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    name: str
+    sha256: str  # of this split's arrays and class names
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """The arrays as a model of token states takes them."""
+        return {"tokens": self.tokens, "length": self.length}
+
+
+def token_states(path: str | Path, split: str) -> TokenStates:
+    """One split of an .npz with `tokens`, `lengths`, `labels` and, if it likes, `class_names`.
+
+    Splits are drawn per class as those of images are: 70 % train, 10 % validation, 20 % test. What
+    stands behind a length may be anything, and becomes 0.
+
+    Shapes: tokens [n t d] float32, lengths and labels [n] of any integer type, class_names [k].
+    Raises: SaccadeError if the file, an array or a value cannot be used, ShapeError if shapes
+        differ.
+    """
+    path = Path(path)
+    arrays = _arrays(path)
+    tokens, lengths, labels = (arrays[name] for name in ("tokens", "lengths", "labels"))
+    _check_tokens(path, tokens)
+    for name, each in (("lengths", lengths), ("labels", labels)):
+        if each.shape != tokens.shape[:1] or not np.issubdtype(each.dtype, np.integer):
+            raise ShapeError(
+                f"{path}: {name} are {each.dtype} {each.shape}, expected one whole number for "
+                f"each of the {len(tokens)} texts."
+            )
+    most = tokens.shape[1]
+    if not 1 <= lengths.min() <= lengths.max() <= most:
+        raise SaccadeError(
+            f"{path}: lengths reach from {lengths.min()} to {lengths.max()}, expected 1 to the "
+            f"{most} tokens of a row. Leave texts without tokens out."
+        )
+    rows, names = labelled_part(path, labels, arrays.get("class_names"), split)
+    tokens, length = tokens[rows].astype(np.float32, copy=False), lengths[rows].astype(np.int64)
+    inside = np.arange(most) < length[:, None]
+    strange = ~np.isfinite(tokens).all(-1) & inside
+    if strange.any():
+        raise SaccadeError(
+            f"{path}: the states of {int(strange.any(1).sum())} texts contain NaN or infinity "
+            "within their length. Write the states that the language model gave."
+        )
+    tokens = np.where(inside[..., None], tokens, np.float32(0))
+    labels = labels[rows].astype(np.int64)
+    digest = hashlib.sha256(repr((tokens.shape, names)).encode())
+    for each in (tokens, length, labels):
+        digest.update(np.ascontiguousarray(each).tobytes())
+    return TokenStates(tokens, length, labels, names, path.name, digest.hexdigest())
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise SaccadeError(
+            f"data '{path}': is no file. A model of token states needs an .npz with tokens, "
+            f"lengths and labels. Write it with {_WRITE}."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = sorted(file.files)
+            wanted = {"tokens", "lengths", "labels", "class_names"} & set(found)
+            arrays = {name: file[name] for name in wanted}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise SaccadeError(
+            f"{path}: not an .npz of plain arrays ({error}). Write it with {_WRITE}."
+        ) from error
+    if missing := [name for name in ("tokens", "lengths", "labels") if name not in arrays]:
+        raise SaccadeError(
+            f"{path}: found arrays {found}, expected tokens, lengths and labels ({missing[0]} is "
+            f"missing). Write it with {_WRITE}."
+        )
+    return arrays
+
+
+def _check_tokens(path: Path, tokens: np.ndarray) -> None:
+    if tokens.dtype not in (np.float32, np.float16):
+        raise SaccadeError(
+            f"{path}: tokens are {tokens.dtype}, expected float32, the states of a language "
+            "model. Convert them, for example with tokens.astype('float32')."
+        )
+    if tokens.ndim != 3 or 0 in tokens.shape:
+        raise ShapeError(
+            f"{path}: tokens are {tokens.shape}, expected (texts, tokens, width), none of them 0. "
+            "Pad every text to the longest one."
+        )
