@@ -19,7 +19,7 @@ import sklearn
 import timm
 import torch
 import torchvision
-from PIL import Image
+from PIL import Image, ImageOps
 from pipelines import MODES, PIPELINES, Pipeline
 from torchvision.datasets.folder import pil_loader
 
@@ -55,7 +55,7 @@ class Recorder:
     def record(self, group: str, name: str, photograph: str, size: Size, **how: bool) -> None:
         pipeline = (PIPELINES | MODES)[name]
         transform = pipeline.make(size)
-        image = _open(photograph, how.get("as_opened", False))
+        image = _open(photograph, **how)
         normalised = transform(image).numpy()
         pixels = _pixels(normalised, *_scaling(transform))
         case = {
@@ -72,8 +72,7 @@ class Recorder:
             case["pixels"] = self.keep(pixels)
         if how.get("normalised"):
             case["normalised"] = self.keep(normalised)
-        if how.get("as_opened"):
-            case["as_opened"] = True
+        case |= {name: True for name in ("as_opened", "mended") if how.get(name)}
         self.cases.append(case)
 
 
@@ -82,14 +81,26 @@ def _path(photograph: str) -> Path:
     return folder / photograph
 
 
-def _open(photograph: str, as_opened: bool) -> Image.Image:
-    """As ImageFolder does it (RGB at once), or as OpenCLIP's README (RGB after the crop)."""
+def _open(photograph: str, as_opened: bool = False, mended: bool = False, **_: bool) -> Image.Image:
+    """As ImageFolder does it (RGB at once), as OpenCLIP's README (RGB last), or mended."""
     path = _path(photograph)
-    if not as_opened:
+    if not as_opened and not mended:
         return pil_loader(str(path))
     image = Image.open(io.BytesIO(path.read_bytes()))
     image.load()
-    return image
+    return _mend(image) if mended else image
+
+
+def _mend(image: Image.Image) -> Image.Image:
+    """Upright, over white, 16 bits scaled to 8: where this project differs from the authors."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        levels = (np.asarray(image).astype(int) + 128) // 257
+        image = Image.fromarray(levels.astype(np.uint8))
+    if image.mode in ("LA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
 
 
 def _scaling(transform: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -120,6 +131,9 @@ def record_everything() -> Recorder:
         recorder.record("formats", "open-clip", photograph, size)
         recorder.record("formats", "open-clip", photograph, size, as_opened=True)
         recorder.record("formats", "vit", photograph, size)
+        if _by_design(photograph):
+            recorder.record("formats", "open-clip", photograph, size, mended=True)
+            recorder.record("formats", "vit", photograph, size, mended=True)
     for photograph, size in itertools.product(TRIALS[:3], ((48, 32), (32, 48))):
         for name in ("open-clip", "sparo-clip", "vit"):
             recorder.record("oblong", name, photograph, size)
@@ -132,10 +146,22 @@ def _is_format(path: Path) -> bool:
     return path.name.startswith(("mode_", "exif_"))
 
 
+def _by_design(name: str) -> str | None:
+    """What this project does otherwise than the authors, who go by Pillow's convert("RGB")."""
+    if name.startswith("exif_"):
+        return "turned upright; the authors' loader leaves it lying"
+    if name == "mode_grey16.png":
+        return "16 bits are scaled to 8; Pillow cuts off what is above 255"
+    if any(word in name for word in ("rgba", "_la", "transparent")):
+        return "laid over white; the authors' loader drops the alpha channel"
+    return None
+
+
 def _describe(name: str) -> Result:
     path = _path(name)
     with Image.open(path) as image:
         described = {"size": list(image.size), "mode": image.mode, "format": image.format}
+    described |= {"by_design": reason} if (reason := _by_design(name)) else {}
     described["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     if name in photographs.PACKAGED:
         return described | {
@@ -146,11 +172,8 @@ def _describe(name: str) -> Result:
     cut = (photographs.PHOTOGRAPHS | photographs.SHAPES).get(name)
     if cut is None:
         cut = photographs.Cut("chelsea.png", photographs.CC0)
-    return described | {
-        "path": f"photographs/{name}",
-        "licence": cut.licence,
-        "from": f"scikit-image {cut.source}",
-    }
+    origin = {"licence": cut.licence, "from": f"scikit-image {cut.source}"}
+    return described | {"path": f"photographs/{name}"} | origin
 
 
 def main() -> None:

@@ -58,6 +58,7 @@ SHAPES = {
     "coffee_224x223.jpg": Cut("coffee.png", CC0, (200, 80, 424, 303), quality=80),
     "coffee_223x224.jpg": Cut("coffee.png", CC0, (200, 80, 423, 304), quality=80),
     "coffee_256x341.jpg": Cut("coffee.png", CC0, (200, 40, 456, 381), quality=80),
+    "coffee_320x240.jpg": Cut("coffee.png", CC0, (100, 60, 420, 300), quality=80),
     "rocket_640x32.jpg": Cut("rocket.jpg", PUBLIC, (0, 200, 640, 232), quality=85),
     "astronaut_24x480.jpg": Cut("astronaut.png", PUBLIC, (200, 0, 224, 480), quality=85),
     "chelsea_100x80.jpg": Cut("chelsea.png", CC0, (150, 80, 250, 160), quality=90),
