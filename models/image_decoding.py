@@ -17,13 +17,13 @@ SIGNATURES = {
     "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "WebP": re.compile(rb"RIFF....WEBP", re.DOTALL),
 }
-MIB = 2**20
 # A resized image larger than this, or than so many inputs, is not made whole to be cropped.
 WHOLE_PIXELS, WHOLE_INPUTS = 4_000_000, 16
+NEAR, FAR = (1.5, -2.5, 0, 1), (-0.5, 2.5, -4, 2)  # the bicubic's two cubics
 # Pillow's filters by distance, and how far they look in pixels of the larger of both grids.
 FILTERS = {
     "bilinear": (1, lambda x: 1 - x),
-    "bicubic": (2, lambda x: np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, _outer(x))),
+    "bicubic": (2, lambda x: np.where(x < 1, np.polyval(NEAR, x), np.polyval(FAR, x))),
     "lanczos": (3, lambda x: np.sinc(x) * np.sinc(x / 3)),
 }
 
@@ -46,6 +46,7 @@ class Wanted(NamedTuple):
     conversion: str
     alpha: str
     exif: bool
+    cut: tuple[int, ...]
     channel_order: str
     max_image_mib: int
     max_megapixels: int
@@ -67,9 +68,9 @@ def decode(data: bytes, wanted: Wanted) -> np.ndarray:
     """
     if not data:
         raise ImageRefused("image has 0 bytes, expected a JPEG, PNG or WebP file: save it again")
-    if len(data) > wanted.max_image_mib * MIB:
+    if len(data) > wanted.max_image_mib * 2**20:
         raise ImageRefused(
-            f"image has {len(data) / MIB:.1f} MiB, allowed are {wanted.max_image_mib} MiB: "
+            f"image has {len(data) / 2**20:.1f} MiB, allowed are {wanted.max_image_mib} MiB: "
             "make it smaller"
         )
     image = _open(data, wanted)
@@ -91,12 +92,14 @@ def fit(image: Image.Image, wanted: Wanted) -> np.ndarray:
     """An opened image of any mode and size as the model takes it.
 
     Shapes: -> uint8 [h w c].
+    Raises: ImageRefused if it is smaller than what is cut out of it.
     """
     # Looking for the rotation costs more than decoding a small image: first see if there is any.
     if wanted.exif and any(key in image.info for key in ("exif", "xmp", "XML:com.adobe.xmp")):
         image = ImageOps.exif_transpose(image)
     mode = "L" if wanted.channels == 1 else "RGB"
     image = _opaque(image, wanted.alpha)
+    image = _cut(image, *wanted.cut) if wanted.cut else image
     if wanted.conversion == "before":
         image = _converted(image, mode)
     size, window = _geometry(image.size, wanted)
@@ -130,15 +133,12 @@ def _open(data: bytes, wanted: Wanted) -> Image.Image:
 
 def _check_size(image: Image.Image, wanted: Wanted) -> None:
     width, height = image.size
-    if max(width, height) > wanted.max_side_px:
+    megapixels = width * height / 1e6
+    if max(width, height) > wanted.max_side_px or megapixels > wanted.max_megapixels:
         raise ImageRefused(
-            f"image is {width} x {height} pixels, allowed are {wanted.max_side_px} pixels a side: "
+            f"image is {width} x {height} pixels, allowed are {wanted.max_side_px} pixels a side; "
+            f"it has {megapixels:.1f} megapixels, allowed are {wanted.max_megapixels} megapixels: "
             "make it smaller"
-        )
-    if width * height > wanted.max_megapixels * 1_000_000:
-        raise ImageRefused(
-            f"image is {width} x {height} pixels ({width * height / 1e6:.1f} megapixels), allowed "
-            f"are {wanted.max_megapixels} megapixels: make it smaller"
         )
     if min(width, height) < wanted.min_side_px:
         raise ImageRefused(
@@ -171,6 +171,15 @@ def _from_16_bits(image: Image.Image, alpha: str) -> Image.Image:
     return Image.fromarray(grey)
 
 
+def _cut(image: Image.Image, top: int, left: int, height: int, width: int) -> Image.Image:
+    if image.height < top + height or image.width < left + width:
+        raise ImageRefused(
+            f"image is {image.width} x {image.height} pixels, expected at least {left + width} x "
+            f"{top + height}: send a larger one"
+        )
+    return image.crop((left, top, left + width, top + height))
+
+
 def _converted(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == mode:
         return image
@@ -179,13 +188,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
     return (image if image.mode in ("1", "L") else image.convert("RGB")).convert(mode)
 
 
-class _Window(NamedTuple):
-    """The part of the resized image that is kept."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
+_Window = tuple[int, int, int, int]  # left, top, right, bottom of what is kept
 
 
 def _geometry(size: tuple[int, int], wanted: Wanted) -> tuple[tuple[int, int], _Window]:
@@ -194,7 +197,7 @@ def _geometry(size: tuple[int, int], wanted: Wanted) -> tuple[tuple[int, int], _
     kept_w, kept_h = min(width, wanted.width_px), min(height, wanted.height_px)
     # Half a pixel goes to the even side, as torchvision's CenterCrop rounds.
     left, top = round((width - kept_w) / 2), round((height - kept_h) / 2)
-    return (width, height), _Window(left, top, left + kept_w, top + kept_h)
+    return (width, height), (left, top, left + kept_w, top + kept_h)
 
 
 def _resized(size: tuple[int, int], wanted: Wanted) -> tuple[int, int]:
@@ -203,8 +206,8 @@ def _resized(size: tuple[int, int], wanted: Wanted) -> tuple[int, int]:
     to_height, to_width = wanted.resize_px
     if wanted.resize_mode == "squash":
         return to_width, to_height
-    if wanted.resize_mode == "shortest" and to_height == to_width:
-        # torchvision's Resize of one number: the other side is cut off, not rounded.
+    if wanted.resize_mode == "shortest" and to_height == to_width and wanted.antialias:
+        # torchvision's Resize of one number: the other side is cut off, elsewhere it is rounded.
         if width <= height:
             return to_width, int(to_width * height / width)
         return int(to_height * width / height), to_height
@@ -217,49 +220,48 @@ def _pillow(
     image: Image.Image, size: tuple[int, int], window: _Window, interpolation: str
 ) -> Image.Image:
     """Pillow's filters, which average over what a pixel covers where they make an image smaller."""
-    inputs = (window.right - window.left) * (window.bottom - window.top)
+    inputs = (window[2] - window[0]) * (window[3] - window[1])
     if size[0] * size[1] <= max(WHOLE_PIXELS, WHOLE_INPUTS * inputs):
         way = Image.Resampling[interpolation.upper()]
-        whole = image if image.size == size else image.resize(size, way)
-        return whole.crop(window)
+        return (image if image.size == size else image.resize(size, way)).crop(window)
     if interpolation == "nearest" or image.mode in ("1", "P"):
         return _sampled(image, size, window, "nearest")
     seen = {"LA": "La", "RGBA": "RGBa"}.get(image.mode, image.mode)
-    pixels = np.asarray(image.convert(seen))
-    passes = [(1, size[0], window[0::2]), (0, size[1], window[1::2])]
-    if size[1] < image.height > image.width:
-        passes.reverse()  # as Pillow 13 does; those before it always began with the rows
-    for axis, to, kept in passes:
-        pixels = _filtered(pixels, axis, to, kept, interpolation)
+    pixels, taps = np.asarray(image.convert(seen)), {}
+    for axis in (0, 1):
+        length, kept = pixels.shape[axis], window[1 - axis :: 2]
+        places, shares = _taps(length, size[1 - axis], kept, interpolation)
+        start, stop = int(places.min()), int(places.max()) + 1
+        taps[axis] = places - start, shares
+        pixels = pixels.take(range(start, stop), axis)
+    # Pillow 13 begins with the columns where that leaves less to do, those before it never.
+    shrinks, narrows = image.height - size[1], image.width - size[0]
+    for axis in (0, 1) if shrinks > max(0, 2 * narrows) else (1, 0):
+        rows = np.moveaxis(pixels, axis, 0)
+        total = 2**21 + sum((rows[at].T * share).T for at, share in zip(*taps[axis], strict=True))
+        pixels = np.moveaxis((total >> 22).clip(0, 255).astype(np.uint8), 0, axis)
     return Image.frombytes(seen, pixels.shape[1::-1], pixels.tobytes()).convert(image.mode)
 
 
-def _filtered(
-    pixels: np.ndarray, axis: int, to: int, kept: tuple[int, int], interpolation: str
-) -> np.ndarray:
-    """Some of an axis resized, in the numbers of Pillow's Resample.c: the same bytes."""
-    (reach, weight), length = FILTERS[interpolation], pixels.shape[axis]
+def _taps(
+    length: int, to: int, kept: tuple[int, ...], interpolation: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of what each kept pixel is made, and with which share, in the numbers of Pillow's Resample.c.
+
+    Shapes: -> places and shares (of 2^22) int64 [taps kept].
+    """
+    reach, weight = FILTERS[interpolation]
     scale = length / to
     wide = max(scale, 1.0)
     centre = (np.arange(*kept) + 0.5) * scale
     first = (centre - reach * wide + 0.5).clip(0).astype(np.int64)
     last = (centre + reach * wide + 0.5).astype(np.int64).clip(max=length)
-    taps = first[:, None] + np.arange((last - first).max())
-    far = np.abs((taps - centre[:, None] + 0.5) * (1 / wide))
-    weights = np.where((taps < last[:, None]) & (far < reach), weight(far), 0.0)
-    whole = np.cumsum(weights, 1)[:, -1:]
-    fixed = weights / whole * 2**22
-    fixed = np.trunc(fixed + np.copysign(0.5, fixed)).astype(np.int64)
-    shape = [-1 if each == axis else 1 for each in range(pixels.ndim)]
-    total = np.int64(2**21)
-    for tap, share in zip(taps.T, fixed.T, strict=True):
-        total = total + pixels.take(tap.clip(max=length - 1), axis) * share.reshape(shape)
-    return (total >> 22).clip(0, 255).astype(np.uint8)
-
-
-def _outer(x: np.ndarray) -> np.ndarray:
-    """The second pixel of the bicubic filter, whose free number Pillow has at -0.5."""
-    return (((x - 5) * x + 8) * x - 4) * -0.5
+    places = first + np.arange((last - first).max())[:, None]
+    far = np.abs((places - centre + 0.5) * (1 / wide))
+    weights = np.where((places < last) & (far < reach), weight(far), 0.0)
+    fixed = weights / np.cumsum(weights, 0)[-1] * 2**22
+    shares = np.trunc(fixed + np.copysign(0.5, fixed)).astype(np.int64)
+    return places.clip(max=length - 1), shares
 
 
 def _sampled(
@@ -268,20 +270,20 @@ def _sampled(
     """Between the two nearest pixels of each axis alone, as OpenCV and tf.image.resize do it."""
     image = image.convert("RGB") if image.mode in ("1", "P") else image
     pixels = np.asarray(image)
-    for axis, first, last in ((0, window.top, window.bottom), (1, window.left, window.right)):
-        length, to = pixels.shape[axis], size[1 - axis]
+    for axis in (0, 1):
+        rows, to = np.moveaxis(pixels, axis, 0), size[1 - axis]
+        first, last = window[1 - axis :: 2]
         if interpolation == "nearest":
-            steps = np.full(last, length / to)
+            steps = np.full(last, len(rows) / to)
             steps[0] /= 2
             at = np.cumsum(steps)[first:].astype(np.int64)  # added up, as Pillow does
-            pixels = pixels.take(at.clip(max=length - 1), axis)
-            continue
-        at = ((np.arange(first, last) + 0.5) * (length / to) - 0.5).clip(0, length - 1)
-        low = np.floor(at).astype(np.int64)
-        share = (at - low).reshape([-1 if each == axis else 1 for each in range(pixels.ndim)])
-        pixels = pixels.take(low, axis) * (1 - share) + share * pixels.take(
-            np.minimum(low + 1, length - 1), axis
-        )
+            rows = rows[at.clip(max=len(rows) - 1)]
+        else:
+            at = (np.arange(first, last) + 0.5) * (len(rows) / to) - 0.5
+            low = np.floor(at := at.clip(0, len(rows) - 1)).astype(np.int64)
+            beyond = rows[(low + 1).clip(max=len(rows) - 1)]
+            rows = (rows[low].T * (1 - at + low) + beyond.T * (at - low)).T
+        pixels = np.moveaxis(rows, 0, axis)
     pixels = np.rint(pixels).astype(np.uint8)
     return Image.frombytes(image.mode, pixels.shape[1::-1], pixels.tobytes())
 

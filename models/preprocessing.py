@@ -19,7 +19,7 @@ CHOICES = {
     "channel_order": ("rgb", "bgr"),
 }
 _COUNTS = ("height_px", "width_px", "max_image_mib", "max_megapixels", "max_side_px", "max_images")
-_LISTS = ("mean", "std", "resize_px", "fill")
+_LISTS = ("mean", "std", "resize_px", "fill", "cut")
 # What files meant that were written before an image's shape could be kept.
 _SQUASHED = {
     "resize_mode": "squash",
@@ -27,6 +27,7 @@ _SQUASHED = {
     "conversion": "before",
     "alpha": "white",
     "exif": True,
+    "cut": [],
     "channel_order": "rgb",
     "min_side_px": 1,
 }
@@ -36,10 +37,10 @@ _SQUASHED = {
 class Preprocessing:
     """From an encoded image to the model's uint8 [b, h, w, c], and the normalisation behind it.
 
-    The image is resized to `resize_px` (height, width), then cropped at its centre, or padded with
-    `fill` where it is smaller. `shortest` resizes until it covers `resize_px`, `longest` until it
-    fits in, both keep its shape; `squash` does not. The mean and std are applied by the model
-    itself: (x / 255 - mean) / std, per channel.
+    The image, or the `cut` of it, is resized to `resize_px` (height, width), then cropped at its
+    centre, or padded with `fill` where it is smaller. `shortest` resizes until it covers
+    `resize_px`, `longest` until it fits in, both keep its shape; `squash` does not. The mean and
+    std are applied by the model itself: (x / 255 - mean) / std, per channel.
     Units:  mean and std as fractions of full white; fill from 0 to 255; caps in MiB, megapixels,
             pixels, images.
     Raises: SaccadeError if a value is out of range.
@@ -58,6 +59,7 @@ class Preprocessing:
     conversion: str = "before"  # to grey or colour, before or after the resize
     alpha: str = "white"  # what a transparent image lies on; dropped: what its colours are
     exif: bool = True  # turned as the camera was held
+    cut: tuple[int, ...] = ()  # top, left, height, width of what is resized; none: everything
     channel_order: str = "rgb"
     max_image_mib: int = 16
     max_megapixels: int = 50
@@ -82,8 +84,12 @@ class Preprocessing:
         object.__setattr__(self, "fill", self.fill or (0,) * self.channels)
         sides = len(self.resize_px) == 2 and all(map(_is_count, self.resize_px))
         self._require(sides, "resize_px", "height and width, two whole numbers of at least 1")
-        levels = len(self.fill) == self.channels and all(map(_is_level, self.fill))
-        self._require(levels, "fill", f"{self.channels} whole numbers from 0 to 255")
+        levels = len(self.fill) == self.channels and all(map(_is_whole, self.fill))
+        self._require(
+            levels and max(self.fill) < 256, "fill", f"{self.channels} whole numbers from 0 to 255"
+        )
+        parts = all(map(_is_whole, self.cut)) and len(self.cut) == 4 and min(self.cut[2:]) > 0
+        self._require(not self.cut or parts, "cut", "top, left, height and width in pixels")
         plain = self.interpolation in ("nearest", "bilinear") and self.conversion == "before"
         self._require(self.antialias or plain, "antialias", "true with this filter or conversion")
         ordered = self.channels == 3 or self.channel_order == "rgb"
@@ -133,6 +139,8 @@ class Preprocessing:
         }[self.resize_mode]
         if self.resize_mode != "shortest" and self.resize_px != (self.height_px, self.width_px):
             resized += ", cropped at the centre"
+        if self.cut:
+            resized = f"cut at {list(self.cut)}, {resized}"
         kind = "grey" if self.channels == 1 else self.channel_order.upper()
         return (
             f"{_by((self.height_px, self.width_px))} px {kind}: {resized}; "
@@ -169,8 +177,8 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _is_level(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _are_finite(values: tuple[float, ...], count: int) -> bool:

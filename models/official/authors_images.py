@@ -106,8 +106,11 @@ def _torchvision_swin(sides: _Sides, dim: int = 96, layers: int = 12) -> _Rule:
 
 def _slots(sides: _Sides) -> _Rule:
     fields = {"interpolation": "bilinear", "antialias": False} | _covering(sides)
-    origin = "resize_small of lib/preprocessing.py (tf.image.resize); a data set's own cut before "
-    return fields, origin + "it is not made"
+    origin = "resize_small of lib/preprocessing.py, which is tf.image.resize; the cut of a data set"
+    return (
+        fields,
+        origin + ' before it, as CLEVR\'s, by --preprocessing {"cut": [29, 64, 192, 192]}',
+    )
 
 
 _RULES: dict[str, Callable[..., _Rule]] = {
