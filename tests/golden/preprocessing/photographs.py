@@ -34,7 +34,7 @@ class Cut(NamedTuple):
 PHOTOGRAPHS = {
     "astronaut.jpg": Cut("astronaut.png", PUBLIC, (70, 0, 400, 512), quality=85),
     "camera.jpg": Cut("camera.png", CC0, (0, 60, 512, 420), quality=85),
-    "cell.png": Cut("cell.png", CC0),
+    "cell.png": Cut("cell.png", CC0, (150, 60, 450, 560)),
     "chelsea.jpg": Cut("chelsea.png", CC0, quality=88),
     "clock.png": Cut("clock_motion.png", PUBLIC),
     "coffee.jpg": Cut("coffee.png", CC0, quality=80),
