@@ -100,8 +100,8 @@ BROKEN = {
     "a pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "pickle.*saccade convert"),
     "a torch file": (lambda path: torch.save({}, path), "zip archive.*saccade convert"),
     "foreign": (lambda path: save_file({"a": torch.zeros(2)}, path), "without saccade's metadata"),
-    "of another schema": (lambda path: edited(path, schema="x"), "found x version 2"),
-    "of a later version": (lambda path: edited(path, version=3), "version 3, expected .* 2"),
+    "of another schema": (lambda path: edited(path, schema="x"), "found x version 3"),
+    "of a later version": (lambda path: edited(path, version=4), "version 4, expected .* 3"),
     "without a card": (lambda path: edited(path, card=None), "missing .'card'"),
     "with labels of no type": (lambda path: edited(path, labels=[1, 2]), "labels are"),
     "with odd preprocessing": (lambda path: edited(path, preprocessing={"crop": 1}), "crop"),
@@ -143,13 +143,38 @@ def test_calibration_of_another_shape_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_checkpoint_from_before_resize_modes_squashes() -> None:
+    from importlib import resources
+
+    for path in sorted(Path(str(resources.files("saccade.models.shipped"))).glob("*.safetensors")):
+        with path.open("rb") as file:
+            head = file.read(int.from_bytes(file.read(8), "little"))
+        written = json.loads(json.loads(head)["__metadata__"]["saccade"])["preprocessing"]
+        if written is None or "resize_mode" in written:
+            continue
+        found = Preprocessing.from_dict(written)
+        assert (found.resize_mode, found.interpolation) == ("squash", written["resize"])
+        assert (found.conversion, found.alpha, found.min_side_px) == ("before", "white", 1)
+    old = {"resize": "lanczos", **dict.fromkeys(("height_px", "width_px"), 8)}
+    caps = {"max_image_mib": 1, "max_megapixels": 2, "max_side_px": 3, "max_images": 4}
+    squashing = Preprocessing.from_dict(old | caps | {"channels": 1, "mean": [0.0], "std": [1.0]})
+    assert (squashing.resize_mode, squashing.resize_px) == ("squash", (8, 8))
+    assert (squashing.interpolation, squashing.max_side_px) == ("lanczos", 3)
+
+
 PREPROCESSING = {
     "no height": {"height_px": 0},
     "two channels": {"channels": 2, "mean": (0.0, 0.0), "std": (1.0, 1.0)},
     "mean of another length": {"mean": (0.0, 0.0, 0.0)},
     "no spread": {"std": (0.0,)},
     "not a number": {"mean": (float("nan"),)},
-    "unknown filter": {"resize": "magic"},
+    "unknown filter": {"interpolation": "magic"},
+    "unknown resize mode": {"resize_mode": "magic"},
+    "one side to resize to": {"resize_px": [8]},
+    "a fill beyond white": {"fill": [256]},
+    "no antialiasing that is not known": {"antialias": False, "interpolation": "bicubic"},
+    "an order of one channel": {"channel_order": "bgr"},
+    "text for a flag": {"exif": "no"},
     "a flag for a number": {"max_images": True},
 }
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every source from the authors' file to a served answer, by the command line."""
 
+import json
 import shutil
+from importlib.util import find_spec
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -14,6 +17,7 @@ ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
 import official_files  # noqa: E402
 
 from saccade.export import gate, samples  # noqa: E402
+from saccade.export.compare import THRESHOLDS  # noqa: E402
 from saccade.export.manifest import read_folder  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.plugins.errors import SaccadeError  # noqa: E402
@@ -235,6 +239,42 @@ def test_the_served_answer_is_the_files(source, server, made):
             expected, found = answers(path, **inputs), client.infer(inputs)
             for name in expected:
                 np.testing.assert_allclose(found[name], expected[name], **CLOSE, err_msg=name)
+
+
+PHOTOGRAPHS = official_files.GOLDEN / "preprocessing"
+
+
+def photographs_of(source):
+    """Of each photograph its file, and the pixels that the authors' own transform made of it."""
+    name = "served_slots.npz" if source == "invariant-slot-attention" else "served.npz"
+    packages = json.loads((PHOTOGRAPHS / "manifest.json").read_text())["photographs"]
+    files, pixels = [], []
+    with np.load(PHOTOGRAPHS / name) as made:
+        for key in made.files:
+            if key.startswith(f"{source}/"):
+                said = packages[key.partition("/")[2]]
+                package = find_spec(said["package"]).origin if "package" in said else None
+                place = Path(package).parent if package else PHOTOGRAPHS
+                files.append(place / said["path"])
+                pixels.append(made[key])
+    return files, np.stack(pixels)
+
+
+@pytest.mark.parametrize("source", [each for each in SOURCES if each != "tvmax-vqa"])
+def test_photographs_are_answered_as_by_their_authors(source, server, made):
+    files, pixels = photographs_of(source)
+    assert len(files) >= 12
+    given = {}
+    if source == "invariant-slot-attention":
+        state = np.random.default_rng(6).normal(size=(len(files), 4, 20)) / 3
+        given["initial_state"] = state.astype(np.float32)
+    path = next(path for role, path in files_of(made(source)).items() if role in ("", "image"))
+    expected = answers(path, image=pixels, **given)
+    with Client(server.url, source) as client:
+        found = client.infer({"image": files, **given})
+    limit = THRESHOLDS["fp32"]["relative_error"]
+    for name, array in expected.items():
+        assert np.abs(found[name] - array).max() <= limit * np.abs(array).max(), name
 
 
 REFUSED = {
