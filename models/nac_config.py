@@ -12,6 +12,7 @@ CHOICES = {
     "tokenizer": ("patch", "conv"),
     "positions": ("learned", "sinusoidal", "none"),
     "activation": ("gelu", "relu"),
+    "ffn_gate": ("none", "geglu"),
     "graph_prior": ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi"),
     "connectivity": ("learned", "frozen", "dense"),
     "signature_init": ("prior", "random"),
@@ -70,7 +71,10 @@ class NACConfig(ConfigValues):
     ffn_dim: int = 128
     classes: int = 10
     activation: str = "gelu"  # between the two layers of a ModFFN
+    ffn_gate: str = "none"  # geglu: a first layer of 2 ffn_dim, half of it times the GELU of half
     alpha: float = 0.1  # initial strength of a ModFC's modulation, then learned
+    modfc_one: bool = True  # False: a ModFC's gain is LayerNorm(W_c c), without the 1 and alpha
+    modfc_norm_affine: bool = True  # False: that LayerNorm has no weight and bias
     read_norm: bool = True  # LayerNorm in front of the read-in's and read-out's ModFFN, and on
     # the processor states that the read-out polls
     confidence: str = "state"  # a read-out module's scalar: linear in its state, or a constant
@@ -124,6 +128,8 @@ class NACConfig(ConfigValues):
             "0, or in a conditional NAC between modules and 4096",
         )
         self._expect("input_sets", self.input_sets in (1, 2), "1, or 2 for a pair of inputs")
+        gated = self.activation == "gelu" or self.ffn_gate == "none"
+        self._expect("activation", gated, "'gelu' where ffn_gate is 'geglu'")
         given = self.condition_dim > 0 or self.condition_tokens == 0
         self._expect("condition_tokens", given, "0 where condition_dim is 0")
         self._expect("local_width", self.local_width % 2 == 1, "odd, so that a place has a middle")

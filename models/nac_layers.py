@@ -20,6 +20,8 @@ def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) 
         config.code_dim,
         alpha=config.alpha,
         modulation=config.modulation,
+        one=config.modfc_one,
+        norm_affine=config.modfc_norm_affine,
         scale=scale,
     )
 
@@ -31,8 +33,11 @@ def mod_ffn(config: NACConfig, *, scale: float = 1.0) -> ModFFN:
         config.ffn_dim,
         config.code_dim,
         activation=config.activation,
+        gate=config.ffn_gate,
         alpha=config.alpha,
         modulation=config.modulation,
+        one=config.modfc_one,
+        norm_affine=config.modfc_norm_affine,
         scale=scale,
     )
 

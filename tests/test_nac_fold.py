@@ -23,6 +23,10 @@ CASES = {
     "perceiver": {"connectivity": "dense", "modulation": False},
     "no modulation": {"modulation": False},
     "plain read": {"read_norm": False, "confidence": "module", "activation": "relu"},
+    "geglu": {"ffn_gate": "geglu", "modfc_norm_affine": False},
+    "no one": {"modfc_one": False, "ffn_gate": "geglu"},
+    "no modulation, geglu": {"modulation": False, "ffn_gate": "geglu"},
+    "conditional, no one": {"conditional": True, "modfc_one": False, "modfc_norm_affine": False},
     "one module": {"modules": 1},
     "conditional": {"conditional": True},
     "conditioned": {"conditional": True, "condition_dim": 7},
@@ -94,9 +98,10 @@ def test_outputs_agree_and_every_weight_learns(case: str) -> None:
     model.train()
     (model(**arguments).square().sum() + model.graph_loss()).backward()
     still = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
-    # The softmax over tokens or modules drops what is constant: key biases, and with one module
+    # A softmax drops what is constant: key biases, that of the confidences, and with one module
     # everything that says whom to listen to.
-    unused = {name for name in still if "key.linear.bias" not in name}
+    dropped = ("key.linear.bias", "pool.score.bias")
+    unused = {name for name in still if not name.endswith(dropped)}
     assert not unused or (case == "one module" and not [n for n in unused if "value" in n])
     assert ("generator.signatures" in dict(model.named_parameters())) == (
         model.config.connectivity == "learned" and not model.config.conditional
