@@ -23,14 +23,10 @@ from saccade.models.interface import Part, Setting, fraction_setting
 from saccade.models.modulation import linear
 from saccade.models.module_dropout import ModuleDropout, circuit_order
 from saccade.models.nac_config import NACConfig as NACConfig
+from saccade.models.nac_kernel import Kernel
 from saccade.models.nac_layers import Propagator, ReadIn, ReadOut, head_outputs, without_padding
 from saccade.models.nac_parts import nac_facts, nac_part, nac_settings
 from saccade.models.nac_prune import pruned
-from saccade.models.skmdpa import (
-    evaluation_bias,
-    link_probability,
-    sampled_bias,
-)
 from saccade.models.tokenizers import tokenizer
 from saccade.plugins.errors import SaccadeError
 
@@ -71,6 +67,7 @@ class NAC(nn.Module):
             self.generator = ConditionalGenerator(config)
         else:
             self.generator = UnconditionalGenerator(config, first_signatures(config, fresh))
+        self.kernel = Kernel(config)
         self.initial_state = InitialState(config)
         self.read_in = ReadIn(config)
         self.propagators = nn.ModuleList(
@@ -148,9 +145,9 @@ class NAC(nn.Module):
         theta, codes = self.initial_state(circuit.codes), circuit.codes
         found["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
         between, _ = link_distances(circuit.signatures, self.read_out_signatures)
-        if between is not None:
-            links = link_probability(between, self.config.epsilon)
-            found["link"] = links.expand(given.tokens.shape[0], -1, -1)
+        biases = self.kernel.constant(between)
+        if biases is not None:
+            found["link"] = self.kernel.links(biases).expand(given.tokens.shape[0], -1, -1)
         return found
 
     def _given(
@@ -179,25 +176,12 @@ class NAC(nn.Module):
         theta = self.read_in(theta, given.tokens, circuit.codes, given.length)
         between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
         batch = given.tokens.shape[0]
-        bias = None if self.training else self._bias(between, batch)
-        for propagator in self.propagators:
-            sampled = self._bias(between, batch) if self.training else bias
-            theta = propagator(theta, circuit.codes, sampled)
+        biases = self.kernel.layers(between, batch)
+        for propagator, bias in zip(self.propagators, biases, strict=True):
+            theta = propagator(theta, circuit.codes, bias)
         initial = self.initial_state(self.read_out_codes)
-        bias = self._bias(to_read_out, batch)
+        bias = self.kernel.read_out(to_read_out, batch)
         return self.read_out(initial, self.read_out_codes, theta, circuit.codes, bias)
-
-    def _bias(self, distance: Tensor | None, batch: int) -> Tensor | None:
-        if distance is None:
-            return None
-        config = self.config
-        if not self.training:
-            return evaluation_bias(distance, config.epsilon)
-        shape = tuple(distance.shape)
-        if config.kernel_draw == "sample" and distance.dim() == 2:
-            shape = (batch, *shape)
-        limits = {"tau": config.tau, "p_min": config.p_min, "p_max": config.p_max}
-        return sampled_bias(distance, config.epsilon, shape=shape, **limits)
 
     @torch.no_grad()
     def rank_modules(
@@ -215,7 +199,7 @@ class NAC(nn.Module):
         Raises: SaccadeError if a conditional NAC gets no samples.
         """
         if not self.config.conditional:
-            self.module_order.copy_(circuit_order(self.generator(), self.config))
+            self.module_order.copy_(circuit_order(self.generator(), self.kernel))
             return self.module_order
         if x is None:
             raise SaccadeError(
@@ -224,7 +208,7 @@ class NAC(nn.Module):
             )
         given = self._given(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, given)
-        self.module_order.copy_(circuit_order(circuit, self.config))
+        self.module_order.copy_(circuit_order(circuit, self.kernel))
         return self.module_order
 
     @torch.no_grad()
@@ -235,7 +219,7 @@ class NAC(nn.Module):
         """
         if self.config.conditional:
             return self.module_order
-        return circuit_order(self.generator(), self.config)
+        return circuit_order(self.generator(), self.kernel)
 
     def graph_loss(self) -> Tensor:
         """Distance of the links from the graph prior; 0 where links are not learned or generated.

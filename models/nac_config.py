@@ -7,6 +7,7 @@ from typing import Any
 from saccade.models.config_values import ConfigValues
 from saccade.models.data.listops import VOCABULARY
 
+START_GRAPHS = ("barabasi-albert", "planted-partition", "watts-strogatz")
 CHOICES = {
     "input": ("image", "tokens", "points", "characters", "bytes"),
     "tokenizer": ("patch", "conv"),
@@ -15,8 +16,9 @@ CHOICES = {
     "ffn_gate": ("none", "geglu"),
     "graph_prior": ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi"),
     "connectivity": ("learned", "frozen", "dense"),
-    "signature_init": ("prior", "random"),
-    "kernel_draw": ("batch", "sample"),
+    "signature_init": ("prior", "random", *START_GRAPHS),
+    "kernel_draw": ("batch", "sample", "none"),
+    "kernel_clamp": ("fixed", "dtype"),
     "confidence": ("state", "module"),
     "dropout_draw": ("uniform", "log-uniform"),
 }
@@ -83,7 +85,17 @@ class NACConfig(ConfigValues):
     delta: float = 1e-6  # in eq. 3's denominator, where it cancels: the bias does not need it
     p_min: float = 1e-6  # link probabilities are clamped before sampling
     p_max: float = 1 - 1e-4
-    kernel_draw: str = "batch"  # training draws one kernel a layer for the batch, or one a sample
+    kernel_clamp: str = (
+        "fixed"  # dtype: instead to what the type tells from 0 and 1, the sample too
+    )
+    kernel_draw: str = (
+        "batch"  # training draws one kernel a layer for the batch, or one a sample, or
+    )
+    # none: K = P, as in evaluation
+    truncate: float = 0.0  # links of a larger cosine distance are cut (K = 0); 0: none
+    epsilon_learned: bool = (
+        False  # a bandwidth for each propagator and one for the read-out, learned
+    )
     connectivity: str = "learned"  # frozen: signatures without gradient; dense: no kernel at all
     modulation: bool = True  # False: a ModFC is a plain layer; with dense, a Perceiver IO
     signature_init: str = "prior"  # start at the graph prior, or at random; frozen needs the prior
@@ -98,6 +110,10 @@ class NACConfig(ConfigValues):
     condition_tokens: int = 0  # most condition tokens: the fixed axis of an exported model
     generator_modules: int = 0  # queries of the conditional generator; 0: as many as modules
     module_dropout: float = 1.0  # smallest fraction of modules kept in a training step; 1: off
+    drop_path: float = (
+        0.0  # share of samples that a propagator's residual is left out for, training
+    )
+    code_noise: float = 0.0  # training moves each component of a code by up to this share of itself
     dropout_draw: str = "uniform"  # of the fraction, between module_dropout and 1
     dropout_ordered: float = 0.8  # share of steps that keep the best connected modules instead of
     # a random subset: those are the ones that a budget keeps
@@ -161,6 +177,9 @@ class NACConfig(ConfigValues):
         self._expect("std", min(self.std) > 0, "above 0")
 
     def _check_probabilities(self) -> None:
+        self._expect("truncate", 0 <= self.truncate < 2, "a cosine distance below 2, or 0 for none")
+        self._expect("drop_path", 0 <= self.drop_path < 1, "at least 0 and below 1")
+        self._expect("code_noise", 0 <= self.code_noise <= 1, "from 0 to 1")
         for name in ("epsilon", "tau", "graph_degree"):
             self._expect(name, getattr(self, name) > 0, "above 0")
         self._expect("delta", self.delta >= 0, "at least 0")

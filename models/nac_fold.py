@@ -16,7 +16,6 @@ from saccade.models.interface import Part
 from saccade.models.nac import NAC
 from saccade.models.nac_layers import head_outputs, without_padding
 from saccade.models.nac_parts import nac_part
-from saccade.models.skmdpa import evaluation_bias
 
 
 class FoldedNAC(nn.Module):
@@ -38,6 +37,7 @@ class FoldedNAC(nn.Module):
     def __init__(self, source: NAC) -> None:
         super().__init__()
         self.config = source.config
+        self.kernel = source.kernel
         circuit: Circuit | None = None
         if self.config.conditional:
             self.generator, self.initial_state = source.generator, source.initial_state
@@ -45,8 +45,8 @@ class FoldedNAC(nn.Module):
         else:
             circuit = source.generator()
             between, to_read_out = link_distances(circuit.signatures, source.read_out_signatures)
-            self.register_buffer("link_bias", self._bias(between))
-            self.register_buffer("read_out_bias", self._bias(to_read_out))
+            self.register_buffer("link_bias", self.kernel.constant(between))
+            self.register_buffer("read_out_bias", self.kernel.read_out(to_read_out, 1))
         code = None if circuit is None else circuit.codes
         theta = None if code is None else source.initial_state(code)
         self.tokenizer = fold_tokenizer(source.tokenizer)
@@ -114,15 +114,12 @@ class FoldedNAC(nn.Module):
         state, attention, bias = self._run(x, length, condition, condition_length)
         found = head_outputs(self.head, state) | {"attention": attention}
         if bias is not None:
-            found["link"] = bias.exp().expand(attention.shape[0], -1, -1)
+            found["link"] = self.kernel.links(bias).expand(attention.shape[0], -1, -1)
         return found
 
     def parts(self) -> tuple[Part, ...]:
         """The unfolded model's one part, run by this one."""
         return (nac_part(self),)
-
-    def _bias(self, distance: Tensor | None) -> Tensor | None:
-        return None if distance is None else evaluation_bias(distance, self.config.epsilon)
 
     def _state(
         self,
@@ -148,13 +145,14 @@ class FoldedNAC(nn.Module):
             given = Given(tokens, length, condition, condition_length)
             circuit = generate(self.generator, self.config, given)
             between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
-            link_bias, read_out_bias = self._bias(between), self._bias(to_read_out)
+            link_bias = self.kernel.constant(between)
+            read_out_bias = self.kernel.read_out(to_read_out, tokens.shape[0])
             theta, code = self.initial_state(circuit.codes), circuit.codes
         else:
             check_condition(self.config, condition)
             link_bias, read_out_bias = self.link_bias, self.read_out_bias
         weights = self.read_in.weights(tokens, length, theta, code)
         state = self.read_in.read(weights, tokens, code)
-        for propagator in self.propagators:
-            state = propagator(state, link_bias, code)
+        for layer, propagator in enumerate(self.propagators):
+            state = propagator(state, self.kernel.of_layer(link_bias, layer), code)
         return self.read_out(state, read_out_bias, code), weights, link_bias

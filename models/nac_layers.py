@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from saccade.models.modulation import ModFC, ModFFN, linear
 from saccade.models.nac_config import NACConfig
+from saccade.models.nac_noise import dropped_path, noised
 from saccade.models.skmdpa import skmdpa
 
 
@@ -86,6 +87,7 @@ class ReadIn(nn.Module):
     def __init__(self, config: NACConfig) -> None:
         super().__init__()
         self.direct: bool | None = None
+        self.code_noise = config.code_noise
         self.query = mod_fc(config, config.dim, config.dim)
         self.key = mod_fc(config, config.dim, config.dim)
         self.value = mod_fc(config, config.dim, config.dim)
@@ -96,6 +98,7 @@ class ReadIn(nn.Module):
     def forward(
         self, theta: Tensor, tokens: Tensor, code: Tensor, length: Tensor | None = None
     ) -> Tensor:
+        code = noised(code, self.code_noise, training=self.training)
         y = self.attend(theta, tokens, code, length)
         return y + self.ffn(self.norm(y), code)
 
@@ -151,6 +154,8 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 class Propagator(nn.Module):
     """One round of messages between modules, then one of computation; both pre-LN, residual.
 
+    The noise of training moves a module's code as a receiver and as a sender apart.
+
     Shapes: theta [b u d], code [u c] or [b u c], bias [u u] or [b u u] -> [b u d].
     """
 
@@ -158,6 +163,7 @@ class Propagator(nn.Module):
         super().__init__()
         scale = 1 / math.sqrt(2 * max(1, config.propagator_layers))  # the residual sum stays O(1)
         self.heads = config.heads
+        self.drop_path, self.code_noise = config.drop_path, config.code_noise
         self.norm_attention = nn.LayerNorm(config.dim)
         self.query = mod_fc(config, config.dim, config.dim)
         self.key = mod_fc(config, config.dim, config.dim)
@@ -168,9 +174,13 @@ class Propagator(nn.Module):
 
     def forward(self, theta: Tensor, code: Tensor, bias: Tensor | None) -> Tensor:
         x = self.norm_attention(theta)
-        q, k, v = (layer(x, code) for layer in (self.query, self.key, self.value))
-        theta = theta + self.output(skmdpa(q, k, v, bias, heads=self.heads), code)
-        return theta + self.ffn(self.norm_ffn(theta), code)
+        receiver = noised(code, self.code_noise, training=self.training)
+        sender = noised(code, self.code_noise, training=self.training)
+        q, k, v = self.query(x, receiver), self.key(x, sender), self.value(x, sender)
+        heard = self.output(skmdpa(q, k, v, bias, heads=self.heads), receiver)
+        theta = theta + dropped_path(heard, self.drop_path, training=self.training)
+        found = self.ffn(self.norm_ffn(theta), receiver)
+        return theta + dropped_path(found, self.drop_path, training=self.training)
 
 
 class ReadOut(nn.Module):
@@ -192,6 +202,7 @@ class ReadOut(nn.Module):
         self.norm = optional_norm(config)
         self.ffn = mod_ffn(config)
         self.pool = ConfidencePool(config)
+        self.code_noise = config.code_noise
 
     def forward(
         self,
@@ -201,6 +212,8 @@ class ReadOut(nn.Module):
         processor_code: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
+        code = noised(code, self.code_noise, training=self.training)
+        processor_code = noised(processor_code, self.code_noise, training=self.training)
         x = self.norm_states(theta)
         q = self.query(initial, code).expand(x.shape[0], -1, -1)
         k, v = self.key(x, processor_code), self.value(x, processor_code)
