@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from saccade.models.graph_priors import prior_signatures
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
 from saccade.models.nac_layers import length_mask, masked_softmax, without_padding
 from saccade.models.skmdpa import signature_distance
+from saccade.models.start_signatures import start_signatures
 from saccade.plugins.errors import SaccadeError, ShapeError
 
 
@@ -139,8 +139,8 @@ def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
     if config.connectivity == "dense":
         return None
     counted = torch.get_default_device().type == "meta"  # parameters without values
-    if fresh and config.signature_init == "prior" and not counted:
-        return prior_signatures(config)
+    if fresh and config.signature_init != "random" and not counted:
+        return start_signatures(config)
     return torch.randn(config.modules, config.signature_dim)
 
 

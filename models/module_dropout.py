@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.models.generator import Circuit
-from saccade.models.graph_priors import degree_order
+from saccade.models.graph_orders import degree_order
 from saccade.models.nac_config import NACConfig
 from saccade.models.nac_kernel import Kernel
 from saccade.models.skmdpa import signature_distance

@@ -16,7 +16,7 @@ from saccade.models.generator import (
     generate,
     link_distances,
 )
-from saccade.models.graph_priors import GraphStructure
+from saccade.models.graph_priors import GraphStructure, repulsion
 from saccade.models.initial_states import initial_state
 from saccade.models.interface import Part, Setting, fraction_setting
 from saccade.models.module_dropout import ModuleDropout, circuit_order
@@ -226,7 +226,12 @@ class NAC(nn.Module):
         signatures = getattr(self.generator, "signatures", None)
         if signatures is None or self.config.connectivity != "learned":
             return self.read_out_codes.new_zeros(())
-        return self._structure.loss(signatures)
+        loss = self._structure.loss(signatures, self.kernel.epsilons())
+        if self.config.repulsion:
+            read_out = self.read_out_signatures
+            assert read_out is not None
+            loss = loss + repulsion(torch.cat([signatures, read_out]), self.config.repulsion)
+        return loss
 
     @torch.no_grad()
     def prune(self, budget: float) -> "NAC":

@@ -14,6 +14,9 @@ CHOICES = {
     "activation": ("gelu", "relu"),
     "ffn_gate": ("none", "geglu"),
     "graph_prior": ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi"),
+    "prior_form": ("standard", "official"),
+    "structure_loss": ("cross-entropy", "mse", "kl", "none"),
+    "matching": ("sorted", "hungarian"),
     "connectivity": ("learned", "frozen", "dense"),
     "signature_init": ("prior", "random", *START_GRAPHS),
     "kernel_draw": ("batch", "sample", "none"),
@@ -105,12 +108,18 @@ class NACConfig(ConfigValues):
     )
     connectivity: str = "learned"  # frozen: signatures without gradient; dense: no kernel at all
     modulation: bool = True  # False: a ModFC is a plain layer; with dense, a Perceiver IO
-    signature_init: str = "prior"  # start at the graph prior, or at random; frozen needs the prior
+    # Start at the graph prior, at random, or as one drawn graph; frozen links not at random.
+    signature_init: str = "prior"
     graph_prior: str = "scale-free"
     graph_degree: float = 8.0  # mean expected degree (scale-free, erdos-renyi)
     graph_group: int = 16  # modules of a group or clique (planted-partition, ring-of-cliques)
     graph_inside: float = 0.8  # link probability in a group, a clique, and of a ring's bridges
     graph_outside: float = 0.02  # link probability between groups
+    prior_form: str = "standard"  # official: the targets of the authors' code, diagonal included
+    structure_loss: str = "cross-entropy"  # off the diagonal; mse and kl: over all pairs
+    structure_clip: float = 0.0  # least value of a pair's term in that loss
+    repulsion: float = 0.0  # signatures closer than this distance are pushed apart; 0: none
+    matching: str = "sorted"  # onto the prior: by degree or spectrum; hungarian: row by row
     graph_refresh_steps: int = 20  # the permutation onto the prior is found anew every so often
     conditional: bool = False  # a circuit a sample: generated from `condition`, or the tokens
     condition_dim: int = 0  # width of a condition token; 0: the input tokens are the condition
@@ -252,7 +261,11 @@ class NACConfig(ConfigValues):
         self._expect("module_dropout", 0 < self.module_dropout <= 1, "above 0 and at most 1")
         self._expect("dropout_ordered", 0 <= self.dropout_ordered <= 1, "from 0 to 1")
         random_and_frozen = self.signature_init == "random" and self.connectivity == "frozen"
-        self._expect("signature_init", not random_and_frozen, "'prior' where links are frozen")
+        self._expect("signature_init", not random_and_frozen, "a graph where links are frozen")
+        official = self.prior_form == "standard" or self.graph_prior != "erdos-renyi"
+        self._expect("prior_form", official, "'standard' where graph_prior is 'erdos-renyi'")
+        self._expect("repulsion", 0 <= self.repulsion < 2, "a cosine distance below 2, or 0")
+        self._expect("structure_clip", self.structure_clip >= 0, "at least 0")
 
     @property
     def tokens(self) -> int | None:
