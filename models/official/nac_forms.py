@@ -129,6 +129,7 @@ def told(path: str, arguments: Mapping[str, Any]) -> Form:
             f"{path}: --config has mask_attn_scores_with_affinities in one of propagators and "
             "read-out alone, expected the same in both. No NAC here has that."
         )
+    _check_kernels(path, kernel, hint(read_out, "kernel_kwargs", default={}) or {})
     pooled = arguments.get("output_tokenizer_type") == "OutputLatentPooling"
     kind = hint(arguments, "output_tokenizer_kwargs", "softmax_type", default="gumbel")
     return Form(
@@ -156,6 +157,19 @@ def told(path: str, arguments: Mapping[str, Any]) -> Form:
         drop_path=float(hint(graph, "path_drop_prob", default=0.0) or 0),
         code_noise=float(hint(graph, "code_noise_scale", default=None) or 0),
     )
+
+
+def _check_kernels(path: str, *kernels: Mapping[str, Any]) -> None:
+    """Stop what no shipped configuration sets.
+
+    Raises: SaccadeError naming the argument.
+    """
+    for name in ("eliminate_diagonal", "use_gumbel_along_functions"):
+        if any(each.get(name) for each in kernels):
+            raise SaccadeError(
+                f"{path}: --config sets {name}, which no NAC here has. Expected false, as in every "
+                "configuration that the authors ship."
+            )
 
 
 def _cut(kernel: Mapping[str, Any]) -> float:
