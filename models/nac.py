@@ -9,24 +9,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.generator import (
-    Circuit,
     ConditionalGenerator,
     Given,
-    InitialState,
     UnconditionalGenerator,
     first_signatures,
     generate,
     link_distances,
 )
 from saccade.models.graph_priors import GraphStructure, repulsion
+from saccade.models.initial_states import initial_state
 from saccade.models.interface import Part, Setting, fraction_setting
-from saccade.models.modulation import linear
 from saccade.models.module_dropout import ModuleDropout, circuit_order
 from saccade.models.nac_config import NACConfig as NACConfig
+from saccade.models.nac_execution import execute, reading_codes
 from saccade.models.nac_kernel import Kernel
-from saccade.models.nac_layers import Propagator, ReadIn, ReadOut, head_outputs, without_padding
+from saccade.models.nac_layers import Propagator, norm_where, without_padding
 from saccade.models.nac_parts import nac_facts, nac_part, nac_settings
 from saccade.models.nac_prune import pruned
+from saccade.models.nac_read_in import ReadIn
+from saccade.models.nac_read_out import ReadOut, head_outputs, last_layer
 from saccade.models.tokenizers import tokenizer
 from saccade.plugins.errors import SaccadeError
 
@@ -68,7 +69,7 @@ class NAC(nn.Module):
         else:
             self.generator = UnconditionalGenerator(config, first_signatures(config, fresh))
         self.kernel = Kernel(config)
-        self.initial_state = InitialState(config)
+        self.initial_state = initial_state(config)
         self.read_in = ReadIn(config)
         self.propagators = nn.ModuleList(
             Propagator(config) for _ in range(config.propagator_layers)
@@ -81,7 +82,8 @@ class NAC(nn.Module):
             dense = config.connectivity == "dense"
             self.register_buffer("read_out_signatures", None if dense else signatures)
         self.read_out = ReadOut(config)
-        self.head = linear(config.dim, config.classes)
+        self.head_norm = norm_where(config.head_norm, config.dim)
+        self.head = last_layer(config)
 
     def forward(
         self,
@@ -99,7 +101,7 @@ class NAC(nn.Module):
         """
         if modules is None and self.training:
             modules = self._dropout.draw(self.rank_now)
-        return self.head(self._state(x, length, condition, condition_length, modules))
+        return self._logits(self._state(x, length, condition, condition_length, modules))
 
     def outputs(
         self,
@@ -112,7 +114,7 @@ class NAC(nn.Module):
 
         Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
         """
-        return head_outputs(self.head, self._state(x, length, condition, condition_length))
+        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
 
     def embed(
         self,
@@ -141,13 +143,15 @@ class NAC(nn.Module):
         """
         given = self._given(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, given)
-        found = head_outputs(self.head, self._execute(given, circuit))
-        theta, codes = self.initial_state(circuit.codes), circuit.codes
+        found = head_outputs(self._logits, execute(self, given, circuit))
+        codes = reading_codes(circuit)
+        theta = self.initial_state(codes)
         found["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
-        between, _ = link_distances(circuit.signatures, self.read_out_signatures)
+        between, _ = link_distances(circuit, self.read_out_signatures)
         biases = self.kernel.constant(between)
         if biases is not None:
-            found["link"] = self.kernel.links(biases).expand(given.tokens.shape[0], -1, -1)
+            links = self.kernel.links(biases)[..., : circuit.codes.shape[-2]]
+            found["link"] = links.expand(given.tokens.shape[0], -1, -1)
         return found
 
     def _given(
@@ -169,19 +173,12 @@ class NAC(nn.Module):
         modules: Tensor | None = None,
     ) -> Tensor:
         given = self._given(x, length, condition, condition_length)
-        return self._execute(given, generate(self.generator, self.config, given, modules))
+        return execute(self, given, generate(self.generator, self.config, given, modules))
 
-    def _execute(self, given: Given, circuit: Circuit) -> Tensor:
-        theta = self.initial_state(circuit.codes)
-        theta = self.read_in(theta, given.tokens, circuit.codes, given.length)
-        between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
-        batch = given.tokens.shape[0]
-        biases = self.kernel.layers(between, batch)
-        for propagator, bias in zip(self.propagators, biases, strict=True):
-            theta = propagator(theta, circuit.codes, bias)
-        initial = self.initial_state(self.read_out_codes)
-        bias = self.kernel.read_out(to_read_out, batch)
-        return self.read_out(initial, self.read_out_codes, theta, circuit.codes, bias)
+    def _logits(self, state: Tensor) -> Tensor:
+        x = self.head_norm(state)
+        modulated = self.config.head == "modulated"
+        return self.head(x, self.read_out_codes[0]) if modulated else self.head(x)
 
     @torch.no_grad()
     def rank_modules(
@@ -228,7 +225,7 @@ class NAC(nn.Module):
         """
         signatures = getattr(self.generator, "signatures", None)
         if signatures is None or self.config.connectivity != "learned":
-            return self.head.bias.new_zeros(())
+            return self.read_out_codes.new_zeros(())
         loss = self._structure.loss(signatures, self.kernel.epsilons())
         if self.config.repulsion:
             read_out = self.read_out_signatures

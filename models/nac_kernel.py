@@ -42,7 +42,7 @@ class Kernel(nn.Module):
         fixed = None if self.training else self.constant(distance)
         for layer in range(self.config.propagator_layers):
             if fixed is None and distance is not None:
-                yield self._drawn(distance, self._epsilon(layer), batch)
+                yield self._drawn(distance, self._epsilon(layer), batch, self.config.truncate)
             else:
                 yield self.of_layer(fixed, layer)
 
@@ -53,9 +53,11 @@ class Kernel(nn.Module):
         """
         if distance is None:
             return None
+        config = self.config
+        truncate = config.truncate if config.truncate_read_out else 0.0
         if self.training:
-            return self._drawn(distance, self._epsilon(-1), batch)
-        return evaluation_bias(distance, self._epsilon(-1), self.config.truncate)
+            return self._drawn(distance, self._epsilon(-1), batch, truncate)
+        return evaluation_bias(distance, self._epsilon(-1), truncate)
 
     def constant(self, distance: Tensor | None) -> Tensor | None:
         """The biases of all propagators in evaluation, for `of_layer`.
@@ -84,9 +86,11 @@ class Kernel(nn.Module):
     def _epsilon(self, layer: int) -> float | Tensor:
         return self.bandwidth[layer].clamp_min(LEAST) if self.learned else self.config.epsilon
 
-    def _drawn(self, distance: Tensor, epsilon: float | Tensor, batch: int) -> Tensor:
+    def _drawn(
+        self, distance: Tensor, epsilon: float | Tensor, batch: int, truncate: float
+    ) -> Tensor:
         config = self.config
-        log_p = evaluation_bias(distance, epsilon, config.truncate)
+        log_p = evaluation_bias(distance, epsilon, truncate)
         if config.kernel_draw == "none":
             return log_p
         shape = tuple(distance.shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.models.families import build, family_class
 from saccade.models.modulation import ModFC
 from saccade.models.nac import NAC, NACConfig
-from saccade.models.nac_layers import ReadIn
+from saccade.models.nac_read_in import ReadIn
 from saccade.models.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
 from saccade.plugins.errors import SaccadeError, ShapeError
 
