@@ -228,9 +228,9 @@ class NAC(nn.Module):
             return self.read_out_codes.new_zeros(())
         loss = self._structure.loss(signatures, self.kernel.epsilons())
         if self.config.repulsion:
-            read_out = self.read_out_signatures
-            assert read_out is not None
-            loss = loss + repulsion(torch.cat([signatures, read_out]), self.config.repulsion)
+            tables = (signatures, self.generator().read_in_signatures, self.read_out_signatures)
+            every = torch.cat([each for each in tables if each is not None])
+            loss = loss + repulsion(every, self.config.repulsion)
         return loss
 
     @torch.no_grad()

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from saccade.models.nac_config import NACConfig
 from saccade.models.skmdpa import evaluation_bias, sampled_bias
 
+LEAST = 0.01  # below which a learned bandwidth has no effect: at 0 the kernel ends
+
 
 class Kernel(nn.Module):
     """log K of every layer from the distances of signatures; its parameters are learned epsilons.
@@ -28,7 +30,9 @@ class Kernel(nn.Module):
         """The bandwidths that differ, of the propagators; the read-out's where there is none."""
         if not self.learned:
             return [self.config.epsilon]
-        return list(self.bandwidth[:-1]) or [self.bandwidth[-1]]
+        return [self._epsilon(layer) for layer in range(len(self.bandwidth) - 1)] or [
+            self._epsilon(-1)
+        ]
 
     def layers(self, distance: Tensor | None, batch: int) -> Iterator[Tensor | None]:
         """The bias of each propagator; in training each has a draw of its own.
@@ -80,7 +84,7 @@ class Kernel(nn.Module):
         return biases.exp().mean(-3) if self.learned else biases.exp()
 
     def _epsilon(self, layer: int) -> float | Tensor:
-        return self.bandwidth[layer] if self.learned else self.config.epsilon
+        return self.bandwidth[layer].clamp_min(LEAST) if self.learned else self.config.epsilon
 
     def _drawn(
         self, distance: Tensor, epsilon: float | Tensor, batch: int, truncate: float
