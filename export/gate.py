@@ -11,7 +11,14 @@ from typing import Any, cast
 import numpy as np
 
 from saccade.export.compare import FLOORS, exceeded, figures_of, row_errors, thresholds_of
-from saccade.export.manifest import Manifest, Parity, VariantEntry, check_file, read_manifests
+from saccade.export.manifest import (
+    Manifest,
+    Parity,
+    VariantEntry,
+    check_file,
+    images_text,
+    read_manifests,
+)
 from saccade.export.runners import (
     Runner,
     half_runner,
@@ -209,7 +216,7 @@ def verify(folder: Path | str) -> GateReport:
             advance(0, note=manifest.variant.name)
             rows.append(_verify_variant(folder, manifest, reference))
             advance()
-    return GateReport(folder, tuple(rows))
+    return GateReport(folder, tuple(rows), images_text(folder, manifests))
 
 
 def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> VariantReport:

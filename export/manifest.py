@@ -10,12 +10,13 @@ from typing import Any
 from saccade.export.typed_json import AGAIN, read_json, typed
 from saccade.export.variants import ROLES, variant_name
 from saccade.models.interface import TensorSpec
-from saccade.models.preprocessing import Preprocessing
+from saccade.models.preprocessing import Preprocessing, upgraded
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, sha256_of, write_atomically
 
 SCHEMA = "saccade.manifest"
-VERSION = 3
+VERSION = 4
+SQUASHING = 3  # the version before resize modes, which is read too: it squashed every image
 SUFFIX = ".manifest.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -131,11 +132,13 @@ def read_manifest(path: Path) -> Manifest:
     schema, version = content.pop("schema", None), content.pop("version", None)
     if schema != SCHEMA:
         raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")
-    if version != VERSION or isinstance(version, bool):
+    if version not in (SQUASHING, VERSION) or isinstance(version, bool):
         raise SaccadeError(
             f"{path}: manifest version {version!r} is not known to this release, which reads "
-            f"{VERSION}. Use the release that wrote it, or export again."
+            f"{SQUASHING} and {VERSION}. Use the release that wrote it, or export again."
         )
+    if version == SQUASHING and isinstance(declared := content.get("preprocessing"), dict):
+        content["preprocessing"] = upgraded(declared)
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
     _check_counts(manifest, path)
     _check_names(manifest, path)
@@ -178,6 +181,22 @@ def read_manifests(folder: Path) -> list[Manifest]:
                 "models or checkpoints. Export each into its own folder."
             )
     return sorted(manifests, key=_order)
+
+
+def images_text(folder: Path, manifests: Sequence[Manifest]) -> tuple[str, ...]:
+    """What becomes of an image, a line for each way that the manifests say it, in words."""
+    lines = {}
+    for each in manifests:
+        if each.preprocessing is None:
+            continue
+        text = f"images: {each.preprocessing.described()}"
+        if read_json(folder / (each.variant.name + SUFFIX))["version"] == SQUASHING:
+            text += (
+                f". The manifest has version {SQUASHING}, which knew no other way than to squash: "
+                "convert or train and export again to keep the shape of images"
+            )
+        lines[text] = None
+    return tuple(lines)
 
 
 def _order(manifest: Manifest) -> tuple[float, str, str, int]:

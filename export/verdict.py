@@ -47,6 +47,7 @@ class GateReport:
 
     folder: Path
     variants: tuple[VariantReport, ...]
+    images: tuple[str, ...] = ()  # what the manifests say becomes of an image, in words
 
     @property
     def passed(self) -> bool:
@@ -59,6 +60,7 @@ class GateReport:
             "folder": str(self.folder),
             "passed": self.passed,
             "table": THRESHOLDS,
+            "images": list(self.images),
             "variants": [_row_dict(variant) for variant in self.variants],
         }
 
@@ -94,7 +96,9 @@ def render(report: GateReport) -> "Table":
     problems = [f"{row.name}: {each}" for row in report.variants for each in row.problems]
     table = Table(
         title="parity gate: unfolded float64 torch against ONNX Runtime",
-        caption=Text("\n".join(problems), style="red"),
+        caption=Text("\n").join(
+            [*(Text(each, "red") for each in problems), *map(Text, report.images)]
+        ),
         caption_justify="left",
         box=box.SIMPLE,
         padding=0,

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 SCHEMA = "saccade.checkpoint"
-VERSION = 2
-READ_VERSIONS = (1, 2)  # 1 held images and labels only, under other names
+VERSION = 3
+# 1 held images and labels only, under other names; 1 and 2 squashed every image.
+READ_VERSIONS = (1, 2, 3)
 _KEYS = {"schema", "version", "family", "config", "preprocessing", "labels", "card", "data_sha256"}
 
 

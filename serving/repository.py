@@ -209,7 +209,7 @@ def _router(
 
 
 def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
-    names = ("max_image_mib", "max_megapixels", "max_side_px", "max_images")
+    names = ("max_image_mib", "max_megapixels", "max_side_px", "max_images", "min_side_px")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     caps = replace(declared, **given)
     if caps.max_images > MAX_BATCH:

@@ -37,6 +37,7 @@ class RepositoryOptions(PathFields):
     max_image_mib: int | None = None  # cap on an encoded image; default: as in the checkpoint
     max_megapixels: int | None = None  # cap on width times height
     max_side_px: int | None = None  # cap on either side
+    min_side_px: int | None = None  # a side of fewer pixels is refused
     max_images: int | None = None  # cap on the images of one request, at most 64
     labels: Path | None = None  # zero-shot: a text file with a label a line
     templates: Path | None = None  # with --labels: a line a prompt, with {} for the label

@@ -20,9 +20,10 @@ from saccade.serving.repository_checks import join
 from saccade.serving.router_view import DESCRIBED
 from saccade.serving.variant_parts import INNER, VariantParts, encoded, filled
 
-# Files of the layer below that run in the server too: they import numpy only.
-SHARED = {"captioner": ("caption_search.py",)}
-ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 2
+# Files of the layer below that run in the server too: they import numpy and Pillow only.
+SHARED = ("image_decoding.py",)
+SHARED_OF = {"captioner": ("caption_search.py",)}
+ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 3
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def router_code(family: str) -> dict[str, bytes]:
     """The files of the router's code by name, as this release has them."""
     folder = resources.files("saccade.model_repository") / "router"
     found = {each.name: each.read_bytes() for each in folder.iterdir() if each.name[-3:] == ".py"}
-    for name in SHARED.get(family, ()):
+    for name in (*SHARED, *SHARED_OF.get(family, ())):
         found[name] = (resources.files("saccade.models") / name).read_bytes()
     return found
 

@@ -178,11 +178,11 @@ def test_the_input_as_the_user_says(
     their_file: Callable[..., Path], options: ConvertOptions, tmp_path: Path
 ) -> None:
     said = tmp_path / "input.json"
-    said.write_text('{"mean": [0.25], "resize": "bicubic"}')
+    said.write_text('{"mean": [0.25], "interpolation": "bicubic"}')
     convert("fake", their_file(), replace(options, preprocessing=said))
     checkpoint = load(options.out)
     assert checkpoint.preprocessing is not None
-    assert checkpoint.preprocessing.resize == "bicubic"
+    assert checkpoint.preprocessing.interpolation == "bicubic"
     assert checkpoint.preprocessing.mean == tuple(checkpoint.config["mean"]) == (0.25,)
     said.write_text('{"height_px": 9}')
     with pytest.raises(SaccadeError, match="height_px is 9, but the weights are for 8"):

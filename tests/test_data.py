@@ -2,6 +2,7 @@
 """Data sets: the same splits everywhere, and the user's own data refused with a reason."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,19 @@ def test_odd_images_become_plain_ones(tmp_path: Path) -> None:
     assert (data.images == 255).all()
 
 
+def test_a_folders_images_keep_their_shape(tmp_path: Path) -> None:
+    path = class_folders(tmp_path / "mine")
+    for file in path.glob("*/*.png"):
+        # White in the middle square, black beside it: all white once it is cropped.
+        wide = np.zeros((20, 60), dtype=np.uint8)
+        wide[:, 20:40] = 255
+        Image.fromarray(wide).save(file)
+    assert load_data(path, "train", side_px=20).images.min() == 255
+    squashing = replace(DIGITS, resize_mode="squash")
+    squashed = load_data(path, "train", preprocessing=squashing).images
+    assert squashed[:, :, 0].max() < 128 < squashed[:, :, 3].min()
+
+
 def lonely_class(path: Path) -> None:
     class_folders(path, classes=1)
 
@@ -135,6 +149,19 @@ def animated_image(path: Path) -> None:
         frames[0].save(file, save_all=True, append_images=frames[1:])
 
 
+def another_format(path: Path) -> None:
+    for file in class_folders(path).glob("*/*.png"):
+        Image.new("L", (8, 8)).save(file, "GIF")
+
+
+def of_size(width: int, height: int) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        for file in class_folders(path).glob("*/*.png"):
+            Image.new("1", (width, height)).save(file)
+
+    return make
+
+
 def stray_file(path: Path) -> None:
     class_folders(path)
     (path / "notes.txt").touch()
@@ -150,8 +177,11 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "one class": (lonely_class, "found 1 classes .'kind-0'"),
     "nine images": (small_class, "'kind-1' with 9.*at least 10"),
     "an empty class": (empty_class, "'empty' with 0"),
-    "truncated images": (truncated_image, "kind-0.*not a PNG"),
-    "animations": (animated_image, "animated"),
+    "truncated images": (truncated_image, "kind-0.*truncated or corrupt.*save it again"),
+    "a GIF by another name": (another_format, "kind-0.*not a PNG, JPEG or WebP.*Save it again"),
+    "animations": (animated_image, "animated with 2 frames, allowed is one: save one"),
+    "single pixels": (of_size(1, 1), "kind-0.*1 x 1 pixels, expected at least 2 pixels a side"),
+    "endless strips": (of_size(100_000, 10), "100000 x 10 pixels, allowed are 16384.*smaller"),
     "a file beside the classes": (stray_file, "notes.txt.*one folder a class"),
     "a text among the images": (foreign_file, "notes.txt.*only PNG, JPEG or WebP"),
 }

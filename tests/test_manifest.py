@@ -71,7 +71,7 @@ def test_reads_what_it_wrote(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "another schema": (("schema",), "saccade.frontier", "schema"),
     "older version": (("version",), 2, "version 2"),
-    "newer version": (("version",), 4, "version 4"),
+    "newer version": (("version",), 5, "version 5"),
     "version that equals 1 but is not": (("version",), True, "version True"),
     "unknown key": (("colour",), "blue", "unknown keys: colour"),
     "unknown nested key": (("cost", "seconds"), 1, "cost: unknown keys: seconds"),

@@ -20,7 +20,7 @@ import numpy as np
 import triton_python_backend_utils as pb
 from calls import Refused, call, fail, queue_full, refuse, remaining_us
 from choose import RequestRefused, choose
-from decode import ImageRefused, Wanted, decode
+from image_decoding import ImageRefused, Wanted, decode
 from initial_state import initial_state
 from intake import check_axes, count_rows, own_parameters, part_for
 from labels import OUTPUTS, Labels

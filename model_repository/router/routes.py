@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SCHEMA = "saccade.routes"
-VERSION = 2
+VERSION = 3
 
 
 class Tensor(NamedTuple):

@@ -5,17 +5,16 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from saccade.models.data.splits import stratified_split
+from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, decode
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError, ShapeError
 
-FORMATS = {"PNG": (".png",), "JPEG": (".jpg", ".jpeg"), "WEBP": (".webp",)}
-_SUFFIXES = {suffix for suffixes in FORMATS.values() for suffix in suffixes}
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 _LEAST_PER_CLASS = 10  # fewer, and a class can be absent from validation
 _GREY_MODES = {"1", "L", "I", "I;16", "I;16B", "F"}
-_CAPS = Preprocessing(1, 1, 1, (0.0,), (1.0,))
 
 
 def folder(
@@ -39,17 +38,14 @@ def folder(
     _check_classes(path, labels, names)
     everything = [file for each in files.values() for file in each]
     if preprocessing is None:
-        height, width, resize = side_px, side_px, "bilinear"
         channels = 1 if all(_is_grey(file) for file in everything) else 3
-    else:
-        height, width, resize = (
-            preprocessing.height_px,
-            preprocessing.width_px,
-            preprocessing.resize,
+        # Where a new model's training ends, its checkpoint says the same.
+        preprocessing = Preprocessing(
+            side_px, side_px, channels, (0.0,) * channels, (1.0,) * channels
         )
-        channels = preprocessing.channels
+    wanted = preprocessing.wanted()
     part = _part(labels, split)
-    images = [_read_image(everything[i], height, width, channels, resize) for i in part]
+    images = [_read_image(everything[i], wanted) for i in part]
     return np.stack(images), labels[part].astype(np.int64), names
 
 
@@ -121,47 +117,21 @@ def _class_files(path: Path) -> list[Path]:
 
 def _is_grey(path: Path) -> bool:
     try:
-        with Image.open(path, formats=list(FORMATS)) as image:
+        with Image.open(path, formats=FORMATS) as image:
             return image.mode in _GREY_MODES
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> SaccadeError:
-    return SaccadeError(
-        f"{path}: not a PNG, JPEG or WebP image that can be read ({type(error).__name__}, "
-        f"{path.stat().st_size} bytes). Replace or remove it."
-    )
-
-
-def _read_image(path: Path, height: int, width: int, channels: int, resize: str) -> np.ndarray:
-    """Decoded as the server decodes: EXIF rotation, alpha over white, 16 bits scaled to 8."""
-    try:
-        with Image.open(path, formats=list(FORMATS)) as image:
-            if getattr(image, "n_frames", 1) > 1:
-                raise SaccadeError(f"{path}: animated. Keep one frame, or remove it.")
-            megapixels = image.width * image.height / 1e6
-            if megapixels > _CAPS.max_megapixels or max(image.size) > _CAPS.max_side_px:
-                raise SaccadeError(
-                    f"{path}: {image.width}x{image.height} px, at most {_CAPS.max_megapixels} "
-                    f"megapixels and {_CAPS.max_side_px} px a side. Make it smaller."
-                )
-            upright = ImageOps.exif_transpose(image)
-            plain = _over_white(upright, "L" if channels == 1 else "RGB")
-            sized = plain.resize((width, height), Image.Resampling[resize.upper()])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
-    return np.asarray(sized, dtype=np.uint8).reshape(height, width, channels)
+        raise SaccadeError(
+            f"{path}: not a PNG, JPEG or WebP image that can be read ({type(error).__name__}, "
+            f"{path.stat().st_size} bytes). Save it again, or remove it."
+        ) from error
 
 
-def _over_white(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode in ("I", "I;16", "I;16B"):
-        scaled = np.asarray(image).astype(np.float64) * (255 / 65535)
-        image = Image.fromarray(np.rint(scaled.clip(0, 255)).astype(np.uint8))
-    if image.has_transparency_data:
-        layered = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), layered)
-    return image.convert("RGB").convert(mode)
+def _read_image(path: Path, wanted: Wanted) -> np.ndarray:
+    """Decoded as the router decodes, by the same code."""
+    try:
+        return decode(path.read_bytes(), wanted)
+    except (ImageRefused, OSError) as error:
+        raise SaccadeError(f"{path}: {error}, or remove it.") from error
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -71,13 +71,11 @@ def _images(
 
 def _scenes(preprocessing: Preprocessing) -> np.ndarray:
     from saccade.models.data.shapes import scenes
+    from saccade.models.image_decoding import fit
 
-    size = (preprocessing.width_px, preprocessing.height_px)
-    way = Image.Resampling[preprocessing.resize.upper()]
-    mode = "L" if preprocessing.channels == 1 else "RGB"
+    wanted = preprocessing.wanted()
     drawn = scenes("train", SAMPLES, side_px=_SCENE_PX).images
-    images = [np.asarray(Image.fromarray(x).convert(mode).resize(size, way)) for x in drawn]
-    return np.stack(images).reshape(SAMPLES, size[1], size[0], preprocessing.channels)
+    return np.stack([fit(Image.fromarray(each), wanted) for each in drawn])
 
 
 def _random(part: Part, missing: list[TensorSpec]) -> dict[str, np.ndarray]:

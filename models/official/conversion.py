@@ -45,6 +45,7 @@ class Converted:
     weights: "dict[str, Tensor]"
     names: dict[str, str]
     preprocessing: Preprocessing | None
+    images_from: str = ""  # what the preprocessing is taken from, for the report
     labels: tuple[str, ...] = ()
     ignored: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # for the card and the terminal

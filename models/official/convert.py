@@ -2,7 +2,7 @@
 """`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +16,8 @@ from saccade.models.interface import Part
 from saccade.models.official.calibration import calibration_for
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.given_files import names_from, object_from
+from saccade.models.official.hub_folder import config_beside, weights_in
+from saccade.models.official.published_images import with_images, with_published
 from saccade.models.official.reading import read_tensors
 from saccade.models.official.recognition import with_source
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
@@ -59,8 +61,9 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     """
     _check(source, options)
     require("torch", extra="export")
+    path = weights_in(path, SOURCES[source].hub_config)
     official = official_from(source, path, options)
-    converted = _with_preprocessing(_read(source, official), options)
+    converted = _with_preprocessing(with_published(_read(source, official), official), options)
     model = build(converted.family, converted.config.to_dict())
     expected = model.state_dict()
     notes = converted.notes
@@ -76,6 +79,8 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
         rows=compared(converted, expected, official.tensors),
         ignored=dict(converted.ignored),
         notes=notes,
+        images=converted.preprocessing.described() if converted.preprocessing else "",
+        images_from=converted.images_from,
     )
     if report.rows:
         raise ConversionFailed(report)
@@ -91,10 +96,12 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
     """
     tensors = read_tensors(path, options.checkpoint_key, likely=SOURCES[source].checkpoint_key)
     backbone = None if options.backbone is None else read_tensors(options.backbone)
+    beside = config_beside(path, SOURCES[source].hub_config)
+    config = object_from(options.config, "--config")
     return Official(
         path=str(path),
         tensors=tensors if backbone is None else with_trunk(tensors, backbone),
-        config=object_from(options.config, "--config"),
+        config=config if beside is None else beside | (config or {}),
         labels=names_from(options.labels, "--labels"),
         vocabulary=names_from(options.vocabulary, "--vocabulary"),
         attention=options.attention,
@@ -151,22 +158,15 @@ def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Conver
         return converted
     if converted.preprocessing is None:
         raise SaccadeError("--preprocessing is given, but no image comes into this model.")
-    preprocessing = Preprocessing.from_dict(converted.preprocessing.to_dict() | given)
-    for name in ("height_px", "width_px", "channels"):
-        found, wanted = getattr(preprocessing, name), getattr(converted.preprocessing, name)
-        if found != wanted:
-            raise SaccadeError(
-                f"--preprocessing: {name} is {found}, but the weights are for {wanted}. "
-                "Leave it out of the JSON."
-            )
-    own = {field.name for field in fields(converted.config)} & {"mean", "std"}
-    changes = {name: getattr(preprocessing, name) for name in own}
-    return replace(
-        converted,
-        preprocessing=preprocessing,
-        config=replace(converted.config, **changes),
-        exact=None if converted.exact is None else replace(converted.exact, **changes),
-    )
+    known = converted.preprocessing.to_dict()
+    if unknown := sorted(set(given) - set(known)):
+        raise SaccadeError(
+            f"--preprocessing: unknown keys {unknown}, expected some of {', '.join(known)} "
+            "(interpolation is what was resize). Correct the JSON."
+        )
+    preprocessing = Preprocessing.from_dict(known | given)
+    said = f"{', '.join(given)} from --preprocessing, the rest from {converted.images_from}"
+    return with_images(converted, preprocessing, "--preprocessing", said)
 
 
 def _check_labels(converted: Converted) -> None:
@@ -219,6 +219,7 @@ def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -
         "exact": report.exact,
         "notes": list(report.notes),
         "calibration": calibration,
+        "images_from": report.images_from,
         "versions": {name: version(name) for name in ("saccade", "torch", "safetensors")},
     }
 

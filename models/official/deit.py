@@ -13,4 +13,4 @@ def convert(official: Official) -> Converted:
     Raises: SaccadeError if the file is no DeiT.
     Source: Touvron et al. 2020, and timm's names of its tensors.
     """
-    return convert_vit(official, IMAGENET_MEAN, IMAGENET_STD)
+    return convert_vit(official, "deit", IMAGENET_MEAN, IMAGENET_STD)

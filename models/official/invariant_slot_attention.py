@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.flax_layers import Translation
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.slot_config import SlotConfig
 from saccade.plugins.errors import SaccadeError
 
@@ -45,7 +45,7 @@ def convert(official: Official) -> Converted:
     encoder(translation, scopes["encoder"], "encoder.", config)
     decoder(translation, scopes["decoder"], "decoder.", config)
     translation.copy("initial.slots", scopes["initial"] + "state_init")
-    size = (config.height_px, config.width_px, config.channels)
+    images = authors_images("invariant-slot-attention", config)
     standard = _STANDARD[config.attention].items()
     assumed = [f"{name} {value}" for name, value in standard if name not in given]
     notes = (f"assumed, as the authors' configurations have it: {', '.join(assumed)}",)
@@ -54,7 +54,8 @@ def convert(official: Official) -> Converted:
         config=config,
         weights=translation.weights,
         names=translation.names,
-        preprocessing=Preprocessing(*size, mean=config.mean, std=config.std),
+        preprocessing=images.preprocessing,
+        images_from=images.origin,
         notes=notes if assumed else (),
     )
 

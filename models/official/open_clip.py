@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from saccade.models.clip_tokens import checked_merges
+from saccade.models.official.authors_images import authors_images
 from saccade.models.official.clip_shapes import Shapes, clip_config, model_json, pooling_fields
 from saccade.models.official.clip_tensors import collected, towers
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo_config import SparoConfig
 from saccade.plugins.errors import SaccadeError
 
@@ -43,7 +43,11 @@ def convert(official: Official) -> Converted:
 
 
 def converted(
-    official: Official, config: SparoConfig, text: str, notes: tuple[str, ...]
+    official: Official,
+    config: SparoConfig,
+    text: str,
+    notes: tuple[str, ...],
+    source: str = "open-clip",
 ) -> Converted:
     """The tensors of a CLIP of this configuration under our names.
 
@@ -56,12 +60,14 @@ def converted(
     weights |= buffers(config)
     names |= dict.fromkeys(buffers(config), "")
     notes += text_notes(config)
+    images = authors_images(source, config)
     return Converted(
         family="sparo",
         config=config,
         weights=weights,
         names=names,
-        preprocessing=preprocessing(config),
+        preprocessing=images.preprocessing,
+        images_from=images.origin,
         labels=official.labels or (),
         ignored={key: why for key in official.tensors if (why := _reason(key))},
         notes=notes,
@@ -91,15 +97,3 @@ def buffers(config: SparoConfig) -> "dict[str, Tensor]":
     if config.pooling != "sparo":
         return {}
     return {"slot_order": torch.arange(config.slots)}
-
-
-def preprocessing(config: SparoConfig) -> Preprocessing:
-    """The input of a model of this configuration, resized as OpenCLIP and DINO do."""
-    return Preprocessing(
-        config.height_px,
-        config.width_px,
-        config.channels,
-        config.mean,
-        config.std,
-        resize="bicubic",
-    )

@@ -36,6 +36,8 @@ class ConversionReport:
     rows: tuple[KeyRow, ...]  # keys that do not fit: none, or nothing was written
     ignored: dict[str, str]  # keys of the file that are rightly left out, and why
     notes: tuple[str, ...]
+    images: str = ""  # size, crop, interpolation, mean and std that the model's images have
+    images_from: str = ""
     out: str = ""  # the checkpoint written, and its hash
     out_sha256: str = ""
     exact: dict[str, Any] = field(default_factory=dict)  # what --numerics exact changed
@@ -55,6 +57,8 @@ class ConversionReport:
             keys = [key for key, reason in self.ignored.items() if reason == why]
             shown = ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
             lines.append(f"  left out: {shown} ({len(keys)}): {why}")
+        if self.images:
+            lines.append(f"  images: {self.images} (from {self.images_from})")
         lines += [f"  note: {note}" for note in self.notes]
         if self.exact:
             lines.append(

@@ -3,12 +3,12 @@
 
 from dataclasses import replace
 
+from saccade.models.official.authors_images import AuthorsImages, authors_images
 from saccade.models.official.claims import check_claims, whole_number
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.sot_head_keys import read_head
 from saccade.models.official.sot_token_keys import GRID, read_embedding
 from saccade.models.official.vit_keys import BLOCK, Reading, block_fields, hint, take_specials
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.sot_config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
 from saccade.plugins.errors import SaccadeError
 
@@ -42,7 +42,8 @@ def convert(official: Official) -> Converted:
     head, notes = read_head(reading, "classifier.", fields["dim"], official.config)
     reading.rename((*BLOCK, (r"norm\.(weight|bias)", r"trunk.norm.\1")))
     take_specials(reading, ("cls_token",), "pos_embed")
-    return converted(official, reading, imagenet(fields | head), notes)
+    config = imagenet(fields | head)
+    return converted(official, reading, config, authors_images("sot", config), notes)
 
 
 def imagenet(fields: dict[str, object]) -> SoTConfig:
@@ -54,10 +55,13 @@ def imagenet(fields: dict[str, object]) -> SoTConfig:
 
 
 def converted(
-    official: Official, reading: Reading, config: SoTConfig, notes: tuple[str, ...]
+    official: Official,
+    reading: Reading,
+    config: SoTConfig,
+    images: AuthorsImages,
+    notes: tuple[str, ...],
 ) -> Converted:
     """The answer of a converter of this family."""
-    size = (config.height_px, config.width_px, config.channels)
     exact = None
     if config.second_order and config.normalization == "svpn-fast" and config.svpn_epsilon:
         exact = replace(config, svpn_epsilon=0.0)
@@ -66,7 +70,8 @@ def converted(
         config=config,
         weights=reading.weights,
         names=reading.names,
-        preprocessing=Preprocessing(*size, config.mean, config.std, resize="bicubic"),
+        preprocessing=images.preprocessing,
+        images_from=images.origin,
         labels=official.labels or (),
         ignored=reading.ignored,
         notes=notes,

@@ -50,7 +50,8 @@ def convert(official: Official) -> Converted:
     usual = {"sparo_type": "sparo_type cont:const (eq. 2)", "quick_gelu": "exact GELU"}
     if assumed := [said for field, said in usual.items() if field not in json]:
         notes = (f"no JSON said otherwise: {', '.join(assumed)}",)
-    found = converted(official, clip_config(shapes, json, fields), shapes.text, notes)
+    config = clip_config(shapes, json, fields)
+    found = converted(official, config, shapes.text, notes, source="sparo-clip")
     tied = {copy: TIED for copy, _ in pairs if fields["share_kv"] and copy in tensors}
     if fields["share_queries"] and "text_sparo.q_emb" in tensors:
         tied["text_sparo.q_emb"] = "a copy of visual.sparo.q_emb, which both towers share"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from saccade.models.official.authors_images import authors_images
 from saccade.models.official.clip_shapes import model_json
 from saccade.models.official.clip_tensors import (
     TIED,
@@ -17,7 +18,7 @@ from saccade.models.official.clip_tensors import (
     same,
 )
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.open_clip import buffers, preprocessing
+from saccade.models.official.open_clip import buffers
 from saccade.models.official.sparo_clip import slot_fields
 from saccade.models.sparo_config import SparoConfig
 from saccade.models.sparo_presets import IMAGENET_MEAN, IMAGENET_STD
@@ -59,6 +60,7 @@ def convert(official: Official) -> Converted:
     json = model_json(official.path, official.config)
     config = _config(official.path, tensors, json)
     weights, names = collected(_rows(config), tensors)
+    images = authors_images("sparo-dino", config)
     ignored = {key: "DINO's training head" for key in official.tensors if _is_head(key)}
     if config.share_kv:
         copies = [f"{prefix}sparo.v.{n}" for n in ("weight", "bias")]
@@ -69,7 +71,8 @@ def convert(official: Official) -> Converted:
         weights=weights | buffers(config),
         names={ours: prefix + theirs for ours, theirs in names.items()}
         | dict.fromkeys(buffers(config), ""),
-        preprocessing=preprocessing(config),
+        preprocessing=images.preprocessing,
+        images_from=images.origin,
         labels=official.labels or (),
         ignored=ignored,
         notes=NOTES,

@@ -4,9 +4,11 @@
 import re
 from typing import Any
 
+from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.sot import converted, imagenet
 from saccade.models.official.sot_head_keys import has_head, read_head
+from saccade.models.official.torchvision_keys import is_torchvision
 from saccade.models.official.vit_keys import Reading, hint
 from saccade.plugins.errors import SaccadeError
 
@@ -55,7 +57,12 @@ def convert(official: Official) -> Converted:
     else:
         head, notes = read_head(reading, place, width, official.config)
         fields |= head | {"fusion": "visual"}
-    return converted(official, reading, imagenet(fields), notes)
+    config = imagenet(fields)
+    images = authors_images("swin", config)
+    if is_torchvision(official.backbone or official.tensors):
+        sizes = {"dim": config.dim, "layers": sum(config.stage_layers)}
+        images = authors_images("torchvision swin", config, **sizes)
+    return converted(official, reading, config, images, notes)
 
 
 def _trunk(reading: Reading, official: Official) -> dict[str, Any]:
@@ -64,7 +71,9 @@ def _trunk(reading: Reading, official: Official) -> dict[str, Any]:
     bias = "layers.{}.blocks.0.attn.relative_position_bias_table"
     offsets, _ = reading.shape(bias.format(0))
     window = (round(offsets**0.5) + 1) // 2
-    side = hint(official.config, "img_size", default=384 if window == 12 else 224)
+    published = (hint(official.config, "pretrained_cfg", "input_size") or [None])[-1]
+    usual = published or (384 if window == 12 else 224)
+    side = hint(official.config, "img_size", default=usual)
     if (2 * window - 1) ** 2 != offsets or not isinstance(side, int):
         raise SaccadeError(
             f"{official.path}: relative_position_bias_table has {offsets} rows, expected the "

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.sot import converted
 from saccade.models.official.sot_head_keys import has_head, read_head
@@ -39,12 +40,14 @@ def convert(official: Official) -> Converted:
             "Run: saccade convert deit ..."
         )
     if is_torchvision({*official.tensors, *(official.backbone or ())}):
-        return convert_vit(official, IMAGENET_MEAN, IMAGENET_STD)
-    return convert_vit(official, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        return convert_vit(official, "torchvision vit", IMAGENET_MEAN, IMAGENET_STD)
+    return convert_vit(official, "vit", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
-def convert_vit(official: Official, mean: tuple[float, ...], std: tuple[float, ...]) -> Converted:
-    """Read a ViT or DeiT whose images are scaled by that mean and standard deviation."""
+def convert_vit(
+    official: Official, source: str, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Converted:
+    """Read a ViT or DeiT whose images are made and scaled as that source's authors do."""
     reading = Reading.of(official)
     fields = trunk_fields(reading, official)
     channels = fields["channels"]
@@ -58,7 +61,9 @@ def convert_vit(official: Official, mean: tuple[float, ...], std: tuple[float, .
     if channels == 1:
         mean, std = mean[:1], std[:1]
     config = SoTConfig.from_dict({"mean": mean, "std": std} | fields)
-    return converted(official, reading, config, notes)
+    sizes = {"layers": config.layers, "patch_px": config.patch_px}
+    images = authors_images(source, config, **(sizes if source.startswith("torch") else {}))
+    return converted(official, reading, config, images, notes)
 
 
 def trunk_fields(reading: Reading, official: Official) -> dict[str, Any]:

@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kind of image that arrives: converted as defined, or refused with found and allowed."""
 
-import importlib.util
 import io
 import struct
-import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-SOURCE = Path(__file__).resolve().parents[2] / "model_repository" / "router" / "decode.py"
-spec = importlib.util.spec_from_file_location("router_decode", SOURCE)
-decoding = sys.modules["router_decode"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(decoding)
+from saccade.models import image_decoding as decoding
+from saccade.models.preprocessing import Preprocessing
 
-GREY = decoding.Wanted(8, 8, 1, "bilinear", 16, 50, 16384)
-COLOUR = GREY._replace(channels=3)
+SQUASHING = {"resize_mode": "squash", "min_side_px": 1}
+GREY = Preprocessing(8, 8, 1, (0.5,), (0.5,), **SQUASHING).wanted()
+COLOUR = Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3, **SQUASHING).wanted()
 RAMP = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
 RED = (255, 0, 0)
 
@@ -135,6 +131,69 @@ def cut(kind: str, share: float, **options) -> bytes:
     return data[: int(share * len(data))]
 
 
+OPENED = {
+    "alpha over black": ({"alpha": "black"}, solid("RGBA", (*RED, 51)), (51, 0, 0)),
+    "alpha dropped": ({"alpha": "dropped"}, solid("RGBA", (*RED, 51)), RED),
+    "a palette's colour seen, though transparent": ({"alpha": "dropped"}, palette(RED), RED),
+    "blue first": ({"channel_order": "bgr"}, solid("RGB", RED), RED[::-1]),
+    "CMYK after the resize": ({"conversion": "after"}, solid("CMYK", (0, 255, 255, 0)), RED),
+}
+
+
+@pytest.mark.parametrize("case", OPENED)
+def test_an_image_is_opened_as_the_manifest_says(case):
+    fields, image, expected = OPENED[case]
+    kind = "JPEG" if image.mode == "CMYK" else "PNG"
+    options = {"transparency": 0} if image.mode == "P" else {}
+    pixels = decoding.decode(encode(image, kind, **options), COLOUR._replace(**fields))
+    np.testing.assert_allclose(pixels[4, 4], expected, atol=2)
+
+
+def test_a_rotation_can_be_left_alone():
+    upright = decoding.decode(rotated("JPEG", 6), GREY._replace(exif=False))[..., 0]
+    assert upright[:, :3].max() < 20 and upright[:, 5:].min() > 235
+
+
+def test_padding_has_its_colour_and_the_odd_pixel_below():
+    wanted = COLOUR._replace(resize_mode="longest", fill=(1, 2, 3), height_px=9, width_px=8)
+    pixels = decoding.decode(encode(solid("RGB", RED)), wanted)
+    np.testing.assert_array_equal(pixels[:8], np.broadcast_to(RED, (8, 8, 3)))
+    np.testing.assert_array_equal(pixels[8], np.broadcast_to((1, 2, 3), (8, 3)))
+
+
+@pytest.mark.parametrize("shape", [(3, 900), (900, 3), (2000, 16)])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_a_strip_is_resized_only_where_it_is_kept(shape, interpolation, monkeypatch):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8))
+    wanted = COLOUR._replace(
+        resize_mode="shortest", interpolation=interpolation, height_px=20, width_px=20,
+        resize_px=(23, 23),
+    )  # fmt: skip
+    whole = decoding.fit(image, wanted)
+    monkeypatch.setattr(decoding, "WHOLE_PIXELS", 0)
+    monkeypatch.setattr(decoding, "WHOLE_INPUTS", 0)
+    monkeypatch.setattr(Image.Image, "resize", None)
+    np.testing.assert_allclose(decoding.fit(image, wanted), whole.astype(int), atol=1)
+
+
+def test_the_longest_strip_that_is_allowed_is_never_made_whole(monkeypatch):
+    data = encode(Image.new("L", (16_384, 2), 77))
+    monkeypatch.setattr(Image.Image, "resize", None)  # of 4,194,304 x 512 pixels
+    side = {"height_px": 512, "width_px": 512, "resize_px": (512, 512)}
+    pixels = decoding.decode(data, GREY._replace(resize_mode="shortest", **side))
+    assert pixels.shape == (512, 512, 1) and (pixels == 77).all()
+
+
+def test_without_antialiasing_two_pixels_of_an_axis_count():
+    # Half-pixel centres: each of 4 columns lies between two of 12, whatever stands beside them.
+    row = np.arange(12, dtype=np.uint8)[None].repeat(12, 0) * 20
+    row[:, 0::3] = 255  # none of these is one of the two
+    wanted = GREY._replace(antialias=False, height_px=4, width_px=4, resize_px=(4, 4))
+    pixels = decoding.fit(Image.fromarray(row), wanted)
+    np.testing.assert_array_equal(pixels[0, :, 0], [20, 80, 140, 200])
+
+
+OF_3 = b"\xff\xc0\x00\x11\x08\x00\x40\x00\x40\x03"  # start of frame: 64 x 64, three channels
 REFUSED = {
     "0 bytes": (b"", "0 bytes", "JPEG, PNG or WebP"),
     "text": (b"hello, not an image", "19 bytes", "JPEG, PNG or WebP"),
@@ -142,6 +201,10 @@ REFUSED = {
     "TIFF": (encode(solid("L", 1), "TIFF"), "bytes starting with", "JPEG, PNG or WebP"),
     "BMP": (encode(solid("L", 1), "BMP"), "42 4d", "JPEG, PNG or WebP"),
     "20,000 pixels wide": (encode(Image.new("1", (20_000, 1))), "20000 x 1", "16384"),
+    "one pixel": (encode(solid("L", 1).resize((1, 1))), "1 x 1", "at least 2"),
+    "one row": (encode(solid("L", 1).resize((9, 1))), "9 x 1", "at least 2"),
+    "100,000 x 10": (encode(Image.new("1", (100_000, 10))), "100000 x 10", "16384"),
+    "two channels": (cut("JPEG", 1).replace(OF_3, OF_3[:-1] + b"\2"), "JPEG", "nor CMYK"),
     "51 megapixels": (png(10_200, 5_000, 8, 0, b""), "51.0 megapixels", "50 megapixels"),
     "bomb of 4 gigapixels": (png(65_000, 65_000, 8, 0, b""), "4225.0 megapixels", "50 megapixels"),
     "17 MiB": (bytes(17 * 2**20), "17.0 MiB", "16 MiB"),
@@ -164,7 +227,7 @@ REFUSED = {
 def test_is_refused_with_found_and_allowed(case, recwarn):
     data, found, allowed = REFUSED[case]
     with pytest.raises(decoding.ImageRefused) as caught:
-        decoding.decode(data, GREY)
+        decoding.decode(data, GREY._replace(min_side_px=2))
     message = str(caught.value)
     assert found in message and allowed in message
     assert "/" not in message and "0x" not in message and "object at" not in message

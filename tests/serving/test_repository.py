@@ -74,7 +74,7 @@ def test_writes_what_the_server_loads(folder, out):
         place = out / manifest.variant.name
         assert sha256_of(place / "1" / "model.onnx") == manifest.file.sha256
         assert (place / "labels.txt").read_text().splitlines() == list(manifest.labels)
-    for source in ("model.py", "choose.py", "decode.py", "lane.py"):
+    for source in ("model.py", "choose.py", "image_decoding.py", "lane.py"):
         assert (out / "nac" / "1" / source).is_file()
 
 

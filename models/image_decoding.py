@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An encoded image to the model's input: opened, resized, cropped, or refused with the reason.
+
+numpy and Pillow only: training, evaluation and the router run this same file.
+"""
+
+import io
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+SIGNATURES = {
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "WebP": re.compile(rb"RIFF....WEBP", re.DOTALL),
+}
+# A resized image larger than this, or than so many inputs, is not made whole to be cropped.
+WHOLE_PIXELS, WHOLE_INPUTS = 4_000_000, 16
+NEAR, FAR = (1.5, -2.5, 0, 1), (-0.5, 2.5, -4, 2)  # the bicubic's two cubics
+# Pillow's filters by distance, and how far they look in pixels of the larger of both grids.
+FILTERS = {
+    "bilinear": (1, lambda x: 1 - x),
+    "bicubic": (2, lambda x: np.where(x < 1, np.polyval(NEAR, x), np.polyval(FAR, x))),
+    "lanczos": (3, lambda x: np.sinc(x) * np.sinc(x / 3)),
+}
+
+
+class ImageRefused(Exception):
+    """The message says what was found and what is allowed; it is sent to the caller."""
+
+
+class Wanted(NamedTuple):
+    """The model's input, how an image becomes it, and the caps on what may become it."""
+
+    height_px: int
+    width_px: int
+    channels: int
+    resize_mode: str
+    resize_px: tuple[int, int]
+    interpolation: str
+    antialias: bool
+    fill: tuple[int, ...]
+    conversion: str
+    alpha: str
+    exif: bool
+    cut: tuple[int, ...]
+    channel_order: str
+    max_image_mib: int
+    max_megapixels: int
+    max_side_px: int
+    min_side_px: int
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Wanted":
+        """From the `preprocessing` of routes.json; what the graph itself does is left out."""
+        return cls(**{field: values[field] for field in cls._fields})
+
+
+def decode(data: bytes, wanted: Wanted) -> np.ndarray:
+    """One encoded image as the model takes it.
+
+    JPEG, PNG and WebP; 16 bits become 8, palette and CMYK become colours.
+    Shapes: bytes -> uint8 [h w c].
+    Raises: ImageRefused, before any pixel is decoded where a cap is the reason.
+    """
+    if not data:
+        raise ImageRefused("image has 0 bytes, expected a JPEG, PNG or WebP file: save it again")
+    if len(data) > wanted.max_image_mib * 2**20:
+        raise ImageRefused(
+            f"image has {len(data) / 2**20:.1f} MiB, allowed are {wanted.max_image_mib} MiB: "
+            "make it smaller"
+        )
+    image = _open(data, wanted)
+    _check_size(image, wanted)
+    try:
+        image.load()
+        return fit(image, wanted)
+    except ImageRefused:
+        raise
+    except Exception as error:
+        raise ImageRefused(
+            f"{image.format} image of {len(data)} bytes is truncated or corrupt: its "
+            f"{image.width} x {image.height} pixels cannot be decoded, expected a whole file: "
+            "copy or save it again"
+        ) from error
+
+
+def fit(image: Image.Image, wanted: Wanted) -> np.ndarray:
+    """An opened image of any mode and size as the model takes it.
+
+    Shapes: -> uint8 [h w c].
+    Raises: ImageRefused if it is smaller than what is cut out of it.
+    """
+    # Looking for the rotation costs more than decoding a small image: first see if there is any.
+    if wanted.exif and any(key in image.info for key in ("exif", "xmp", "XML:com.adobe.xmp")):
+        image = ImageOps.exif_transpose(image)
+    mode = "L" if wanted.channels == 1 else "RGB"
+    image = _opaque(image, wanted.alpha)
+    image = _cut(image, *wanted.cut) if wanted.cut else image
+    if wanted.conversion == "before":
+        image = _converted(image, mode)
+    size, window = _geometry(image.size, wanted)
+    resize = _pillow if wanted.antialias else _sampled
+    pixels = np.asarray(_converted(resize(image, size, window, wanted.interpolation), mode))
+    pixels = pixels.reshape(*pixels.shape[:2], wanted.channels)
+    if wanted.channel_order == "bgr":
+        pixels = pixels[..., ::-1]
+    return np.ascontiguousarray(_padded(pixels, wanted))
+
+
+def _open(data: bytes, wanted: Wanted) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        pixels = int(re.findall(r"[0-9]+", str(error))[0])
+        raise ImageRefused(
+            f"image declares {pixels / 1e6:.1f} megapixels, allowed are {wanted.max_megapixels} "
+            "megapixels: make it smaller"
+        ) from error
+    except Exception as error:
+        kind = next((name for name, start in SIGNATURES.items() if start.match(data)), None)
+        raise ImageRefused(
+            f"{kind} image of {len(data)} bytes is truncated, corrupt or neither grey, RGB nor "
+            "CMYK, expected a whole file in one of these colour modes: save it again"
+            if kind
+            else f"{len(data)} bytes starting with {data[:8].hex(' ')} are no image that is read "
+            "here, expected a JPEG, PNG or WebP file: convert it"
+        ) from error
+
+
+def _check_size(image: Image.Image, wanted: Wanted) -> None:
+    width, height = image.size
+    megapixels = width * height / 1e6
+    if max(width, height) > wanted.max_side_px or megapixels > wanted.max_megapixels:
+        raise ImageRefused(
+            f"image is {width} x {height} pixels, allowed are {wanted.max_side_px} pixels a side; "
+            f"it has {megapixels:.1f} megapixels, allowed are {wanted.max_megapixels} megapixels: "
+            "make it smaller"
+        )
+    if min(width, height) < wanted.min_side_px:
+        raise ImageRefused(
+            f"image is {width} x {height} pixels, expected at least {wanted.min_side_px} pixels "
+            "a side: send the picture itself, this is a placeholder"
+        )
+    # A photograph with a preview in the same JPEG (MPO) is one image; only these two animate.
+    frames = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
+    if frames > 1:
+        raise ImageRefused(
+            f"image is animated with {frames} frames, allowed is one: save one frame"
+        )
+
+
+def _opaque(image: Image.Image, alpha: str) -> Image.Image:
+    """Eight bits a channel, and nothing to see through unless alpha is dropped with the mode."""
+    if image.mode.startswith("I"):
+        return _from_16_bits(image, alpha)
+    if alpha == "dropped" or not image.has_transparency_data:
+        return image
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, alpha), image).convert("RGB")
+
+
+def _from_16_bits(image: Image.Image, alpha: str) -> Image.Image:
+    levels = np.asarray(image).astype(np.int64)
+    grey = ((levels + 128) // 257).clip(0, 255).astype(np.uint8)
+    if alpha != "dropped" and isinstance(unseen := image.info.get("transparency"), int):
+        grey[levels == unseen] = {"white": 255, "black": 0}[alpha]
+    return Image.fromarray(grey)
+
+
+def _cut(image: Image.Image, top: int, left: int, height: int, width: int) -> Image.Image:
+    if image.height < top + height or image.width < left + width:
+        raise ImageRefused(
+            f"image is {image.width} x {image.height} pixels, expected at least {left + width} x "
+            f"{top + height}: send a larger one"
+        )
+    return image.crop((left, top, left + width, top + height))
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode == mode:
+        return image
+    # A palette's transparency means nothing once alpha is dropped, and Pillow warns of it.
+    image.info.pop("transparency", None)
+    return (image if image.mode in ("1", "L") else image.convert("RGB")).convert(mode)
+
+
+_Window = tuple[int, int, int, int]  # left, top, right, bottom of what is kept
+
+
+def _geometry(size: tuple[int, int], wanted: Wanted) -> tuple[tuple[int, int], _Window]:
+    """Width and height to resize to, and what the crop at the centre keeps of it."""
+    width, height = _resized(size, wanted)
+    kept_w, kept_h = min(width, wanted.width_px), min(height, wanted.height_px)
+    # Half a pixel goes to the even side, as torchvision's CenterCrop rounds.
+    left, top = round((width - kept_w) / 2), round((height - kept_h) / 2)
+    return (width, height), (left, top, left + kept_w, top + kept_h)
+
+
+def _resized(size: tuple[int, int], wanted: Wanted) -> tuple[int, int]:
+    """Width and height by the rules of torchvision, timm and OpenCLIP, to the pixel."""
+    width, height = size
+    to_height, to_width = wanted.resize_px
+    if wanted.resize_mode == "squash":
+        return to_width, to_height
+    if wanted.resize_mode == "shortest" and to_height == to_width and wanted.antialias:
+        # torchvision's Resize of one number: the other side is cut off, elsewhere it is rounded.
+        if width <= height:
+            return to_width, int(to_width * height / width)
+        return int(to_height * width / height), to_height
+    of_both = max if wanted.resize_mode == "longest" else min
+    ratio = of_both(height / to_height, width / to_width)
+    return max(1, round(width / ratio)), max(1, round(height / ratio))
+
+
+def _pillow(
+    image: Image.Image, size: tuple[int, int], window: _Window, interpolation: str
+) -> Image.Image:
+    """Pillow's filters, which average over what a pixel covers where they make an image smaller."""
+    inputs = (window[2] - window[0]) * (window[3] - window[1])
+    if size[0] * size[1] <= max(WHOLE_PIXELS, WHOLE_INPUTS * inputs):
+        way = Image.Resampling[interpolation.upper()]
+        return (image if image.size == size else image.resize(size, way)).crop(window)
+    if interpolation == "nearest" or image.mode in ("1", "P"):
+        return _sampled(image, size, window, "nearest")
+    seen = {"LA": "La", "RGBA": "RGBa"}.get(image.mode, image.mode)
+    pixels, taps = np.asarray(image.convert(seen)), {}
+    for axis in (0, 1):
+        length, kept = pixels.shape[axis], window[1 - axis :: 2]
+        places, shares = _taps(length, size[1 - axis], kept, interpolation)
+        start, stop = int(places.min()), int(places.max()) + 1
+        taps[axis] = places - start, shares
+        pixels = pixels.take(range(start, stop), axis)
+    # Pillow 13 begins with the columns where that leaves less to do, those before it never.
+    shrinks, narrows = image.height - size[1], image.width - size[0]
+    for axis in (0, 1) if shrinks > max(0, 2 * narrows) else (1, 0):
+        rows = np.moveaxis(pixels, axis, 0)
+        total = 2**21 + sum((rows[at].T * share).T for at, share in zip(*taps[axis], strict=True))
+        pixels = np.moveaxis((total >> 22).clip(0, 255).astype(np.uint8), 0, axis)
+    return Image.frombytes(seen, pixels.shape[1::-1], pixels.tobytes()).convert(image.mode)
+
+
+def _taps(
+    length: int, to: int, kept: tuple[int, ...], interpolation: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of what each kept pixel is made, and with which share, in the numbers of Pillow's Resample.c.
+
+    Shapes: -> places and shares (of 2^22) int64 [taps kept].
+    """
+    reach, weight = FILTERS[interpolation]
+    scale = length / to
+    wide = max(scale, 1.0)
+    centre = (np.arange(*kept) + 0.5) * scale
+    first = (centre - reach * wide + 0.5).clip(0).astype(np.int64)
+    last = (centre + reach * wide + 0.5).astype(np.int64).clip(max=length)
+    places = first + np.arange((last - first).max())[:, None]
+    far = np.abs((places - centre + 0.5) * (1 / wide))
+    weights = np.where((places < last) & (far < reach), weight(far), 0.0)
+    fixed = weights / np.cumsum(weights, 0)[-1] * 2**22
+    shares = np.trunc(fixed + np.copysign(0.5, fixed)).astype(np.int64)
+    return places.clip(max=length - 1), shares
+
+
+def _sampled(
+    image: Image.Image, size: tuple[int, int], window: _Window, interpolation: str
+) -> Image.Image:
+    """Between the two nearest pixels of each axis alone, as OpenCV and tf.image.resize do it."""
+    image = image.convert("RGB") if image.mode in ("1", "P") else image
+    pixels = np.asarray(image)
+    for axis in (0, 1):
+        rows, to = np.moveaxis(pixels, axis, 0), size[1 - axis]
+        first, last = window[1 - axis :: 2]
+        if interpolation == "nearest":
+            steps = np.full(last, len(rows) / to)
+            steps[0] /= 2
+            at = np.cumsum(steps)[first:].astype(np.int64)  # added up, as Pillow does
+            rows = rows[at.clip(max=len(rows) - 1)]
+        else:
+            at = (np.arange(first, last) + 0.5) * (len(rows) / to) - 0.5
+            low = np.floor(at := at.clip(0, len(rows) - 1)).astype(np.int64)
+            beyond = rows[(low + 1).clip(max=len(rows) - 1)]
+            rows = (rows[low].T * (1 - at + low) + beyond.T * (at - low)).T
+        pixels = np.moveaxis(rows, 0, axis)
+    pixels = np.rint(pixels).astype(np.uint8)
+    return Image.frombytes(image.mode, pixels.shape[1::-1], pixels.tobytes())
+
+
+def _padded(pixels: np.ndarray, wanted: Wanted) -> np.ndarray:
+    """In the middle of an image of the model's size; the odd pixel goes below and to the right."""
+    height, width = pixels.shape[:2]
+    if (height, width) == (wanted.height_px, wanted.width_px):
+        return pixels
+    top, left = (wanted.height_px - height) // 2, (wanted.width_px - width) // 2
+    whole = np.empty((wanted.height_px, wanted.width_px, wanted.channels), np.uint8)
+    whole[:] = wanted.fill
+    whole[top : top + height, left : left + width] = pixels
+    return whole
