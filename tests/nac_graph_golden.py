@@ -13,8 +13,6 @@ from nac_layer_golden import (
     recorded_draws,
     run_ffn,
     run_mod_fc,
-    run_pooling,
-    run_seeder,
     with_gradients,
 )
 from torch import Tensor
@@ -182,6 +180,4 @@ RUNS: dict[str, Run] = {
     "skmdpa": run_skmdpa,
     "structure": run_structure,
     "preset": run_preset,
-    "pooling": run_pooling,
-    "seeder": run_seeder,
 }

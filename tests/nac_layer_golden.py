@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The authors' NAC tensors against ours, of layers: ModFC, FFN, confidences, initial states.
+"""The authors' NAC tensors against ours, of layers: ModFC and FFN.
 
 Their weights are the leaves: ours are computed from them, so that each gradient has their name
 and the arithmetic of a conversion is proved with it.
@@ -15,10 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from saccade.models.initial_states import initial_state
 from saccade.models.modulation import ModFC, ModFFN
-from saccade.models.nac_config import NACConfig
-from saccade.models.nac_read_out import ConfidencePool
 
 Arrays = dict[str, np.ndarray]
 Tensors = dict[str, Tensor]
@@ -129,35 +126,3 @@ def run_ffn(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays:
     normed = F.layer_norm(x, (dim,), given["layernorm.weight"], given["layernorm.bias"])
     output = x + functional_call(layer, state, (normed, given["codes"]))
     return with_gradients(case, arrays, given, {"output": output})
-
-
-def run_pooling(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays:
-    """Confidences of read-out modules; their temperature is folded into the layer of the scores."""
-    given, config = leaves(case, arrays, weights), case["config"]
-    temperature = config.get("softmax_temperature", 1.0)
-    pool = ConfidencePool(NACConfig(dim=config["state_dim"], heads=1))
-    names = ("weight", "bias")
-    state = {f"score.{name}": given[f"confidence_scorer.{name}"] / temperature for name in names}
-    pooled = functional_call(pool, state, (given["states"],))
-    logits = F.linear(pooled, given["to_logits.weight"], given["to_logits.bias"])
-    return with_gradients(case, arrays, given, {"logits": logits})
-
-
-def run_seeder(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays:
-    """States that modules start from; theirs are drawn in evaluation too, ours in training."""
-    given, config = leaves(case, arrays, weights), case["config"]
-    form = "code" if config.get("use_code_as_mean_state") else "linear"
-    dim, noise = config["state_dim"], config.get("use_state_noise", True)
-    ours = NACConfig(
-        dim=dim, code_dim=config["code_dim"], initial_state=form, state_noise=noise, heads=1
-    )
-    state = {
-        "layernorm": "norm",
-        "code_to_state_mu": "mean",
-        "code_to_state_logvar": "log_variance",
-    }
-    named = {f"{state[name.split('.')[0]]}.{name.split('.')[1]}": given[name] for name in weights}
-    batch = len(arrays["states"])
-    with recorded_draws(arrays):
-        states = functional_call(initial_state(ours).train(), named, (given["codes"], batch))
-    return with_gradients(case, arrays, given, {"states": states.expand(batch, -1, -1)})

@@ -60,7 +60,9 @@ def test_a_run_is_read_with_its_average_where_asked(tmp_path):
     weight = "propagators.1.query.linear.weight"
     assert torch.allclose(other.weights[weight] - read.weights[weight], torch.ones(()))
     assert read.preprocessing.mean == read.config.mean == (0.485, 0.456, 0.406)
-    assert read.notes == ()
+    images = read.preprocessing
+    assert (images.resize_mode, images.resize_px) == ("shortest", (27, 27))  # int(256 / 224 * 24)
+    assert images.interpolation == "bicubic" and read.notes == ()
 
 
 def test_a_template_is_known_by_its_names_and_says_what_it_assumed():

@@ -8,6 +8,7 @@ from saccade.models.generator import Circuit
 from saccade.models.module_dropout import circuit_order
 from saccade.models.nac_config import NACConfig
 from saccade.models.nac_kernel import Kernel
+from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.nac_fields import bandwidths, circuit_fields, image_fields
 from saccade.models.official.nac_forms import GRAPH, Form, form_of
@@ -21,7 +22,6 @@ from saccade.models.official.nac_keys import (
 )
 from saccade.models.official.nac_perceiver import is_perceiver, perceiver_form, renamed
 from saccade.models.official.vit_keys import Reading
-from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 
 UNUSED = "has no part in the authors' forward pass"
@@ -49,22 +49,18 @@ def convert(official: Official) -> Converted:
     if config.confidence == "state":
         put_pool(reading, "output_tokenizer.", "", temperature=form.temperature)
     reading.put("module_order", order_of(reading.weights, config))
+    images = authors_images("nac", config)
     return Converted(
         family="nac",
         config=config,
         weights=reading.weights,
         names=reading.names,
-        preprocessing=preprocessing(config),
+        preprocessing=images.preprocessing,
+        images_from=images.origin,
         labels=official.labels or (),
         ignored=reading.ignored,
         notes=notes,
     )
-
-
-def preprocessing(config: NACConfig) -> Preprocessing:
-    """What the authors' evaluation does to an image."""
-    size = (config.height_px, config.width_px, config.channels)
-    return Preprocessing(*size, config.mean, config.std, resize="bicubic")
 
 
 def put_circuit(reading: Reading, graph: str, config: NACConfig, *, tokens: str | None) -> None:

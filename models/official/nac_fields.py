@@ -115,14 +115,18 @@ def bandwidths(reading: Reading, graph: str) -> list[str]:
 
 
 def kernel_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
-    """Bandwidth and cut."""
+    """Bandwidth and cut, and what training does with them."""
     values = [reading.tensors[key] for key in bandwidths(reading, graph)]
     known = (
         [] if any(each.is_meta for each in values) else [float(each.detach()) for each in values]
     )
     learned = form.epsilon_learned or len(set(known)) > 1
     cut = max(form.truncate, form.truncate_read_out)
+    # Of the authors' training: their targets' form, loss and matching. Which graph is not said.
+    prior = {"prior_form": "official", "structure_loss": "mse", "matching": "hungarian"}
     return {
+        **prior,
+        "graph_refresh_steps": 1,
         "connectivity": "dense" if form.dense else "learned",
         "epsilon": known[0] if known and not form.dense else 1.0,
         "epsilon_learned": learned and not form.dense,
