@@ -12,7 +12,60 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from saccade.models.nac import NAC, NACConfig
 
 SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
+# In the form of the authors' code: as their INET-110E templates, their baseline, and
+# TINY-INET-NC-X, whose read-in modules stay beside the processor's.
+THEIRS = {
+    "tokenizer": "convnext",
+    "convnext_blocks": (1, 0),
+    "convnext_widths": (5, 7),
+    "positions": "concat",
+    "token_width": 10,
+    "height_px": 16,
+    "width_px": 24,
+    "code_dim": 16,
+    "initial_state": "code",
+    "ffn_gate": "geglu",
+    "head_dim": 3,
+    "read_head_dim": 6,
+    "read_in_residual": True,
+    "read_in_query_norm": True,
+    "read_out_query_norm": True,
+    "modfc_norm_affine": False,
+}
+PAPER = {**THEIRS, "read_in_codes": "own"}
+FIRST = {"confidence": "first", "readout_modules": 1}
+BESIDE = {
+    **PAPER,
+    **FIRST,
+    "read_in_modules": 5,
+    "initial_state": "linear",
+    "state_noise": True,
+    "modfc_one": False,
+    "read_heads": 2,
+    "read_head_dim": 4,
+    "read_in_residual": False,
+    "read_out_residual": True,
+    "sender_norm": True,
+    "truncate": 0.9,
+    "truncate_read_out": False,
+    "epsilon_learned": True,
+    "head": "modulated",
+    "head_norm": True,
+}
 CASES = {
+    "authors": PAPER,
+    "authors, tokens": {"input": "tokens", "token_dim": 5, "token_width": 9, "heads": 2},
+    "authors, baseline": {**THEIRS, **FIRST, "connectivity": "dense", "modulation": False},
+    "authors, beside": BESIDE,
+    "authors, conditional": {
+        "conditional": True,
+        "condition_dim": 7,
+        "read_in_residual": True,
+        "read_heads": 2,
+        "read_in_query_norm": True,
+        "read_out_residual": True,
+        "sender_norm": True,
+    },
     "default": {},
     "conv": {"tokenizer": "conv"},
     "colour": {"channels": 3, "mean": (0.4, 0.5, 0.6), "std": (0.1, 0.2, 0.3)},
@@ -73,7 +126,7 @@ def test_pruned_is_full_with_masked_modules(case: str) -> None:
     model.rank_modules(**arguments)
     pruned = model.prune(0.375)
     dropped = model.module_order[6:]
-    masked = torch.zeros(model.config.modules).double()
+    masked = torch.zeros(model.config.modules + model.config.read_in_modules).double()
     masked[dropped] = -math.inf
 
     def mask_bias(_: torch.nn.Module, inputs: tuple) -> tuple:
@@ -171,7 +224,7 @@ def test_fold_never_makes_keys_of_every_module_and_token(case: str) -> None:
         assert (largest.numbers >= keys) == makes
 
 
-@pytest.mark.parametrize("case", ("conv", "token positions", "conditioned"))
+@pytest.mark.parametrize("case", ("conv", "token positions", "conditioned", "authors, beside"))
 def test_fold_traces_with_a_free_batch(case: str) -> None:
     folded = nac(**CASES[case]).fold()
     arguments = given(folded, batch=3)

@@ -13,10 +13,11 @@ class Source:
     checkpoint_key: str | None = None  # read where the file has it and the user names none
 
 
-OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone")
+OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone", "deterministic")
 _TRUNK = ("labels", "backbone")
 
 SOURCES = {
+    "nac": Source("nac", ("labels", "deterministic"), checkpoint_key="model"),
     "sparo-clip": Source("sparo_clip", ("labels", "vocabulary")),
     "open-clip": Source("open_clip", ("labels", "vocabulary")),
     "sparo-dino": Source("sparo_dino", checkpoint_key="teacher"),
