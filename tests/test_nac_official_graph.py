@@ -18,7 +18,7 @@ from saccade.models.graph_priors import GraphStructure, structure_loss
 from saccade.models.graph_targets import target_links
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.nac_noise import dropped_path, noised
-from saccade.models.skmdpa import link_probability, signature_distance, skmdpa
+from saccade.models.skmdpa import link_probability, sampled_bias, signature_distance, skmdpa
 from saccade.models.start_signatures import drawn_graph, hinge_signatures
 from saccade.models.train import TrainOptions, train
 from saccade.plugins.errors import SaccadeError
@@ -138,6 +138,37 @@ def test_a_cut_link_is_not_heard_and_nobody_is_deaf() -> None:
     assert model.kernel.links(cut)[0, 1] < 1e-37
 
 
+@pytest.mark.parametrize("drawn", (0.0, 1.0))
+def test_a_draw_is_kept_within_what_the_type_tells(
+    drawn: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.full(shape, drawn).double())
+    log_p = torch.tensor([-800.0, -0.5, 0.0]).double().requires_grad_()
+    eps = torch.finfo(torch.float64).eps
+    limits = {"tau": 0.1, "p_min": eps, "p_max": 1 - eps}
+    log_k = sampled_bias(log_p, clamp_sample=True, **limits)
+    least, most = math.log(torch.finfo(torch.float64).tiny), math.log(1 - eps)
+    if drawn == 0:  # the draw counts as eps: log K = (logit P + log eps) / tau where that is low
+        p = math.exp(-0.5)
+        between = 10 * (math.log(p / (1 - p)) + math.log(eps))
+        assert log_k.tolist() == pytest.approx([least, between, -math.log(2)], rel=1e-9)
+    else:
+        assert log_k.tolist() == pytest.approx([-math.log(2), most, most], rel=1e-9)
+    (slope,) = torch.autograd.grad(log_k.sum(), log_p)
+    assert slope.ne(0).tolist() == [False, drawn == 0, False]
+
+
+def test_training_draws_a_kernel_a_sample_a_batch_or_none() -> None:
+    distance = torch.rand(6, 6)
+    found = {}
+    for draw in ("none", "batch", "sample"):
+        kernel = NAC(NACConfig(modules=6, kernel_draw=draw, propagator_layers=1)).kernel
+        found[draw] = [*kernel.layers(distance, 3), kernel.read_out(distance, 3)]
+    assert all(torch.equal(bias, -distance / 0.25) for bias in found["none"])
+    assert [tuple(bias.shape) for bias in found["batch"]] == [(6, 6)] * 2
+    assert all(bias.shape == (3, 6, 6) and not bias[0].equal(bias[1]) for bias in found["sample"])
+
+
 def test_learned_bandwidths_are_one_a_layer_and_stay_above_zero() -> None:
     model = NAC(NACConfig(modules=6, epsilon_learned=True, propagator_layers=3, epsilon=0.5))
     assert model.kernel.bandwidth.tolist() == [0.5] * 4
@@ -202,6 +233,9 @@ def test_a_nac_trains_with_the_authors_graph(tmp_path: Path) -> None:
     trained = load(train("nac", options).path).build()
     assert {name: getattr(trained.config, name) for name in theirs} == theirs
     started = NAC(trained.config)
+    layer = trained.propagators[0]
+    assert layer.ffn.widen.linear.out_features == 2 * trained.config.ffn_dim
+    assert layer.query.norm.weight is None and layer.ffn.widen.norm.weight is None
     bandwidths = trained.kernel.bandwidth.detach().numpy()
     assert len(set(bandwidths.tolist())) == 3 and np.all(bandwidths != 1)
     # What the loss is, written out.
