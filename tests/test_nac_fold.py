@@ -133,6 +133,8 @@ def test_pruned_is_full_with_masked_modules(case: str) -> None:
         return (*inputs[:-1], masked[None] if inputs[-1] is None else inputs[-1] + masked)
 
     expected = pruned.outputs(**arguments)
+    selected = model(**arguments, modules=model.module_order[:6])
+    assert (selected - expected["logits"]).abs().max() < 1e-12
     unmasked = model.outputs(**arguments)
     for layer in (*model.propagators, model.read_out):
         layer.register_forward_pre_hook(mask_bias)

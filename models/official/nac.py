@@ -11,7 +11,7 @@ from saccade.models.nac_kernel import Kernel
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.nac_fields import bandwidths, circuit_fields, image_fields
-from saccade.models.official.nac_forms import GRAPH, Form, form_of
+from saccade.models.official.nac_forms import GRAPH, Form, check_told, form_of
 from saccade.models.official.nac_keys import (
     put_pool,
     put_propagator,
@@ -42,6 +42,8 @@ def convert(official: Official) -> Converted:
     reading.shape(f"{GRAPH}input_latents.codes_")
     form = perceiver_form(official) if baseline else form_of(official)
     fields = {**circuit_fields(reading, form, GRAPH), **image_fields(reading, official)}
+    if not baseline:
+        check_told(official.path, official.config, fields)
     config = NACConfig.from_dict(fields)
     notes = (*_notes(form), *_draws(official, config, form))
     put_tokenizer(reading, "input_tokenizer.", "tokenizer.")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saccade.models.official.claims import whole_number
+from saccade.models.official.claims import check_claims, whole_number
 from saccade.models.official.conversion import Official
 from saccade.models.official.vit_keys import hint
 from saccade.plugins.errors import SaccadeError
@@ -110,6 +110,27 @@ def model_arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     arguments: Mapping[str, Any] = found
     return arguments
+
+
+def check_told(path: str, config: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> None:
+    """The counts of a configuration are those of the tensors.
+
+    Raises: SaccadeError naming the first that differs.
+    """
+    arguments = model_arguments(config) if config is not None else {}
+    claims = {
+        "num_iterations": "propagator_layers",
+        "num_heads": "heads",
+        "num_mediator_latents": "modules",
+        "num_output_latents": "readout_modules",
+        "signature_dim": "signature_dim",
+    }
+    found = {
+        name: (hint(arguments, "latent_graph_kwargs", name), fields[ours])
+        for name, ours in claims.items()
+    }
+    found["output_dim"] = (hint(arguments, "output_dim"), fields["classes"])
+    check_claims(path, found)
 
 
 def told(path: str, arguments: Mapping[str, Any]) -> Form:
