@@ -107,9 +107,8 @@ def head_widths(reading: Reading, form: Form, graph: str, weight: str) -> dict[s
 
 def bandwidths(reading: Reading, graph: str) -> list[str]:
     """The keys of the kernels' bandwidths: of every propagator, then of the read-out."""
-    places = [f"propagators.{index}" for index in range(reading.depth(
-        rf"{re.escape(graph)}propagators\.(\d+)\."
-    ))]  # fmt: skip
+    layers = reading.depth(rf"{re.escape(graph)}propagators\.(\d+)\.")
+    places = [f"propagators.{index}" for index in range(layers)]
     keys = [f"{graph}{each}.latent_attention.kernel.bandwidth" for each in (*places, "read_out")]
     return [key for key in keys if key in reading.tensors]
 

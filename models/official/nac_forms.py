@@ -143,13 +143,6 @@ def told(path: str, arguments: Mapping[str, Any]) -> Form:
     attention = hint(graph, "propagator_kwargs", "latent_attention_kwargs", default={}) or {}
     kernel = hint(attention, "kernel_kwargs", default={}) or {}
     read_out = hint(graph, "read_out_kwargs", "latent_attention_kwargs", default={}) or {}
-    masked = {bool(hint(each, "mask_attn_scores_with_affinities", default=True))
-              for each in (attention, read_out)}  # fmt: skip
-    if len(masked) == 2:
-        raise SaccadeError(
-            f"{path}: --config has mask_attn_scores_with_affinities in one of propagators and "
-            "read-out alone, expected the same in both. No NAC here has that."
-        )
     _check_kernels(path, kernel, hint(read_out, "kernel_kwargs", default={}) or {})
     pooled = arguments.get("output_tokenizer_type") == "OutputLatentPooling"
     kind = hint(arguments, "output_tokenizer_kwargs", "softmax_type", default="gumbel")
@@ -166,7 +159,7 @@ def told(path: str, arguments: Mapping[str, Any]) -> Form:
         ),
         truncate=_cut(kernel),
         truncate_read_out=_cut(hint(read_out, "kernel_kwargs", default={}) or {}),
-        dense=masked == {False},
+        dense=_dense(path, attention, read_out),
         union=_union(path, graph),
         gumbel=pooled and kind == "gumbel",
         temperature=float(
@@ -178,6 +171,21 @@ def told(path: str, arguments: Mapping[str, Any]) -> Form:
         drop_path=float(hint(graph, "path_drop_prob", default=0.0) or 0),
         code_noise=float(hint(graph, "code_noise_scale", default=None) or 0),
     )
+
+
+def _dense(path: str, attention: Mapping[str, Any], read_out: Mapping[str, Any]) -> bool:
+    """Whether no kernel masks the attention.
+
+    Raises: SaccadeError if it masks one of propagators and read-out alone.
+    """
+    name = "mask_attn_scores_with_affinities"
+    masked = {bool(hint(each, name, default=True)) for each in (attention, read_out)}
+    if len(masked) == 2:
+        raise SaccadeError(
+            f"{path}: --config has {name} in one of propagators and "
+            "read-out alone, expected the same in both. No NAC here has that."
+        )
+    return masked == {False}
 
 
 def _check_kernels(path: str, *kernels: Mapping[str, Any]) -> None:
