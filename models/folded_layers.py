@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.modulation import ModFC, ModFFN, activate
-from saccade.models.nac_layers import Propagator, ReadIn, ReadOut, length_mask, masked_softmax
+from saccade.models.nac_layers import Propagator
 
 
 class FoldedFC(nn.Module):
@@ -53,10 +53,24 @@ class FoldedFC(nn.Module):
 
         Shapes: x [b u inputs] -> same.
         """
-        gain = self.gain if self.source is None or code is None else self.source.gain(code)
+        gain = self.gain_of(code)
         if gain is None:
             return x
         return x.mul_(gain) if fresh else x * gain
+
+    def gain_of(self, code: Tensor | None = None) -> Tensor | None:
+        """What a module's input is multiplied with; none without modulation.
+
+        Shapes: code [b u c] (conditional only) -> [u inputs] or [b u inputs].
+        """
+        return self.gain if self.source is None or code is None else self.source.gain(code)
+
+    def add_constant(self, value: Tensor) -> None:
+        """Add a constant of every module to what comes out.
+
+        Shapes: value [u outputs].
+        """
+        self.bias = value if self.bias is None else value + self.bias
 
     def forward(self, x: Tensor, code: Tensor | None = None, *, fresh: bool = False) -> Tensor:
         bias, weight = self.bias, self.weight  # a module's attributes cost a microsecond each
@@ -95,127 +109,58 @@ class FoldedFFN(nn.Module):
         return self.narrow.add_to(residual, hidden, code)
 
 
-class FoldedReadIn(nn.Module):
-    """Attention with one probe a module in the space of the tokens; values projected after pooling.
-
-    q . (W_k (m * x) + b_k) = (W_k^T q * m) . x + a constant, which the softmax over tokens drops;
-    sum_j a_j (W_v (m * x_j) + b_v) = W_v (m * sum_j a_j x_j) + b_v, since the a_j sum to 1.
-
-    Shapes: tokens [b n d], length [b], theta and code [b u ...] (conditional only) -> [b u d].
-    """
-
-    probe: Tensor
-
-    def __init__(self, source: ReadIn, theta: Tensor | None, code: Tensor | None) -> None:
-        super().__init__()
-        self.value = FoldedFC(source.value, code, bias=False)
-        self.output = FoldedFC(source.output, code, shift=source.value.linear.bias)
-        self.norm, self.ffn = source.norm, FoldedFFN(source.ffn, code)
-        if theta is None or code is None:
-            self.value, self.output = FoldedFC(source.value, None), FoldedFC(source.output, None)
-            self.source_query, self.source_key = source.query, source.key
-        else:
-            self.register_buffer("probe", probe(source.query, source.key, theta, code))
-
-    def forward(
-        self,
-        tokens: Tensor,
-        length: Tensor | None = None,
-        theta: Tensor | None = None,
-        code: Tensor | None = None,
-    ) -> Tensor:
-        return self.read(self.weights(tokens, length, theta, code), tokens, code)
-
-    def read(self, weights: Tensor, tokens: Tensor, code: Tensor | None = None) -> Tensor:
-        """The states of modules that attend with these weights.
-
-        Shapes: weights [b u n], tokens [b n d] -> [b u d].
-        """
-        y = self.pooled(weights, tokens, code)
-        return self.ffn(y, self.norm(y), code)
-
-    def attend(
-        self,
-        tokens: Tensor,
-        length: Tensor | None = None,
-        theta: Tensor | None = None,
-        code: Tensor | None = None,
-    ) -> Tensor:
-        """The attention without the ModFFN that follows.
-
-        Shapes: as forward.
-        """
-        return self.pooled(self.weights(tokens, length, theta, code), tokens, code)
-
-    def weights(
-        self,
-        tokens: Tensor,
-        length: Tensor | None = None,
-        theta: Tensor | None = None,
-        code: Tensor | None = None,
-    ) -> Tensor:
-        """How much of each token each module takes.
-
-        Shapes: as forward -> [b u n].
-        """
-        if theta is None or code is None:
-            scores = F.linear(tokens, self.probe).mT
-        else:
-            scores = probe(self.source_query, self.source_key, theta, code) @ tokens.mT
-        return masked_softmax(scores, length_mask(length, tokens))
-
-    def pooled(self, weights: Tensor, tokens: Tensor, code: Tensor | None = None) -> Tensor:
-        """What the modules take with these weights, brought to their width.
-
-        Shapes: weights [b u n], tokens [b n d] -> [b u d].
-        """
-        return self.output(self.value(weights @ tokens, code, fresh=True), code, fresh=True)
-
-
-def probe(query: ModFC, key: ModFC, theta: Tensor, code: Tensor) -> Tensor:
-    """What every token's score is the product with: W_k^T q * gain / sqrt(d).
-
-    Shapes: theta [... u d], code [... u c] -> [... u d].
-    """
-    q = query(theta, code)
-    return (q @ key.linear.weight) * key.gain(code) / math.sqrt(q.shape[-1])
-
-
 class FoldedPropagator(nn.Module):
     """A propagator with constant gains, fused attention and the biases that do not cancel.
 
     A key's bias adds the same to all scores of a query; a value's bias is added to what is heard.
 
-    Shapes: theta [b u d], overwritten, bias [u u] or [b u u], code [b u c] (conditional only)
-            -> [b u d].
+    Shapes: theta [b u d], overwritten, bias [u j] or [b u j], code [b u c] (conditional only),
+            senders [b j d] where modules hear others beside each other -> [b u d].
     """
 
     joint_gain: Tensor | None
     joint_weight: Tensor
 
-    def __init__(self, source: nn.Module, code: Tensor | None) -> None:
+    def __init__(
+        self, source: nn.Module, code: Tensor | None, sender_code: Tensor | None = None
+    ) -> None:
         super().__init__()
         assert isinstance(source, Propagator)
+        sender_code = code if sender_code is None else sender_code
         self.heads = source.heads
         scale = math.sqrt(source.heads / source.query.linear.out_features)
         self.norm_attention, self.norm_ffn = source.norm_attention, source.norm_ffn
+        self.norm_senders = source.norm_senders
         self.query = FoldedFC(source.query, code, scale=scale)
-        self.key = FoldedFC(source.key, code, bias=False)
+        self.key = FoldedFC(source.key, sender_code, bias=False)
         constant = code is not None
-        self.value = FoldedFC(source.value, code, bias=not constant)
+        self.value = FoldedFC(source.value, sender_code, bias=not constant)
         shift = source.value.linear.bias if constant else None
         self.output = FoldedFC(source.output, code, shift=shift)
         self.ffn = FoldedFFN(source.ffn, code)
         layers = (self.query, self.key, self.value)
-        joint = constant and source.query.modulation
+        alone = sender_code is code and source.norm_senders is None
+        joint = alone and constant and source.query.modulation
         found = [layer.gain for layer in layers if layer.gain is not None]
         gains = torch.stack(found)[:, None] if joint else None
         weights = torch.stack([layer.weight for layer in layers]) if joint else None
         self.register_buffer("joint_gain", gains, persistent=False)
         self.register_buffer("joint_weight", weights, persistent=False)
 
-    def forward(self, theta: Tensor, bias: Tensor | None, code: Tensor | None = None) -> Tensor:
-        q, k, v = self._project(self.norm_attention(theta), code)
+    def forward(
+        self,
+        theta: Tensor,
+        bias: Tensor | None,
+        code: Tensor | None = None,
+        senders: Tensor | None = None,
+    ) -> Tensor:
+        x = self.norm_attention(theta)
+        if senders is None and self.norm_senders is None:
+            q, k, v = self._project(x, code)
+        else:
+            norm = self.norm_senders or self.norm_attention
+            heard = norm(theta if senders is None else senders)
+            q, k, v = self.query(x, code), self.key(heard, code), self.value(heard, code)
         heard = fused_attention(q, k, v, bias, heads=self.heads)
         theta = self.output.add_to(theta, heard, code)
         return self.ffn(theta, self.norm_ffn(theta), code)
@@ -229,16 +174,16 @@ class FoldedPropagator(nn.Module):
         b, u, d = x.shape
         y = torch.bmm((x * gain).view(3, b * u, d), self.joint_weight)
         y[0].add_(query_bias)
-        return y.view(3, b, u, d).unbind(0)
+        return y.view(3, b, u, -1).unbind(0)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int) -> Tensor:
     """softmax(q k^T + bias) v in slices of the channels; q carries the scale already.
 
-    Shapes: q, k, v [b u d], bias [u u] or [b u u] -> [b u d].
+    Shapes: q [b u d], k, v [b j d], bias [u j] or [b u j] -> [b u d].
     """
     b, u, d = q.shape
-    q, k, v = (x.view(b, u, heads, d // heads) for x in (q, k, v))
+    q, k, v = (x.view(b, -1, heads, d // heads) for x in (q, k, v))
     if bias is not None and bias.dim() == 3:
         bias = bias.unsqueeze(1)
     q, v = q.transpose(1, 2), v.transpose(1, 2)
@@ -252,35 +197,3 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, hea
         k = k.transpose(1, 2)
         heard = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
     return heard.transpose(1, 2).reshape(b, u, d)
-
-
-class FoldedReadOut(nn.Module):
-    """A read-out whose queries are constant: probes again, and values projected after pooling.
-
-    Shapes: theta [b u d], bias [r u] or [b r u], code [b u c] (conditional only) -> [b d].
-    """
-
-    float32_products = True  # in a model of half precision
-    probe: Tensor
-
-    def __init__(
-        self, source: ReadOut, initial: Tensor, read_out_code: Tensor, code: Tensor | None
-    ) -> None:
-        super().__init__()
-        self.key = FoldedFC(source.key, code, bias=False)
-        self.value = FoldedFC(source.value, code, bias=False)
-        shift = source.value.linear.bias
-        self.output = FoldedFC(source.output, read_out_code, shift=shift)
-        self.norm_states, self.norm = source.norm_states, source.norm
-        self.ffn, self.pool = FoldedFFN(source.ffn, read_out_code), source.pool
-        q = source.query(initial, read_out_code)
-        self.register_buffer("probe", q @ source.key.linear.weight / math.sqrt(q.shape[-1]))
-
-    def forward(self, theta: Tensor, bias: Tensor | None, code: Tensor | None = None) -> Tensor:
-        x = self.norm_states(theta)
-        scores = F.linear(self.key.scaled(x, code), self.probe).mT
-        if bias is not None:
-            scores = scores + bias
-        pooled = scores.softmax(-1) @ self.value.scaled(x, code)
-        y = self.output(pooled @ self.value.weight)
-        return self.pool(self.ffn(y, self.norm(y)))

@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from saccade.models.graph_priors import prior_signatures
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
 from saccade.models.nac_layers import length_mask, masked_softmax, without_padding
 from saccade.models.skmdpa import signature_distance
+from saccade.models.start_signatures import start_signatures
 from saccade.plugins.errors import SaccadeError, ShapeError
 
 
@@ -21,6 +20,8 @@ class Circuit(NamedTuple):
 
     signatures: Tensor | None  # [u s] or [b u s]; None where every module hears every other
     codes: Tensor  # [u c] or [b u c]
+    read_in_codes: Tensor | None = None  # [u c] or [m c], where the read-in has a table of its own
+    read_in_signatures: Tensor | None = None  # [m s] of modules beside the processor's
 
 
 class Given(NamedTuple):
@@ -39,20 +40,41 @@ class UnconditionalGenerator(nn.Module):
     """
 
     signatures: Tensor | None
+    read_in_codes: Tensor | None
+    read_in_signatures: Tensor | None
 
     def __init__(self, config: NACConfig, signatures: Tensor | None) -> None:
         super().__init__()
+        learned = config.connectivity == "learned"
         self.codes = nn.Parameter(torch.randn(config.modules, config.code_dim))
-        if config.connectivity == "learned" and signatures is not None:
-            self.signatures = nn.Parameter(signatures)
-        else:
-            self.register_buffer("signatures", signatures)
+        table(self, "signatures", signatures, learned=learned)
+        beside = config.read_in_modules
+        codes: Tensor | None = None
+        if config.read_in_codes == "own":
+            codes = torch.randn(beside or config.modules, config.code_dim)
+        table(self, "read_in_codes", codes, learned=True)
+        heard: Tensor | None = None
+        if beside and signatures is not None:
+            heard = torch.randn(beside, config.signature_dim)
+        table(self, "read_in_signatures", heard, learned=learned)
+        self.beside = beside > 0
 
     def forward(self, modules: Tensor | None = None) -> Circuit:
-        if modules is None:
-            return Circuit(self.signatures, self.codes)
-        signatures = None if self.signatures is None else self.signatures[modules]
-        return Circuit(signatures, self.codes[modules])
+        signatures, codes, read_in = self.signatures, self.codes, self.read_in_codes
+        if modules is not None:
+            signatures = None if signatures is None else signatures[modules]
+            codes = codes[modules]
+            if read_in is not None and not self.beside:
+                read_in = read_in[modules]
+        return Circuit(signatures, codes, read_in, self.read_in_signatures)
+
+
+def table(owner: nn.Module, name: str, rows: Tensor | None, *, learned: bool) -> None:
+    """A parameter of that name, or a buffer where it is not learned; absent without rows."""
+    if learned and rows is not None:
+        owner.register_parameter(name, nn.Parameter(rows))
+    else:
+        owner.register_buffer(name, rows)
 
 
 class ConditionalGenerator(nn.Module):
@@ -72,7 +94,7 @@ class ConditionalGenerator(nn.Module):
     def __init__(self, config: NACConfig) -> None:
         super().__init__()
         total, dim = config.generator_modules or config.modules, config.dim
-        self.width = config.condition_dim or dim
+        self.width = config.condition_dim or config.tokens_width
         self.queries = nn.Parameter(torch.randn(total, dim))
         self.condition = linear(self.width, dim)
         self.norm_condition = nn.LayerNorm(dim)
@@ -117,8 +139,8 @@ def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
     if config.connectivity == "dense":
         return None
     counted = torch.get_default_device().type == "meta"  # parameters without values
-    if fresh and config.signature_init == "prior" and not counted:
-        return prior_signatures(config)
+    if fresh and config.signature_init != "random" and not counted:
+        return start_signatures(config)
     return torch.randn(config.modules, config.signature_dim)
 
 
@@ -155,19 +177,22 @@ def check_condition(config: NACConfig, condition: Tensor | None) -> None:
 
 
 def link_distances(
-    signatures: Tensor | None, read_out_signatures: Tensor | None
+    circuit: Circuit, read_out_signatures: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Signature distances between processor modules, and of read-out to processor modules.
+    """Signature distances of processor and of read-out modules to the modules that they hear.
 
-    Shapes: signatures [u s] or [b u s], read_out_signatures [r s] -> [u u] and [r u], or with the
-            batch axis; None and None where links are dense.
+    Those are the u processor modules, behind them the m of a read-in of its own modules.
+
+    Shapes: signatures [u s] or [b u s], read_out_signatures [r s] -> [u u + m] and [r u + m], or
+            with the batch axis; None and None where links are dense.
     """
+    signatures = circuit.signatures
     if signatures is None or read_out_signatures is None:
         return None, None
-    return (
-        signature_distance(signatures, signatures),
-        signature_distance(read_out_signatures, signatures),
-    )
+    heard = signatures
+    if circuit.read_in_signatures is not None:
+        heard = torch.cat((signatures, circuit.read_in_signatures))
+    return signature_distance(signatures, heard), signature_distance(read_out_signatures, heard)
 
 
 class Attention(nn.Module):
@@ -195,19 +220,3 @@ class Attention(nn.Module):
 def feed_forward(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     """Two linear layers with a GELU between them."""
     return nn.Sequential(linear(inputs, hidden), nn.GELU(), linear(hidden, outputs))
-
-
-class InitialState(nn.Module):
-    """theta^(0): a two-layer MLP of the code, for processor and read-out modules alike.
-
-    Shapes: code [... c] -> [... d].
-    Source: section 2.2.
-    """
-
-    def __init__(self, config: NACConfig) -> None:
-        super().__init__()
-        self.first = linear(config.code_dim, config.dim)
-        self.second = linear(config.dim, config.dim, scale=math.sqrt(2))
-
-    def forward(self, code: Tensor) -> Tensor:
-        return self.second(F.gelu(self.first(code)))

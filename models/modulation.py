@@ -2,6 +2,7 @@
 """Layers whose weights all modules share and whose inputs a module's code scales."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,11 @@ def linear(inputs: int, outputs: int, *, scale: float = 1.0, bias: bool = True) 
 class ModFC(nn.Module):
     """y = W (x * (1 + alpha LayerNorm(W_c c))) + b, or W x + b with modulation off.
 
+    `one` false: y = W (x * LayerNorm(W_c c)) + b, without the 1 and without alpha. `norm_affine`
+    false: the LayerNorm has neither weight nor bias.
+
     Shapes: x [... inputs], code [... code_dim], leading axes broadcast -> y [... outputs].
-    Source: eq. 1.
+    Source: eq. 1; without the 1 as the authors' code does by default.
     """
 
     def __init__(
@@ -32,24 +36,29 @@ class ModFC(nn.Module):
         *,
         alpha: float = 0.1,
         modulation: bool = True,
+        one: bool = True,
+        norm_affine: bool = True,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.linear = linear(inputs, outputs, scale=scale)
         self.modulation = modulation
+        self.one = one
         if modulation:
             self.code = linear(code_dim, inputs, bias=False)
-            self.norm = nn.LayerNorm(inputs)
-            self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+            self.norm = nn.LayerNorm(inputs, elementwise_affine=norm_affine)
+            if one:
+                self.alpha = nn.Parameter(torch.tensor(float(alpha)))
 
     def gain(self, code: Tensor) -> Tensor:
-        """1 + alpha LayerNorm(W_c c): what a module multiplies its input with.
+        """1 + alpha LayerNorm(W_c c), or LayerNorm(W_c c): what a module multiplies its input with.
 
         Shapes: code [... code_dim] -> [... inputs].
         """
         if not self.modulation:
             return code.new_ones(*code.shape[:-1], self.linear.in_features)
-        return 1 + self.alpha * self.norm(self.code(code))
+        scale = self.norm(self.code(code))
+        return 1 + self.alpha * scale if self.one else scale
 
     def forward(self, x: Tensor, code: Tensor) -> Tensor:
         if not self.modulation:
@@ -59,6 +68,9 @@ class ModFC(nn.Module):
 
 class ModFFN(nn.Module):
     """Two ModFC of the same code with an activation between them; no residual of its own.
+
+    With `gate` "geglu" the first layer is twice as wide: one half of its channels times the GELU
+    of the other. The authors' hidden width is round(capacity_factor * dim) with and without it.
 
     Shapes: x [... dim], code [... code_dim] -> [... dim].
     """
@@ -70,19 +82,36 @@ class ModFFN(nn.Module):
         code_dim: int,
         *,
         activation: str = "gelu",
+        gate: str = "none",
         alpha: float = 0.1,
         modulation: bool = True,
+        one: bool = True,
+        norm_affine: bool = True,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.activation = activation
-        self.widen = ModFC(dim, hidden, code_dim, alpha=alpha, modulation=modulation)
-        self.narrow = ModFC(hidden, dim, code_dim, alpha=alpha, modulation=modulation, scale=scale)
+        self.activation = activation if gate == "none" else gate
+        given: dict[str, Any] = {
+            "alpha": alpha,
+            "modulation": modulation,
+            "one": one,
+            "norm_affine": norm_affine,
+        }
+        wide = hidden if gate == "none" else 2 * hidden
+        self.widen = ModFC(dim, wide, code_dim, **given)
+        self.narrow = ModFC(hidden, dim, code_dim, scale=scale, **given)
 
     def forward(self, x: Tensor, code: Tensor) -> Tensor:
         return self.narrow(activate(self.widen(x, code), self.activation), code)
 
 
 def activate(x: Tensor, name: str) -> Tensor:
-    """The activation of that name."""
+    """The activation of that name; "geglu" halves the channels.
+
+    Shapes: x [... hidden] -> same, or [... 2 hidden] -> [... hidden].
+    Source: geglu: Shazeer 2020 (arXiv 2002.05202), the second half through the exact GELU.
+    """
+    if name == "geglu":
+        value, gate = x.chunk(2, dim=-1)
+        return value * F.gelu(gate)
     return F.gelu(x) if name == "gelu" else F.relu(x)

@@ -8,21 +8,23 @@ import torch
 from torch import Tensor
 
 from saccade.models.generator import Circuit
-from saccade.models.graph_priors import degree_order
+from saccade.models.graph_orders import degree_order
 from saccade.models.nac_config import NACConfig
-from saccade.models.skmdpa import link_probability, signature_distance
+from saccade.models.nac_kernel import Kernel
+from saccade.models.skmdpa import signature_distance
 
 
-def circuit_order(circuit: Circuit, config: NACConfig) -> Tensor:
+def circuit_order(circuit: Circuit, kernel: Kernel) -> Tensor:
     """Processor modules by descending degree, its mean over the samples of a conditional circuit.
 
     Shapes: signatures [u s] or [b u s] -> int64 [u]; the modules' own order where links are dense.
     """
     signatures = circuit.signatures
     if signatures is None:
-        return torch.arange(config.modules, device=circuit.codes.device)
-    distance = signature_distance(signatures, signatures)
-    links = link_probability(distance.double(), config.epsilon)
+        return torch.arange(circuit.codes.shape[-2], device=circuit.codes.device)
+    biases = kernel.constant(signature_distance(signatures, signatures).double())
+    assert biases is not None
+    links = kernel.links(biases)
     return degree_order(links.mean(0) if links.dim() == 3 else links)
 
 

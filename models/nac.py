@@ -9,28 +9,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.generator import (
-    Circuit,
     ConditionalGenerator,
     Given,
-    InitialState,
     UnconditionalGenerator,
     first_signatures,
     generate,
     link_distances,
 )
-from saccade.models.graph_priors import GraphStructure
+from saccade.models.graph_priors import GraphStructure, repulsion
+from saccade.models.initial_states import initial_state
 from saccade.models.interface import Part, Setting, fraction_setting
-from saccade.models.modulation import linear
 from saccade.models.module_dropout import ModuleDropout, circuit_order
 from saccade.models.nac_config import NACConfig as NACConfig
-from saccade.models.nac_layers import Propagator, ReadIn, ReadOut, head_outputs, without_padding
+from saccade.models.nac_execution import execute, reading_codes
+from saccade.models.nac_kernel import Kernel
+from saccade.models.nac_layers import Propagator, norm_where, without_padding
 from saccade.models.nac_parts import nac_facts, nac_part, nac_settings
 from saccade.models.nac_prune import pruned
-from saccade.models.skmdpa import (
-    evaluation_bias,
-    link_probability,
-    sampled_bias,
-)
+from saccade.models.nac_read_in import ReadIn
+from saccade.models.nac_read_out import ReadOut, head_outputs, last_layer
 from saccade.models.tokenizers import tokenizer
 from saccade.plugins.errors import SaccadeError
 
@@ -71,7 +68,8 @@ class NAC(nn.Module):
             self.generator = ConditionalGenerator(config)
         else:
             self.generator = UnconditionalGenerator(config, first_signatures(config, fresh))
-        self.initial_state = InitialState(config)
+        self.kernel = Kernel(config)
+        self.initial_state = initial_state(config)
         self.read_in = ReadIn(config)
         self.propagators = nn.ModuleList(
             Propagator(config) for _ in range(config.propagator_layers)
@@ -84,7 +82,8 @@ class NAC(nn.Module):
             dense = config.connectivity == "dense"
             self.register_buffer("read_out_signatures", None if dense else signatures)
         self.read_out = ReadOut(config)
-        self.head = linear(config.dim, config.classes)
+        self.head_norm = norm_where(config.head_norm, config.dim)
+        self.head = last_layer(config)
 
     def forward(
         self,
@@ -102,7 +101,7 @@ class NAC(nn.Module):
         """
         if modules is None and self.training:
             modules = self._dropout.draw(self.rank_now)
-        return self.head(self._state(x, length, condition, condition_length, modules))
+        return self._logits(self._state(x, length, condition, condition_length, modules))
 
     def outputs(
         self,
@@ -115,7 +114,7 @@ class NAC(nn.Module):
 
         Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
         """
-        return head_outputs(self.head, self._state(x, length, condition, condition_length))
+        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
 
     def embed(
         self,
@@ -144,12 +143,14 @@ class NAC(nn.Module):
         """
         given = self._given(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, given)
-        found = head_outputs(self.head, self._execute(given, circuit))
-        theta, codes = self.initial_state(circuit.codes), circuit.codes
+        found = head_outputs(self._logits, execute(self, given, circuit))
+        codes = reading_codes(circuit)
+        theta = self.initial_state(codes)
         found["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
-        between, _ = link_distances(circuit.signatures, self.read_out_signatures)
-        if between is not None:
-            links = link_probability(between, self.config.epsilon)
+        between, _ = link_distances(circuit, self.read_out_signatures)
+        biases = self.kernel.constant(between)
+        if biases is not None:
+            links = self.kernel.links(biases)[..., : circuit.codes.shape[-2]]
             found["link"] = links.expand(given.tokens.shape[0], -1, -1)
         return found
 
@@ -172,32 +173,12 @@ class NAC(nn.Module):
         modules: Tensor | None = None,
     ) -> Tensor:
         given = self._given(x, length, condition, condition_length)
-        return self._execute(given, generate(self.generator, self.config, given, modules))
+        return execute(self, given, generate(self.generator, self.config, given, modules))
 
-    def _execute(self, given: Given, circuit: Circuit) -> Tensor:
-        theta = self.initial_state(circuit.codes)
-        theta = self.read_in(theta, given.tokens, circuit.codes, given.length)
-        between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
-        batch = given.tokens.shape[0]
-        bias = None if self.training else self._bias(between, batch)
-        for propagator in self.propagators:
-            sampled = self._bias(between, batch) if self.training else bias
-            theta = propagator(theta, circuit.codes, sampled)
-        initial = self.initial_state(self.read_out_codes)
-        bias = self._bias(to_read_out, batch)
-        return self.read_out(initial, self.read_out_codes, theta, circuit.codes, bias)
-
-    def _bias(self, distance: Tensor | None, batch: int) -> Tensor | None:
-        if distance is None:
-            return None
-        config = self.config
-        if not self.training:
-            return evaluation_bias(distance, config.epsilon)
-        shape = tuple(distance.shape)
-        if config.kernel_draw == "sample" and distance.dim() == 2:
-            shape = (batch, *shape)
-        limits = {"tau": config.tau, "p_min": config.p_min, "p_max": config.p_max}
-        return sampled_bias(distance, config.epsilon, shape=shape, **limits)
+    def _logits(self, state: Tensor) -> Tensor:
+        x = self.head_norm(state)
+        modulated = self.config.head == "modulated"
+        return self.head(x, self.read_out_codes[0]) if modulated else self.head(x)
 
     @torch.no_grad()
     def rank_modules(
@@ -215,7 +196,7 @@ class NAC(nn.Module):
         Raises: SaccadeError if a conditional NAC gets no samples.
         """
         if not self.config.conditional:
-            self.module_order.copy_(circuit_order(self.generator(), self.config))
+            self.module_order.copy_(circuit_order(self.generator(), self.kernel))
             return self.module_order
         if x is None:
             raise SaccadeError(
@@ -224,7 +205,7 @@ class NAC(nn.Module):
             )
         given = self._given(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, given)
-        self.module_order.copy_(circuit_order(circuit, self.config))
+        self.module_order.copy_(circuit_order(circuit, self.kernel))
         return self.module_order
 
     @torch.no_grad()
@@ -235,7 +216,7 @@ class NAC(nn.Module):
         """
         if self.config.conditional:
             return self.module_order
-        return circuit_order(self.generator(), self.config)
+        return circuit_order(self.generator(), self.kernel)
 
     def graph_loss(self) -> Tensor:
         """Distance of the links from the graph prior; 0 where links are not learned or generated.
@@ -244,8 +225,13 @@ class NAC(nn.Module):
         """
         signatures = getattr(self.generator, "signatures", None)
         if signatures is None or self.config.connectivity != "learned":
-            return self.head.bias.new_zeros(())
-        return self._structure.loss(signatures)
+            return self.read_out_codes.new_zeros(())
+        loss = self._structure.loss(signatures, self.kernel.epsilons())
+        if self.config.repulsion:
+            tables = (signatures, self.generator().read_in_signatures, self.read_out_signatures)
+            every = torch.cat([each for each in tables if each is not None])
+            loss = loss + repulsion(every, self.config.repulsion)
+        return loss
 
     @torch.no_grad()
     def prune(self, budget: float) -> "NAC":

@@ -5,18 +5,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.folded_layers import (
-    FoldedPropagator,
-    FoldedReadIn,
-    FoldedReadOut,
-)
+from saccade.models.folded_layers import FoldedPropagator
+from saccade.models.folded_read_in import FoldedReadIn
+from saccade.models.folded_read_out import FoldedReadOut, folded_head
 from saccade.models.folded_tokenizers import fold_tokenizer
 from saccade.models.generator import Circuit, Given, check_condition, generate, link_distances
 from saccade.models.interface import Part
 from saccade.models.nac import NAC
-from saccade.models.nac_layers import head_outputs, without_padding
+from saccade.models.nac_execution import heard_codes, reading_codes
+from saccade.models.nac_layers import without_padding
 from saccade.models.nac_parts import nac_part
-from saccade.models.skmdpa import evaluation_bias
+from saccade.models.nac_read_in import mean_of_heads
+from saccade.models.nac_read_out import head_outputs
 
 
 class FoldedNAC(nn.Module):
@@ -33,32 +33,44 @@ class FoldedNAC(nn.Module):
     link_bias: Tensor | None
     read_out_bias: Tensor | None
     read_out_signatures: Tensor | None
+    start: Tensor | None
 
     @torch.no_grad()
     def __init__(self, source: NAC) -> None:
         super().__init__()
         self.config = source.config
+        self.kernel = source.kernel
         circuit: Circuit | None = None
         if self.config.conditional:
             self.generator, self.initial_state = source.generator, source.initial_state
             self.register_buffer("read_out_signatures", source.read_out_signatures)
         else:
             circuit = source.generator()
-            between, to_read_out = link_distances(circuit.signatures, source.read_out_signatures)
-            self.register_buffer("link_bias", self._bias(between))
-            self.register_buffer("read_out_bias", self._bias(to_read_out))
-        code = None if circuit is None else circuit.codes
-        theta = None if code is None else source.initial_state(code)
+            between, to_read_out = link_distances(circuit, source.read_out_signatures)
+            self.register_buffer("link_bias", self.kernel.constant(between))
+            self.register_buffer("read_out_bias", self.kernel.read_out(to_read_out, 1))
         self.tokenizer = fold_tokenizer(source.tokenizer)
-        self.read_in = FoldedReadIn(source.read_in, theta, code)
-        self.propagators = nn.ModuleList(
-            FoldedPropagator(each, code) for each in source.propagators
-        )
-        initial = source.initial_state(source.read_out_codes)
-        self.read_out = FoldedReadOut(source.read_out, initial, source.read_out_codes, code)
-        self.head = source.head
+        self._fold_layers(source, circuit)
+        self.head_norm = source.head_norm
+        self.head = folded_head(source.head, source.read_out_codes)
         self.requires_grad_(False)
         self.eval()
+
+    def _fold_layers(self, source: NAC, circuit: Circuit | None) -> None:
+        reading = code = heard = theta = start = None
+        self.beside = source.config.read_in_modules > 0
+        if circuit is not None:
+            code, reading = circuit.codes, reading_codes(circuit)
+            theta, heard = source.initial_state(reading), heard_codes(circuit, self.beside)
+            start = source.initial_state(code) if self.beside else None
+        self.register_buffer("start", start)
+        self.read_in = FoldedReadIn(source.read_in, theta, reading)
+        self.propagators = nn.ModuleList(
+            FoldedPropagator(each, code, heard if self.beside else None)
+            for each in source.propagators
+        )
+        initial = source.initial_state(source.read_out_codes)
+        self.read_out = FoldedReadOut(source.read_out, initial, source.read_out_codes, heard)
 
     def forward(
         self,
@@ -71,7 +83,7 @@ class FoldedNAC(nn.Module):
 
         Shapes: -> [b classes].
         """
-        return self.head(self._state(x, length, condition, condition_length))
+        return self._logits(self._state(x, length, condition, condition_length))
 
     def outputs(
         self,
@@ -84,7 +96,7 @@ class FoldedNAC(nn.Module):
 
         Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
         """
-        return head_outputs(self.head, self._state(x, length, condition, condition_length))
+        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
 
     def embed(
         self,
@@ -112,17 +124,15 @@ class FoldedNAC(nn.Module):
                 links (absent where links are dense).
         """
         state, attention, bias = self._run(x, length, condition, condition_length)
-        found = head_outputs(self.head, state) | {"attention": attention}
+        found = head_outputs(self._logits, state) | {"attention": attention}
         if bias is not None:
-            found["link"] = bias.exp().expand(attention.shape[0], -1, -1)
+            links = self.kernel.links(bias)[..., : self.config.modules]
+            found["link"] = links.expand(attention.shape[0], -1, -1)
         return found
 
     def parts(self) -> tuple[Part, ...]:
         """The unfolded model's one part, run by this one."""
         return (nac_part(self),)
-
-    def _bias(self, distance: Tensor | None) -> Tensor | None:
-        return None if distance is None else evaluation_bias(distance, self.config.epsilon)
 
     def _state(
         self,
@@ -147,14 +157,26 @@ class FoldedNAC(nn.Module):
         if self.config.conditional:
             given = Given(tokens, length, condition, condition_length)
             circuit = generate(self.generator, self.config, given)
-            between, to_read_out = link_distances(circuit.signatures, self.read_out_signatures)
-            link_bias, read_out_bias = self._bias(between), self._bias(to_read_out)
+            between, to_read_out = link_distances(circuit, self.read_out_signatures)
+            link_bias = self.kernel.constant(between)
+            read_out_bias = self.kernel.read_out(to_read_out, tokens.shape[0])
             theta, code = self.initial_state(circuit.codes), circuit.codes
         else:
             check_condition(self.config, condition)
             link_bias, read_out_bias = self.link_bias, self.read_out_bias
         weights = self.read_in.weights(tokens, length, theta, code)
-        state = self.read_in.read(weights, tokens, code)
-        for propagator in self.propagators:
-            state = propagator(state, link_bias, code)
-        return self.read_out(state, read_out_bias, code), weights, link_bias
+        read = state = self.read_in.read(weights, tokens, theta, code)
+        if self.start is not None:
+            state = self.start.expand(tokens.shape[0], -1, -1).clone()
+        for layer, propagator in enumerate(self.propagators):
+            bias = self.kernel.of_layer(link_bias, layer)
+            if self.beside:
+                state = propagator(state, bias, code, torch.cat((state, read), 1))
+            else:
+                state = propagator(state, bias, code)
+        state = torch.cat((state, read), 1) if self.beside else state
+        attention = mean_of_heads(weights, self.config.read_heads)
+        return self.read_out(state, read_out_bias, code), attention, link_bias
+
+    def _logits(self, state: Tensor) -> Tensor:
+        return self.head(self.head_norm(state))

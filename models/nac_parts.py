@@ -165,7 +165,7 @@ def nac_facts(config: NACConfig) -> dict[str, Any]:
         "condition_tokens": config.condition_tokens if config.conditional else 0,
         "condition_dim": config.condition_dim if config.conditional else 0,
         "modules": config.modules,
-        "grid": [config.height_px // config.patch_px, config.width_px // config.patch_px]
+        "grid": [config.height_px // config.token_px, config.width_px // config.token_px]
         if config.input == "image"
         else None,
     }

@@ -33,11 +33,14 @@ def pruned(model: "NAC", budget: float) -> "NAC":
         config = replace(config, generator_modules=model.config.generator_modules or total)
         selected = ["generator.kept"]
     else:
-        selected = [f"generator.{name}" for name in ("codes", "signatures")]
+        tables = ["codes", "signatures"]
+        if config.read_in_modules == 0:
+            tables.append("read_in_codes")  # a read-in of its own modules keeps them all
+        selected = [f"generator.{name}" for name in tables]
     for name in selected:
         if name in state:
             state[name] = state[name][chosen]
     state["module_order"] = torch.arange(keep, device=chosen.device)
-    small = type(model)(config, fresh=False).to(model.head.weight)
+    small = type(model)(config, fresh=False).to(model.read_out_codes)
     small.load_state_dict(state)
     return small.train(model.training)

@@ -27,8 +27,8 @@ class TokenProjection(nn.Module):
     def __init__(self, config: NACConfig) -> None:
         super().__init__()
         self.config = config
-        self.project = linear(config.token_dim, config.dim)
-        self.norm = nn.LayerNorm(config.dim)
+        self.project = linear(config.token_dim, config.tokens_width)
+        self.norm = nn.LayerNorm(config.tokens_width)
         self.register_parameter("position", learned_positions(config))
 
     def forward(self, tokens: Tensor, length: Tensor | None = None) -> Tensor:
@@ -58,8 +58,8 @@ class PointTokenizer(nn.Module):
         self.config = config
         octaves = math.pi * 2.0 ** torch.arange(config.point_bands)
         self.register_buffer("octaves", octaves, persistent=False)
-        self.project = linear(3 + 6 * config.point_bands, config.dim)
-        self.norm = nn.LayerNorm(config.dim)
+        self.project = linear(3 + 6 * config.point_bands, config.tokens_width)
+        self.norm = nn.LayerNorm(config.tokens_width)
 
     def forward(self, points: Tensor, length: Tensor | None = None) -> Tensor:
         if points.dim() != 3 or points.shape[-1] != 3:
@@ -81,10 +81,12 @@ class LocalLayer(nn.Module):
 
     def __init__(self, config: NACConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = nn.LayerNorm(config.tokens_width)
         width = config.local_width
-        self.convolution = nn.Conv1d(config.dim, config.dim, width, padding=width // 2)
-        self.output = linear(config.dim, config.dim)
+        self.convolution = nn.Conv1d(
+            config.tokens_width, config.tokens_width, width, padding=width // 2
+        )
+        self.output = linear(config.tokens_width, config.tokens_width)
 
     def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
         seen = without_padding(self.norm(x), length)
@@ -107,9 +109,9 @@ class SymbolTokenizer(nn.Module):
         self.config = config
         self.known = BYTES if config.input == "bytes" else len(config.vocabulary)
         rows = self.known + (config.input == "characters")
-        self.symbol_embedding = nn.Parameter(torch.randn(rows, config.dim))
+        self.symbol_embedding = nn.Parameter(torch.randn(rows, config.tokens_width))
         self.local = nn.ModuleList(LocalLayer(config) for _ in range(config.local_layers))
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = nn.LayerNorm(config.tokens_width)
         self.register_parameter("position", learned_positions(config))
 
     def forward(self, symbols: Tensor, length: Tensor | None = None) -> Tensor:
@@ -142,7 +144,7 @@ def learned_positions(config: NACConfig) -> nn.Parameter | None:
     """A vector a place, where the configuration wants learned ones."""
     if config.positions != "learned" or not config.max_tokens:
         return None
-    return nn.Parameter(POSITION_STD * torch.randn(config.max_tokens, config.dim))
+    return nn.Parameter(POSITION_STD * torch.randn(config.max_tokens, config.tokens_width))
 
 
 def with_position(x: Tensor, learned: Tensor | None, config: NACConfig) -> Tensor:
@@ -153,7 +155,7 @@ def with_position(x: Tensor, learned: Tensor | None, config: NACConfig) -> Tenso
     if learned is not None:
         return x + learned[: x.shape[1]]
     if config.positions == "sinusoidal" and config.max_tokens:
-        return x + sinusoids(config.max_tokens, config.dim).to(x)[: x.shape[1]]
+        return x + sinusoids(config.max_tokens, config.tokens_width).to(x)[: x.shape[1]]
     return x
 
 

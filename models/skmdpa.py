@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+CUT = -87.0  # e^-87 of a link is no number of any type beside 1, and float16 holds it
+
 
 def signature_distance(queries: Tensor, keys: Tensor) -> Tensor:
     """1 - cosine similarity of every pair of signatures.
@@ -17,44 +19,53 @@ def signature_distance(queries: Tensor, keys: Tensor) -> Tensor:
     return 1 - F.normalize(queries, dim=-1) @ F.normalize(keys, dim=-1).mT
 
 
-def link_probability(distance: Tensor, epsilon: float) -> Tensor:
-    """P = exp(-d / epsilon).
+def link_probability(distance: Tensor, epsilon: float | Tensor, truncate: float = 0.0) -> Tensor:
+    """P = exp(-d / epsilon), as good as 0 where the link is cut.
 
     Shapes: distance [... i j] -> same.
     Source: eq. 2.
     """
-    return torch.exp(-distance / epsilon)
+    return evaluation_bias(distance, epsilon, truncate).exp()
 
 
-def evaluation_bias(distance: Tensor, epsilon: float) -> Tensor:
+def evaluation_bias(distance: Tensor, epsilon: float | Tensor, truncate: float = 0.0) -> Tensor:
     """log K-hat for K = P, up to a term that is constant along j and cancels in the softmax.
 
-    Shapes: distance [... i j] -> same.
-    Source: eq. 3; the denominator delta + sum_j K_ij does not depend on j.
+    With `truncate` above 0, links of a larger distance are cut: `CUT` is added to the value, the
+    gradient is that of the distance. Where -inf, as the authors have it, makes a receiver without
+    any link answer NaN, this one hears all.
+
+    Shapes: distance [... i j], epsilon a number or [... 1 1] -> same.
+    Source: eq. 3; the denominator delta + sum_j K_ij does not depend on j. The cut is the authors'.
     """
-    return -distance / epsilon
+    log_p = -distance / epsilon
+    return log_p + CUT * (distance > truncate).to(log_p.dtype) if truncate else log_p
 
 
 def sampled_bias(
-    distance: Tensor,
-    epsilon: float,
+    log_p: Tensor,
     *,
     tau: float,
     p_min: float,
     p_max: float,
+    clamp_sample: bool = False,
     shape: tuple[int, ...] | None = None,
 ) -> Tensor:
     """log K of a binary Concrete sample K ~ Concrete(P, tau), drawn from torch's global generator.
 
-    Shapes: distance [... i j] -> `shape`, by default the same; distance broadcasts to it.
+    `clamp_sample` bounds the uniform draw like P, and K by the smallest normal number and p_max.
+
+    Shapes: log_p [... i j] -> `shape`, by default the same; log_p broadcasts to it.
     Source: eq. 2; Maddison et al. 2016. Stays in logarithms, so that K near 0 keeps its gradient.
     """
-    log_p = (-distance / epsilon).clamp(math.log(p_min), math.log(p_max))
+    log_p = log_p.clamp(math.log(p_min), math.log(p_max))
     logit = log_p - torch.log(-torch.expm1(log_p))
-    uniform = torch.rand(shape or distance.shape, dtype=distance.dtype, device=distance.device)
-    tiny = torch.finfo(distance.dtype).tiny
-    noise = torch.log(uniform.clamp_min(tiny)) - torch.log1p(-uniform)
-    return F.logsigmoid((logit + noise) / tau)
+    uniform = torch.rand(shape or log_p.shape, dtype=log_p.dtype, device=log_p.device)
+    tiny = torch.finfo(log_p.dtype).tiny
+    uniform = uniform.clamp(p_min, p_max) if clamp_sample else uniform.clamp_min(tiny)
+    noise = torch.log(uniform) - torch.log1p(-uniform)
+    log_k = F.logsigmoid((logit + noise) / tau)
+    return log_k.clamp(math.log(tiny), math.log(p_max)) if clamp_sample else log_k
 
 
 def skmdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int = 1) -> Tensor:

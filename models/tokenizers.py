@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.convnext_tokenizer import ConvNeXtTokenizer
 from saccade.models.modulation import linear
 from saccade.models.nac_config import NACConfig
 from saccade.models.pixels import PixelScale
@@ -23,9 +24,11 @@ class PatchTokenizer(nn.Module):
         super().__init__()
         self.config = config
         self.scale = PixelScale(config)
-        self.project = linear(config.patch_px**2 * config.channels, config.dim)
-        self.position = nn.Parameter(POSITION_STD * torch.randn(config.tokens or 1, config.dim))
-        self.norm = nn.LayerNorm(config.dim)
+        self.project = linear(config.patch_px**2 * config.channels, config.tokens_width)
+        self.position = nn.Parameter(
+            POSITION_STD * torch.randn(config.tokens or 1, config.tokens_width)
+        )
+        self.norm = nn.LayerNorm(config.tokens_width)
 
     def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
         pixels = self.scale(image)
@@ -40,21 +43,34 @@ class ConvTokenizer(nn.Module):
 
     def __init__(self, config: NACConfig) -> None:
         super().__init__()
-        width = max(8, config.dim // 2)
+        dim = config.tokens_width
+        width = max(8, dim // 2)
         self.scale = PixelScale(config)
         self.first = nn.Conv2d(config.channels, width, 3, padding=1)
         self.second = nn.Conv2d(width, width, 3, padding=1)
-        self.project = nn.Conv2d(width, config.dim, config.patch_px, stride=config.patch_px)
+        self.project = nn.Conv2d(
+            width, config.tokens_width, config.patch_px, stride=config.patch_px
+        )
         for layer in (self.first, self.second, self.project):
             nn.init.kaiming_normal_(layer.weight)
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-        self.position = nn.Parameter(POSITION_STD * torch.randn(config.tokens or 1, config.dim))
-        self.norm = nn.LayerNorm(config.dim)
+        self.position = nn.Parameter(
+            POSITION_STD * torch.randn(config.tokens or 1, config.tokens_width)
+        )
+        self.norm = nn.LayerNorm(config.tokens_width)
 
     def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
         pixels = self.scale(image).permute(0, 3, 1, 2)
         features = F.gelu(self.second(F.gelu(self.first(pixels))))
         return self.norm(self.project(features).flatten(2).mT + self.position)
+
+
+def image_positions(config: NACConfig) -> nn.Parameter:
+    """A learned vector for each token of an image.
+
+    Shapes: -> [n dim].
+    """
+    return nn.Parameter(POSITION_STD * torch.randn(config.tokens or 1, config.tokens_width))
 
 
 def patches(pixels: Tensor, side_px: int) -> Tensor:
@@ -78,7 +94,9 @@ class PairTokenizer(nn.Module):
     def __init__(self, each: nn.Module, config: NACConfig) -> None:
         super().__init__()
         self.each = each
-        self.mark = nn.Parameter(POSITION_STD * torch.randn(config.input_sets, 1, config.dim))
+        self.mark = nn.Parameter(
+            POSITION_STD * torch.randn(config.input_sets, 1, config.tokens_width)
+        )
 
     def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
         sets = self.mark.shape[0]
@@ -91,11 +109,18 @@ class PairTokenizer(nn.Module):
         return (tokens.unflatten(0, (-1, sets)) + self.mark).flatten(1, 2)
 
 
+IMAGES: dict[str, type[nn.Module]] = {
+    "patch": PatchTokenizer,
+    "conv": ConvTokenizer,
+    "convnext": ConvNeXtTokenizer,
+}
+
+
 def tokenizer(config: NACConfig) -> nn.Module:
     """The tokenizer that the configuration asks for."""
     each: nn.Module
     if config.input == "image":
-        each = PatchTokenizer(config) if config.tokenizer == "patch" else ConvTokenizer(config)
+        each = IMAGES[config.tokenizer](config)
     else:
         each = sequence_tokenizer(config)
     return each if config.input_sets == 1 else PairTokenizer(each, config)

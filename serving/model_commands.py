@@ -14,6 +14,7 @@ from saccade.serving.commands import Answer, flat
 
 FamilyName = Literal["nac", "sparo", "sot", "slot-attention", "vqa", "captioner"]
 SourceName = Literal[
+    "nac",
     "sparo-clip",
     "open-clip",
     "sparo-dino",

@@ -133,6 +133,21 @@ def tvmax_vqa(place: Path) -> OfficialFile:
     return OfficialFile(path, (*lists, "--attention", "tvmax", "--lam", "0.05"))
 
 
+def nac(place: Path) -> OfficialFile:
+    """The training script of the NAC authors: the model and its moving average."""
+    case = golden_case("nac", "model_eval")
+    where = case["weights"]
+    tensors = load_file(GOLDEN / "nac" / where["file"])
+    model = {key: tensors[where["prefix"] + key] for key in where["keys"]}
+    average = of_several_gpus({key: value + 1 for key, value in model.items()})
+    run = {"lr_scheduler": {"last_epoch": 3}, "scaler": {"scale": 65536.0}, "step": 7}
+    stats = {"best_acc1": 60.5, "current_val_stats": {"acc1": 60.0, "loss": 1.5}}
+    path = place / "checkpoint_best.pt"
+    torch.save({"model": model, "model_ema": average, **_RUN, **run, **stats}, path)
+    config = {"model": {"name": "NeuralCompiler", "kwargs": case["config"]}}
+    return OfficialFile(path, _given(place, config=config, labels=names(7)))
+
+
 def _slot_parameters() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     cases = beside("golden_cases/slot_attention")
     case = golden_case("slot_attention", "model_tssa")
@@ -186,6 +201,7 @@ def swin(place: Path) -> OfficialFile:
 
 
 FILES: dict[str, Callable[[Path], OfficialFile]] = {
+    "nac": nac,
     "sparo-clip": sparo_clip,
     "open-clip": open_clip,
     "sparo-dino": sparo_dino,

@@ -5,16 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from saccade.models.graph_priors import (
-    GraphStructure,
-    degree_order,
-    prior_signatures,
-    spectral_order,
-    structure_loss,
-    target_links,
-)
+from saccade.models.graph_orders import degree_order, spectral_order
+from saccade.models.graph_priors import GraphStructure, structure_loss
+from saccade.models.graph_targets import target_links
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.skmdpa import link_probability, signature_distance
+from saccade.models.start_signatures import prior_signatures
 
 PRIORS = ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi")
 SPECTRAL = PRIORS[1:3]

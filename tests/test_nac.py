@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.models.families import build, family_class
 from saccade.models.modulation import ModFC
 from saccade.models.nac import NAC, NACConfig
-from saccade.models.nac_layers import ReadIn
+from saccade.models.nac_read_in import ReadIn
 from saccade.models.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
 from saccade.plugins.errors import SaccadeError, ShapeError
 
@@ -81,7 +81,7 @@ def test_evaluation_bias_is_equation_3_as_printed() -> None:
 def test_concrete_samples_link_with_probability_p(p: float) -> None:
     torch.manual_seed(0)
     distance = torch.full((200_000,), -0.25 * math.log(p)).requires_grad_()
-    log_k = sampled_bias(distance, 0.25, tau=0.5, p_min=1e-6, p_max=1 - 1e-4)
+    log_k = sampled_bias(-distance / 0.25, tau=0.5, p_min=1e-6, p_max=1 - 1e-4)
     clamped = min(max(p, 1e-6), 1 - 1e-4)
     linked = (log_k > math.log(0.5)).double().mean().item()
     assert abs(linked - clamped) < 5 * math.sqrt(clamped * (1 - clamped) / 200_000) + 1e-5
@@ -96,7 +96,7 @@ def test_temperature_sharpens_the_sample() -> None:
     spread = {}
     for tau in (0.1, 2.0):
         torch.manual_seed(0)
-        kernel = sampled_bias(distance, 0.25, tau=tau, p_min=1e-6, p_max=1 - 1e-4).exp()
+        kernel = sampled_bias(-distance / 0.25, tau=tau, p_min=1e-6, p_max=1 - 1e-4).exp()
         spread[tau] = ((kernel > 0.1) & (kernel < 0.9)).double().mean().item()
     assert spread[0.1] < 0.2 < 0.5 < spread[2.0]
 

@@ -12,7 +12,60 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from saccade.models.nac import NAC, NACConfig
 
 SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
+# In the form of the authors' code: as their INET-110E templates, their baseline, and
+# TINY-INET-NC-X, whose read-in modules stay beside the processor's.
+THEIRS = {
+    "tokenizer": "convnext",
+    "convnext_blocks": (1, 0),
+    "convnext_widths": (5, 7),
+    "positions": "concat",
+    "token_width": 10,
+    "height_px": 16,
+    "width_px": 24,
+    "code_dim": 16,
+    "initial_state": "code",
+    "ffn_gate": "geglu",
+    "head_dim": 3,
+    "read_head_dim": 6,
+    "read_in_residual": True,
+    "read_in_query_norm": True,
+    "read_out_query_norm": True,
+    "modfc_norm_affine": False,
+}
+PAPER = {**THEIRS, "read_in_codes": "own"}
+FIRST = {"confidence": "first", "readout_modules": 1}
+BESIDE = {
+    **PAPER,
+    **FIRST,
+    "read_in_modules": 5,
+    "initial_state": "linear",
+    "state_noise": True,
+    "modfc_one": False,
+    "read_heads": 2,
+    "read_head_dim": 4,
+    "read_in_residual": False,
+    "read_out_residual": True,
+    "sender_norm": True,
+    "truncate": 0.9,
+    "truncate_read_out": False,
+    "epsilon_learned": True,
+    "head": "modulated",
+    "head_norm": True,
+}
 CASES = {
+    "authors": PAPER,
+    "authors, tokens": {"input": "tokens", "token_dim": 5, "token_width": 9, "heads": 2},
+    "authors, baseline": {**THEIRS, **FIRST, "connectivity": "dense", "modulation": False},
+    "authors, beside": BESIDE,
+    "authors, conditional": {
+        "conditional": True,
+        "condition_dim": 7,
+        "read_in_residual": True,
+        "read_heads": 2,
+        "read_in_query_norm": True,
+        "read_out_residual": True,
+        "sender_norm": True,
+    },
     "default": {},
     "conv": {"tokenizer": "conv"},
     "colour": {"channels": 3, "mean": (0.4, 0.5, 0.6), "std": (0.1, 0.2, 0.3)},
@@ -23,6 +76,14 @@ CASES = {
     "perceiver": {"connectivity": "dense", "modulation": False},
     "no modulation": {"modulation": False},
     "plain read": {"read_norm": False, "confidence": "module", "activation": "relu"},
+    "geglu": {"ffn_gate": "geglu", "modfc_norm_affine": False},
+    "no one": {"modfc_one": False, "ffn_gate": "geglu"},
+    "no modulation, geglu": {"modulation": False, "ffn_gate": "geglu"},
+    "conditional, no one": {"conditional": True, "modfc_one": False, "modfc_norm_affine": False},
+    "truncated": {"truncate": 0.9, "epsilon_learned": True, "kernel_draw": "none"},
+    "drawn as theirs": {"kernel_draw": "sample", "kernel_clamp": "dtype", "truncate": 0.9},
+    "conditional, truncated": {"conditional": True, "truncate": 0.9, "epsilon_learned": True},
+    "noise of training": {"drop_path": 0.2, "code_noise": 0.05},
     "one module": {"modules": 1},
     "conditional": {"conditional": True},
     "conditioned": {"conditional": True, "condition_dim": 7},
@@ -65,13 +126,15 @@ def test_pruned_is_full_with_masked_modules(case: str) -> None:
     model.rank_modules(**arguments)
     pruned = model.prune(0.375)
     dropped = model.module_order[6:]
-    masked = torch.zeros(model.config.modules).double()
+    masked = torch.zeros(model.config.modules + model.config.read_in_modules).double()
     masked[dropped] = -math.inf
 
     def mask_bias(_: torch.nn.Module, inputs: tuple) -> tuple:
         return (*inputs[:-1], masked[None] if inputs[-1] is None else inputs[-1] + masked)
 
     expected = pruned.outputs(**arguments)
+    selected = model(**arguments, modules=model.module_order[:6])
+    assert (selected - expected["logits"]).abs().max() < 1e-12
     unmasked = model.outputs(**arguments)
     for layer in (*model.propagators, model.read_out):
         layer.register_forward_pre_hook(mask_bias)
@@ -94,9 +157,10 @@ def test_outputs_agree_and_every_weight_learns(case: str) -> None:
     model.train()
     (model(**arguments).square().sum() + model.graph_loss()).backward()
     still = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
-    # The softmax over tokens or modules drops what is constant: key biases, and with one module
+    # A softmax drops what is constant: key biases, that of the confidences, and with one module
     # everything that says whom to listen to.
-    unused = {name for name in still if "key.linear.bias" not in name}
+    dropped = ("key.linear.bias", "pool.score.bias")
+    unused = {name for name in still if not name.endswith(dropped)}
     assert not unused or (case == "one module" and not [n for n in unused if "value" in n])
     assert ("generator.signatures" in dict(model.named_parameters())) == (
         model.config.connectivity == "learned" and not model.config.conditional
@@ -162,7 +226,7 @@ def test_fold_never_makes_keys_of_every_module_and_token(case: str) -> None:
         assert (largest.numbers >= keys) == makes
 
 
-@pytest.mark.parametrize("case", ("conv", "token positions", "conditioned"))
+@pytest.mark.parametrize("case", ("conv", "token positions", "conditioned", "authors, beside"))
 def test_fold_traces_with_a_free_batch(case: str) -> None:
     folded = nac(**CASES[case]).fold()
     arguments = given(folded, batch=3)

@@ -29,6 +29,7 @@ class Official:
     attention: str | None = None  # softmax, sparsemax, tvmax
     lam: float | None = None
     backbone: "Mapping[str, Tensor] | None" = None  # --backbone, read like the checkpoint
+    deterministic: bool = False  # --deterministic
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class ConvertOptions(PathFields):
     lam: float | None = None  # strength of tvmax's total variation
     checkpoint_key: str | None = None  # which part of the file to read, such as student
     backbone: Path | None = None  # the trunk's weights, where the file holds the head alone
+    deterministic: bool = False  # leave out what the authors' code draws in evaluation
     numerics: Literal["authors", "exact"] = "authors"  # exact: the papers' own formulas
     calibration: str | None = None  # data name or folder of images; none: generated scenes
     force: bool = False  # replace what stands at --out
@@ -106,6 +107,7 @@ def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
         attention=options.attention,
         lam=options.lam,
         backbone=backbone,
+        deterministic=options.deterministic,
     )
 
 
@@ -137,7 +139,8 @@ def _check(source: str, options: ConvertOptions) -> None:
         raise SaccadeError(f"--out is {options.out}, expected a name that ends in .safetensors.")
     refuse_existing(options.out, force=options.force)
     for name in OPTIONAL:
-        if getattr(options, name) is not None and name not in SOURCES[source].takes:
+        given = getattr(options, name)
+        if given is not None and given is not False and name not in SOURCES[source].takes:
             raise SaccadeError(
                 f"--{name} is given, but source '{source}' reads no such thing. Leave it out."
             )

@@ -7,6 +7,7 @@ from saccade.plugins.errors import SaccadeError
 
 # Ends of names that only files of a source have together; the most particular first.
 _MARKS = {
+    "nac": ("input_latents.codes_", "read_in.read_in_attention.receiver_layernorm.weight"),
     "sparo-clip": ("visual.sparo.q_emb", "text_sparo.q_emb"),
     "open-clip": ("visual.conv1.weight", "token_embedding.weight"),
     "sparo-dino": ("sparo.q_emb", "cls_token"),

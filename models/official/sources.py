@@ -14,11 +14,12 @@ class Source:
     hub_config: str | None = None  # the JSON that lies beside the weights in a hub's folder
 
 
-OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone")
+OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone", "deterministic")
 _TRUNK = ("labels", "backbone")
 _TIMM, _OPEN_CLIP = "config.json", "open_clip_config.json"
 
 SOURCES = {
+    "nac": Source("nac", ("labels", "deterministic"), checkpoint_key="model"),
     "sparo-clip": Source("sparo_clip", ("labels", "vocabulary"), hub_config=_OPEN_CLIP),
     "open-clip": Source("open_clip", ("labels", "vocabulary"), hub_config=_OPEN_CLIP),
     "sparo-dino": Source("sparo_dino", checkpoint_key="teacher"),

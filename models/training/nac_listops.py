@@ -187,7 +187,7 @@ class ListValues(nn.Module):
 
     def __init__(self, model: NAC) -> None:
         super().__init__()
-        self.head = nn.Linear(model.config.dim, len(CLASS_NAMES))
+        self.head = nn.Linear(model.config.tokens_width, len(CLASS_NAMES))
         self._tokens: Tensor | None = None
         self._hook = model.tokenizer.register_forward_hook(self._remember)
 

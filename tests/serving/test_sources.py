@@ -124,6 +124,14 @@ def check_sot(place, checkpoint):
     np.testing.assert_allclose(found["probabilities"], expected, **CLOSE)
 
 
+def check_nac(place, checkpoint):
+    case = official_files.golden_case("nac", "model_eval")
+    data = np.load(official_files.GOLDEN / "nac" / case["arrays"]["file"])
+    image, logits = (data[case["arrays"]["prefix"] + name] for name in ("image", "logits"))
+    found = answers_of_pixels(files_of(place)[""], image, checkpoint)
+    np.testing.assert_allclose(found["logits"], logits, **CLOSE)
+
+
 def check_vqa(place, checkpoint):
     data = recorded("tvmax_vqa", "model_b")
     found = answers(files_of(place)[""], **vqa_inputs())
@@ -151,6 +159,7 @@ def check_slots(place, checkpoint):
 
 
 GOLDEN = {
+    "nac": check_nac,
     "sparo-clip": lambda *given: check_clip(*given, "clip_sparo_grouped_sqrtsem"),
     "open-clip": lambda *given: check_clip(*given, "clip_codebook_bottleneck"),
     "attention-pooler": lambda *given: check_clip(*given, "clip_attn_pool_gap"),

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that the NAC authors' code made, against ours: parts, circuits, models, key lists."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nac_graph_golden as parts
+import numpy as np
+import torch
+from nac_executor_golden import RUNS
+from safetensors.torch import load_file
+from torch import Tensor
+
+from saccade.models.families import family_class
+from saccade.models.official import nac
+from saccade.models.official.conversion import Official
+from saccade.models.official.report import sources_of
+
+Tensors = dict[str, Tensor]
+NOT_OURS: dict[str, str] = parts.NOT_OURS
+
+
+def check(folder: Path) -> list[str]:
+    """One line for each array that is further from ours than the manifest allows."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    failures = [line for case in ours(manifest) for line in check_case(folder, case)]
+    lists = [each["file"] for each in manifest["key_lists"]]
+    return failures + [line for name in lists for line in check_keys(folder / name)]
+
+
+def count(folder: Path) -> int:
+    """How many cases `check` runs."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return len(ours(manifest)) + len(manifest["key_lists"])
+
+
+def ours(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cases that layers of this package compute."""
+    return [case for case in manifest["cases"] if case["id"] not in NOT_OURS]
+
+
+def check_case(folder: Path, case: dict[str, Any]) -> Iterator[str]:
+    """One line for each array of a case that is too far off."""
+    arrays = _arrays(folder, case)
+    found = computed(case, arrays, _weights(folder, case))
+    draws = {each["name"] for each in case.get("draws") or ()}
+    given = {*case["inputs"], *draws, "probe", *case.get("not_unique", ())}
+    for name in sorted(set(arrays) - given):
+        if name not in found:
+            yield f"{case['id']}: {name} was not computed"
+            continue
+        found_here, theirs = np.broadcast_to(found[name], arrays[name].shape), arrays[name]
+        atol, rtol = case["tolerance"]["atol"].get(name, 0.0), case["tolerance"]["rtol"]
+        if not np.allclose(found_here, theirs, rtol=rtol, atol=atol):
+            yield f"{case['id']}: {name} is off by {np.nanmax(np.abs(found_here - theirs)):.2e}"
+    for name in case.get("grad_none", ()):
+        if np.any(found.get(f"grad/{name}", np.zeros(1))):
+            yield f"{case['id']}: {name} has a gradient"
+
+
+def _arrays(folder: Path, case: dict[str, Any]) -> dict[str, np.ndarray]:
+    where = case["arrays"]
+    with np.load(folder / where["file"]) as file:
+        return {name: file[where["prefix"] + name] for name in where["keys"]}
+
+
+def _weights(folder: Path, case: dict[str, Any]) -> Tensors:
+    where = case.get("weights")
+    if not where:
+        return {}
+    tensors = load_file(folder / where["file"])
+    return {name: tensors[where["prefix"] + name] for name in where["keys"]}
+
+
+def computed(
+    case: dict[str, Any], arrays: dict[str, np.ndarray], weights: Tensors
+) -> dict[str, np.ndarray]:
+    """The case's outputs and the gradients of what is recorded, in float64."""
+    if case["kind"] not in RUNS:
+        found: dict[str, np.ndarray] = parts.RUNS[case["kind"]](case, arrays, weights)
+        return found
+    leaves = {name: value.double().requires_grad_() for name, value in weights.items()}
+    inputs = {name: torch.from_numpy(arrays[name]) for name in case["inputs"]}
+    for value in inputs.values():
+        value.requires_grad_(value.is_floating_point())
+    draws = [torch.from_numpy(arrays[each["name"]]) for each in case.get("draws") or ()]
+    made = RUNS[case["kind"]](case | {"drawn": draws}, inputs, leaves)
+    (made[case["grad_of"]] * torch.from_numpy(arrays["probe"])).sum().backward()
+    answers = {name: value.detach().numpy() for name, value in made.items()}
+    for name, leaf in (leaves | inputs).items():
+        if leaf.grad is not None:
+            answers[f"grad/{name}"] = leaf.grad.numpy()
+    return answers
+
+
+def check_keys(path: Path) -> list[str]:
+    """A full-size list of keys and shapes read without any weights, as the file alone tells."""
+    listed = json.loads(path.read_text())
+    tensors = {key: torch.empty(shape, device="meta") for key, shape in listed["keys"].items()}
+    converted = nac.convert(Official(path.name, tensors, deterministic=True))
+    with torch.device("meta"):
+        model = family_class("nac")(converted.config, fresh=False)
+    failures = []
+    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    made = {name: tuple(value.shape) for name, value in converted.weights.items()}
+    if wanted != made:
+        failures.append(f"{path.name}: {sorted(set(wanted.items()) ^ set(made.items()))[:4]}")
+    read = {key for name in converted.names.values() for key in sources_of(name)}
+    if left := set(tensors) ^ (read | set(converted.ignored)):
+        failures.append(f"{path.name}: keys not read {sorted(left)[:4]}")
+    return failures

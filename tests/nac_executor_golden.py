@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The authors' NAC tensors against ours, of the executor: layers, circuits, whole models.
+
+Their weights are the leaves of one graph, which the converter's own names and scales go through, so
+that gradients come back under their names.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from saccade.models.convnext_tokenizer import ConvNeXtTokenizer
+from saccade.models.generator import Circuit, Given, link_distances
+from saccade.models.initial_states import initial_state
+from saccade.models.nac import NAC, NACConfig
+from saccade.models.nac_execution import execute_layers
+from saccade.models.nac_kernel import Kernel
+from saccade.models.nac_layers import Propagator, norm_where
+from saccade.models.nac_read_in import ReadIn
+from saccade.models.nac_read_out import ConfidencePool, ReadOut, last_layer
+from saccade.models.official import nac, nac_fields, nac_forms, nac_keys
+from saccade.models.official.conversion import Official
+from saccade.models.official.vit_keys import Reading
+
+Tensors = dict[str, Tensor]
+Run = Callable[[dict[str, Any], Tensors, Tensors], Tensors]
+IMAGE = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+@contextmanager
+def drawn(values: list[Tensor]) -> Iterator[None]:
+    """What was recorded in the place of what torch draws, in the order of the calls."""
+    left = list(values)
+
+    def draw(*shape: Any, **_: Any) -> Tensor:
+        value = left.pop(0)
+        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        assert tuple(value.shape) == tuple(wanted), f"{tuple(value.shape)} drawn as {wanted}"
+        return value
+
+    def like(tensor: Tensor, **_: Any) -> Tensor:
+        return draw(*tensor.shape)
+
+    patched = {"rand": draw, "randn": draw, "rand_like": like, "randn_like": like}
+    with mock.patch.multiple(torch, **patched):
+        yield
+    assert not left, f"{len(left)} recorded draws were not asked for"
+
+
+class Called(nn.Module):
+    """Layers, and what is done with them, for `torch.func.functional_call`."""
+
+    def __init__(self, layers: nn.Module, call: Callable[..., Tensors]) -> None:
+        super().__init__()
+        self.layers, self.call = layers, call
+
+    def forward(self, *given: Any) -> Tensors:
+        return self.call(self.layers, *given)
+
+
+def called(
+    case: dict[str, Any], layers: nn.Module, weights: Tensors, call: Callable[..., Tensors]
+) -> Tensors:
+    """What `call` makes of layers that have these weights, in the case's mode, with its draws."""
+    layers = layers.double().train(case["mode"] == "train")
+    named = {f"layers.{name}": value for name, value in weights.items()}
+    missing = {f"layers.{name}" for name in layers.state_dict()} - named.keys() - OPTIONAL
+    assert not missing and named.keys() <= Called(layers, call).state_dict().keys(), missing
+    with drawn(case["drawn"]):
+        found: Tensors = torch.func.functional_call(Called(layers, call), named, ())
+    return found
+
+
+OPTIONAL = {"layers.module_order"}
+
+
+def layer_config(case: dict[str, Any], **more: Any) -> NACConfig:
+    """The configuration of a single layer of a case."""
+    given = case["config"]
+    mod, ffn = given.get("mod_fc_kwargs") or {}, given.get("ffn_kwargs") or {}
+    attention = given.get("latent_attention_kwargs") or {}
+    kernel = attention.get("kernel_kwargs") or {}
+    fields = {
+        "dim": given["state_dim"],
+        "code_dim": given["code_dim"],
+        "propagator_layers": 1,
+        **dict.fromkeys(("heads", "read_heads"), given["num_heads"]),
+        **dict.fromkeys(("head_dim", "read_head_dim"), given["head_dim"]),
+        "ffn_dim": round(given["state_dim"] * given["ffn_capacity_factor"]),
+        "ffn_gate": "geglu" if ffn.get("use_geglu", given.get("use_geglu")) else "none",
+        "modulation": given.get("mod_fc_cls") != "FC",
+        "modfc_one": mod.get("add_one_to_scale", False),
+        "modfc_norm_affine": False,
+        "read_in_residual": given.get("include_residual_in_read_in_attention", False),
+        "read_in_query_norm": True,
+        "read_out_residual": given.get("include_residual_in_latent_attention", True),
+        "read_out_query_norm": True,
+        "sender_norm": not attention.get("share_layernorm", False),
+        "truncate": kernel.get("truncation") or 0.0,
+        "epsilon_learned": kernel.get("learnable_bandwidth", True),
+        "epsilon": 1.0,
+        "kernel_draw": "sample" if kernel.get("stochastic_kernel") else "none",
+        "kernel_clamp": "dtype",
+        "tau": kernel.get("stochastic_sampling_temperature", 1.0),
+        "drop_path": given.get("path_drop_prob", 0.0),
+        "code_noise": given.get("code_noise_scale") or 0.0,
+        "classes": given.get("output_dim") or 1,
+        "signature_init": "random",
+    }
+    return NACConfig.from_dict(fields | more)
+
+
+def run_read_in(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
+    """One read-in with the LayerNorm of its tokens."""
+    config = layer_config(case, token_width=case["config"]["input_dim"])
+    layers = nn.ModuleDict({"read_in": ReadIn(config), "norm": nn.LayerNorm(config.tokens_width)})
+    reading = Reading(case["id"], leaves)
+    nac_keys.put_read_in(reading, "", tokens="norm")
+    plain = case["config"].get("read_in_attention_kwargs") or {}
+    if plain.get("share_key_value_projectors"):
+        # A gain of 1 + 0 * LayerNorm(0): a layer that is the same for all modules.
+        for name in ("read_in.key", "read_in.value"):
+            width = reading.weights[f"{name}.linear.weight"].shape[1]
+            reading.weights[f"{name}.code.weight"] = torch.zeros(width, config.code_dim).double()
+            reading.weights[f"{name}.alpha"] = torch.zeros(()).double()
+
+    def call(layers: nn.ModuleDict) -> Tensors:
+        theta, code = inputs["receiver_states"], inputs["receiver_codes"]
+        read_in, tokens = layers["read_in"], layers["norm"](inputs["tokens"])
+        scores = read_in.scores(read_in.asked(theta, code), tokens, code).transpose(1, 2)
+        output = read_in(theta, tokens, code)
+        return {"output": output, "scores": scores, "attention": scores.softmax(-1)}
+
+    return called(case, layers, reading.weights, call)
+
+
+def put_kernel(config: NACConfig, leaves: Tensors) -> Tensors:
+    """Weights of the kernel of one layer: the same bandwidth for propagator and read-out."""
+    bandwidth = leaves["latent_attention.kernel.bandwidth"]
+    return {"kernel.bandwidth": torch.stack([bandwidth] * 2)} if config.epsilon_learned else {}
+
+
+def run_propagator(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
+    """One propagator with its kernel."""
+    config = layer_config(case)
+    reading = Reading(case["id"], leaves)
+    nac_keys.put_propagator(reading, "", "propagator.")
+    layers = nn.ModuleDict({"propagator": Propagator(config), "kernel": Kernel(config)})
+
+    def call(layers: nn.ModuleDict) -> Tensors:
+        states, codes = inputs["states"], inputs["codes"]
+        circuit = Circuit(inputs["signatures"], codes)
+        given: dict[str, Tensor] = {}
+        if "input_states" in inputs:
+            circuit = circuit._replace(read_in_signatures=inputs["input_signatures"])
+            given["senders"] = torch.cat((states, inputs["input_states"]), 1)
+            given["sender_code"] = torch.cat((codes, inputs["input_codes"]))
+        between, _ = link_distances(circuit, inputs["signatures"])
+        bias = next(iter(layers["kernel"].layers(between, len(states))))
+        return {"output": layers["propagator"](states, codes, bias, **given)}
+
+    return called(case, layers, reading.weights | put_kernel(config, leaves), call)
+
+
+def run_read_out(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
+    """One read-out, with its head where it has one."""
+    reading = Reading(case["id"], leaves)
+    nac_keys.put_read_out(reading, "")
+    config = layer_config(case, readout_modules=3, **nac_fields.last_fields(reading, ""))
+    layers: dict[str, nn.Module] = {"read_out": ReadOut(config), "kernel": Kernel(config)}
+    layers["read_out"].pool = nn.Identity()  # the authors' pooling is a layer of its own
+    if config.confidence == "first":
+        layers["head"] = last_layer(config)
+        layers["head_norm"] = norm_where(config.head_norm, config.dim)
+
+    def call(layers: nn.ModuleDict) -> Tensors:
+        states, codes = inputs["processor_states"], inputs["processor_codes"]
+        circuit = Circuit(inputs["processor_signatures"], codes)
+        _, distance = link_distances(circuit, inputs["signatures"])
+        bias = layers["kernel"].read_out(distance, len(states))
+        found = layers["read_out"](inputs["states"], inputs["codes"], states, codes, bias)
+        if "head" in layers:
+            found = layers["head"](layers["head_norm"](found), inputs["codes"])
+        return {"output": found}
+
+    weights = reading.weights | put_kernel(config, leaves)
+    return called(case, nn.ModuleDict(layers), weights, call)
+
+
+def run_tokenizer(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
+    """The tokenizer in front of its LayerNorm, on scaled pixels."""
+    named = {f"input_tokenizer.{name}": value for name, value in leaves.items()}
+    reading = Reading(case["id"], named)
+    size = {"input_size": 16}  # where no grid of positions says it, any will do
+    given = nac_fields.image_fields(reading, Official(case["id"], named, config=size))
+    model = ConvNeXtTokenizer(NACConfig.from_dict(given | IMAGE))
+    model.norm = nn.Identity()
+    nac_keys.put_tokenizer(reading, "input_tokenizer.", "")
+    pixels = inputs["image"].permute(0, 2, 3, 1)
+    return called(case, model, reading.weights, lambda layers: {"tokens": layers.placed(pixels)})
+
+
+def run_graph(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
+    """Read-in, propagators and read-out on tokens; the head where the read-out has one."""
+    reading = Reading(case["id"], leaves)
+    form = nac_forms.told(case["id"], {"latent_graph_kwargs": case["config"]})
+    width = case["config"]["input_dim"]
+    fields = {"input": "tokens", "token_dim": 1, "token_width": width}
+    config = NACConfig.from_dict(nac_fields.circuit_fields(reading, form, "") | fields)
+    model = NAC(config, fresh=False)
+    model.tokenizer, model.norm = nn.Identity(), nn.LayerNorm(width)
+    if config.confidence == "state":
+        model.read_out.pool, model.head = nn.Identity(), nn.Identity()
+    nac.put_circuit(reading, "", config, tokens="norm")
+
+    def call(model: Any) -> Tensors:
+        # The authors draw around the initial states in evaluation too.
+        model.initial_state.train(bool(case.get("draws")))
+        given = Given(model.norm(inputs["tokens"]), None, None, None)
+        read, theta, states = execute_layers(model, given, model.generator())
+        if config.confidence == "first":
+            states = model._logits(states)
+        return {"input_states": read, "mediator_states": theta, "output_states": states}
+
+    return called(case, model, reading.weights, call)
+
+
+def run_model(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
+    """A whole model as `saccade convert` reads it, on scaled pixels."""
+    converted = nac.convert(Official(case["id"], leaves, config=case["config"]))
+    model = NAC(NACConfig.from_dict(converted.config.to_dict() | IMAGE), fresh=False)
+    pixels = inputs["image"].permute(0, 2, 3, 1) * 255
+    weights = {name: each for name, each in converted.weights.items() if name != "module_order"}
+
+    def call(model: Any) -> Tensors:
+        given = Given(model.tokenizer(pixels), None, None, None)
+        read, theta, states = execute_layers(model, given, model.generator())
+        pixel = pixels / 255
+        return {
+            "logits": model._logits(model.read_out.pool(states)),
+            "tokens": model.tokenizer.placed(pixel),
+            "input_states": read,
+            "mediator_states": theta,
+            # The authors' read-out has the head inside where there is no pooling.
+            "output_states": model._logits(states) if model.read_out.pool.first else states,
+        }
+
+    return called(case, model, weights, call)
+
+
+def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
+    """Confidences and the last layer."""
+    given = case["config"]
+    config = NACConfig(dim=given["state_dim"], classes=given["output_dim"], readout_modules=3)
+    layers = nn.ModuleDict({"pool": ConfidencePool(config), "head": last_layer(config)})
+    reading = Reading(case["id"], leaves)
+    nac_keys.put_pool(reading, "", "", temperature=given.get("softmax_temperature", 1.0))
+    weights = {name.removeprefix("read_out."): each for name, each in reading.weights.items()}
+
+    def call(layers: nn.ModuleDict) -> Tensors:
+        return {"logits": layers["head"](layers["pool"](inputs["states"]))}
+
+    return called(case, layers, weights, call)
+
+
+def run_seeder(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
+    """The states that modules start from, for two samples."""
+    given = case["config"]
+    config = NACConfig(
+        dim=given["state_dim"],
+        heads=1,
+        code_dim=given["code_dim"],
+        initial_state="code" if given.get("use_code_as_mean_state") else "linear",
+        state_noise=given.get("use_state_noise", True),
+    )
+    reading = Reading(case["id"], leaves)
+    nac_keys.put_seeder(reading, "", "")
+    # The authors draw in evaluation too.
+    drawing = case | {"mode": "train" if config.state_noise else "eval"}
+
+    def call(layers: nn.Module) -> Tensors:
+        return {"states": layers(inputs["codes"], 2).expand(2, -1, -1)}
+
+    return called(drawing, initial_state(config), reading.weights, call)
+
+
+RUNS: dict[str, Run] = {
+    "pooling": run_pool,
+    "seeder": run_seeder,
+    "read_in": run_read_in,
+    "propagator": run_propagator,
+    "read_out": run_read_out,
+    "tokenizer": run_tokenizer,
+    "graph": run_graph,
+    "model": run_model,
+}
