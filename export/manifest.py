@@ -108,10 +108,14 @@ class Manifest:
     parity: Parity
     float32_layers: tuple[str, ...] = ()  # matrix nodes that a narrower variant keeps in float32
     activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
+    inlined_ops: tuple[str, ...] = ()  # custom ops that the file holds as standard operators
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, schema and version included."""
-        return {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        content = {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+        if not self.inlined_ops:  # a key that releases before it do not know
+            del content["inlined_ops"]
+        return content
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
@@ -136,6 +140,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path}: manifest version {version!r} is not known to this release, which reads "
             f"{VERSION}. Use the release that wrote it, or export again."
         )
+    content.setdefault("inlined_ops", [])
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
     _check_counts(manifest, path)
     _check_names(manifest, path)
