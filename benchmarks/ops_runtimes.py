@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import onnx
 import onnxruntime
+from ops_in_node import node
 from result_file import write_result
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "ops"))
@@ -60,10 +60,13 @@ class Job:
     def arrays(self) -> tuple[np.ndarray, ...]:
         return self.given.arrays(self.dtype)
 
-    def model(self, *, functions: bool = False) -> onnx.ModelProto:
-        """Its node alone; ranks are known and sizes are not, as OpenVINO wants it."""
+    def model(self, *, functions: bool = False, fixed: bool = False) -> onnx.ModelProto:
+        """Its node alone; ranks are known, sizes only where `fixed`, and then not the batch."""
         axes = {
-            port.name: " ".join(f"{port.name.lower()}_{i}" for i in range(array.ndim))
+            port.name: " ".join(
+                str(size) if fixed and (i or array.ndim == 1) else f"{port.name.lower()}_{i}"
+                for i, size in enumerate(array.shape)
+            )
             for port, array in zip(self.op.inputs, self.arrays, strict=True)
         }
         proto = one_node_model(self.op, self.dtype, self.given.attributes, axes=axes)
@@ -185,7 +188,7 @@ def tensorrt_rtx(asked: Sequence[Job]) -> Any:
     def run(job: Job) -> None:
         with tempfile.TemporaryDirectory() as place:
             path = Path(place) / "op.onnx"
-            onnx.save(job.model(), path)
+            onnx.save(job.model(fixed=True), path)
             build(path)
 
     # A build takes a second and does not see the numbers: one for each op and type.
@@ -202,45 +205,6 @@ def _tried(run: Callable[[Job], Any], job: Job) -> Any:
     except Exception as error:
         return error
     return ()
-
-
-def node(name: str, modules: Path) -> Run:
-    def run(asked: Sequence[Job]) -> Any:
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            listed = [written(job, folder, index) for index, job in enumerate(asked)]
-            (folder / "jobs.json").write_text(json.dumps(listed))
-            script = Path(__file__).with_suffix(".mjs")
-            subprocess.run(["node", script, folder, name, modules], check=True)
-            found = json.loads((folder / "found.json").read_text())
-            answers = [
-                read(job, entry, folder) for job, entry in zip(listed, found["found"], strict=True)
-            ]
-        return found["version"], iter(answers)
-
-    return run
-
-
-def written(job: Job, folder: Path, index: int) -> dict[str, Any]:
-    """The job's files, and their names for the script."""
-    (folder / f"{index}.onnx").write_bytes(job.model().SerializeToString())
-    inputs = []
-    for port, array in zip(job.op.inputs, job.arrays, strict=True):
-        file = f"{index}.{port.name}.in"
-        (folder / file).write_bytes(np.ascontiguousarray(array).tobytes())
-        entry = {"name": port.name, "type": array.dtype.name, "dims": array.shape, "file": file}
-        inputs.append(entry)
-    outputs = [{"name": port.name, "file": f"{index}.{port.name}.out"} for port in job.op.outputs]
-    return {"model": f"{index}.onnx", "inputs": inputs, "outputs": outputs}
-
-
-def read(job: dict[str, Any], entry: dict[str, Any], folder: Path) -> Answer:
-    if "error" in entry:
-        return RuntimeError(entry["error"])
-    return [
-        np.frombuffer((folder / output["file"]).read_bytes(), kind["type"]).reshape(kind["dims"])
-        for output, kind in zip(job["outputs"], entry["answers"], strict=True)
-    ]
 
 
 def measured(run: Run, asked: Sequence[Job]) -> dict[str, Any]:

@@ -53,8 +53,7 @@ def differentiate(
             @staticmethod
             def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
                 given = (gradient, *ctx.saved_tensors)
-                plain = not torch.is_grad_enabled() and dispatch.is_plain_call(*given)
-                found = (dispatch.compute if plain else _through)(rule, *given, *ctx.numbers)
+                found = _gradient(rule, *given, *ctx.numbers)
                 return (found, *ctx.rest) if inputs == 1 else (*found, *ctx.rest)
 
             @staticmethod
@@ -140,5 +139,7 @@ def _any_moves(tensors: Sequence[Any]) -> bool:
     return any(_unpacked(each).tangent is not None for each in tensors)
 
 
-def _through(operator: Any, *arguments: Any) -> Any:
-    return operator(*arguments)
+def _gradient(rule: Any, *given: Any) -> Any:
+    if not torch.is_grad_enabled() and dispatch.is_plain_call(*given):
+        return dispatch.compute(rule, *given)
+    return rule(*given)
