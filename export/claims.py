@@ -12,6 +12,7 @@ from saccade.export.manifest import Manifest
 from saccade.export.onnx_graph import flaws, tensor_specs
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Family, Setting
+from saccade.plugins.onnx_model import check_nodes
 
 
 def contradictions(
@@ -46,6 +47,7 @@ def contradictions(
         ("facts", manifest.facts, json.loads(json.dumps(variant.facts()))),
         ("bytes", manifest.file.bytes, path.stat().st_size),
         ("opset and IR version", (manifest.opset, manifest.ir_version), _versions(proto)),
+        ("custom ops", manifest.custom_ops, check_nodes(proto)),
         ("float32 layers", manifest.float32_layers, _float32(proto, entry.precision)),
     )
     wrong = [

@@ -61,6 +61,7 @@ class ExportOptions(PathFields):
     outputs: tuple[str, ...] = ()  # further outputs, such as attention
     slots: Path | None = None  # a selection of slots, as `saccade select` writes it
     precision: tuple[str, ...] = ("fp32",)  # of fp32, fp16, bf16, int8: type of the products
+    inline_ops: bool = False  # write custom ops as standard operators, for tools without functions
     threshold: dict[str, float] = field(default_factory=dict)  # gate thresholds to override
     force: bool = False  # replace an existing folder
 
@@ -184,7 +185,7 @@ def _export_part(
 ) -> Iterator[Manifest]:
     """Write the part in each precision; the reference answers once for all of them."""
     from saccade.export.onnx_graph import serialize
-    from saccade.export.typed_graph import typed_graph
+    from saccade.export.typed_graph import typed_graph, with_ops_inlined
     from saccade.plugins.onnx_model import check_nodes
 
     outputs = (*part.outputs, *(each for each in part.optional if each in options.outputs))
@@ -202,11 +203,14 @@ def _export_part(
     for precision in options.precision:
         entry = variant.entry(part, precision)
         graph = typed_graph(entry.name, part.role, precision, traced, samples)
+        inlined_ops = check_nodes(graph.proto) if options.inline_ops else ()
+        if inlined_ops:
+            graph = with_ops_inlined(graph, precision)
         data = serialize(graph.proto)
         candidates = candidates_of(data, check_nodes(graph.proto), lambda: folded, entry, outputs)
         parity = _proved(entry, candidates, expected, options.threshold)
         write_atomically(folder / f"{entry.name}.onnx", data)
-        manifest = _manifest(variant, entry, graph, expected, parity, data)
+        manifest = _manifest(variant, entry, graph, expected, parity, data, inlined_ops)
         write_manifest(folder, manifest)
         yield manifest
 
@@ -218,6 +222,7 @@ def _manifest(
     expected: Expected,
     parity: Parity,
     data: bytes,
+    inlined_ops: tuple[str, ...],
 ) -> Manifest:
     from saccade.export.cost import parameters_of
     from saccade.export.layer_types import opset_of
@@ -242,6 +247,7 @@ def _manifest(
         parity=parity,
         float32_layers=graph.float32_layers,
         activation_ranges=graph.activation_ranges,
+        inlined_ops=inlined_ops,
     )
 
 

@@ -109,6 +109,7 @@ class Manifest:
     parity: Parity
     float32_layers: tuple[str, ...] = ()  # matrix nodes that a narrower variant keeps in float32
     activation_ranges: dict[str, float] = field(default_factory=dict)  # largest |x| by tensor
+    inlined_ops: tuple[str, ...] = ()  # custom ops that the file holds as standard operators
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, schema and version included."""
@@ -137,8 +138,10 @@ def read_manifest(path: Path) -> Manifest:
             f"{path}: manifest version {version!r} is not known to this release, which reads "
             f"{SQUASHING} and {VERSION}. Use the release that wrote it, or export again."
         )
-    if version == SQUASHING and isinstance(declared := content.get("preprocessing"), dict):
-        content["preprocessing"] = upgraded(declared)
+    if version == SQUASHING:
+        content.setdefault("inlined_ops", [])
+        if isinstance(declared := content.get("preprocessing"), dict):
+            content["preprocessing"] = upgraded(declared)
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
     _check_counts(manifest, path)
     _check_names(manifest, path)

@@ -2,12 +2,13 @@
 """The graph of a part in one precision, and the proof that it has it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx
 
 from saccade.export.cost import Count, count_of
 from saccade.export.half_graph import activation_ranges, check_ranges
+from saccade.export.inlining import inlined
 from saccade.export.int8_graph import quantized, quantized_ranges
 from saccade.export.layer_types import check_types, float32_layers, matrix_types
 from saccade.export.samples import REAL_INPUTS
@@ -59,3 +60,11 @@ def typed_graph(
     cost = {} if role == "decode" else count.multiply_adds
     check_types(name, precision, matrix_types(proto), cost, kept)
     return TypedGraph(proto, count, kept, ranges)
+
+
+def with_ops_inlined(graph: TypedGraph, precision: str) -> TypedGraph:
+    """The graph without custom ops; a product inside a body counts as a layer kept in float32."""
+    proto = inlined(graph.proto)
+    return replace(
+        graph, proto=proto, float32_layers=() if precision == "fp32" else float32_layers(proto)
+    )

@@ -140,9 +140,9 @@ class Op:
             for port in self.outputs
         )
 
-    def checked_dtype(self, port: Port, found: str) -> None:
+    def checked_dtype(self, port: Port, found: str, known: Sequence[str] = DTYPES) -> None:
         """Raises: SaccadeError if a tensor of type `found` cannot be given to `port`."""
-        allowed = DTYPES if port.dtype == "T" else (port.dtype,)
+        allowed = known if port.dtype == "T" else (port.dtype,)
         if found not in allowed:
             raise SaccadeError(
                 f"{self.name}: input {port.name} is {found}, expected {' or '.join(allowed)}."

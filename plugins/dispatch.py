@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a contract becomes a torch operator: schema, fake tensors, gradient, choice of kernels."""
+"""How a contract becomes a torch operator: schema, fake tensors, types, choice of kernels."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from saccade.plugins import batching
 from saccade.plugins.contract import DOMAIN, Op
+from saccade.plugins.contract import DTYPES as CONTRACT_DTYPES
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.native import bindings
 
 _LIBRARY = torch.library.Library(DOMAIN, "FRAGMENT")
 _NAMES = {getattr(torch, name): name for name in bindings.CODES}
 CODES = {dtype: bindings.CODES[name] for dtype, name in _NAMES.items()}
+# torch has a type more than the contract.
+DTYPES = (*CONTRACT_DTYPES, "bfloat16")
 # Overload -> what runs on ordinary tensors, and the same with its gradient.
 _COMPUTE: dict[Any, Callable[..., Any]] = {}
 _PLAIN: dict[Any, Callable[..., Any]] = {}
 _ORDINARY = (Tensor, torch.nn.Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -27,7 +35,29 @@ def name_of(dtype: torch.dtype) -> str:
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The type that a tensor of type `dtype` is computed in."""
-    return torch.float32 if dtype == torch.float16 else dtype
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def bfloat16_in_float32(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: no kernel reads bfloat16, so it goes in and the first answer comes out as it."""
+
+    @wraps(compute)
+    def run(*arguments: Any, **settings: Any) -> Any:
+        if arguments[0].dtype != torch.bfloat16:
+            return compute(*arguments, **settings)
+        wider = [each.float() if _is_floating(each) else each for each in arguments]
+        if any(_is_floating(each) and each.dtype != torch.bfloat16 for each in arguments):
+            wider = list(arguments)  # which is refused
+        answer = compute(*wider, **settings)
+        if isinstance(answer, Tensor):
+            return answer.bfloat16()
+        return (answer[0].bfloat16(), *answer[1:])
+
+    return run
+
+
+def _is_floating(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.is_floating_point()
 
 
 def checked(op: Op, *tensors: Tensor, **attributes: Any) -> tuple[tuple[Any, ...], ...]:
@@ -36,7 +66,7 @@ def checked(op: Op, *tensors: Tensor, **attributes: Any) -> tuple[tuple[Any, ...
     Raises: ShapeError, SaccadeError if an input or attribute does not fit the contract.
     """
     for port, tensor in zip(op.inputs, tensors, strict=True):
-        op.checked_dtype(port, name_of(tensor.dtype))
+        op.checked_dtype(port, name_of(tensor.dtype), DTYPES)
         expected = tensors[0].dtype if port.dtype == "T" else tensor.dtype
         if tensor.device != tensors[0].device or tensor.dtype != expected:
             raise SaccadeError(
@@ -69,23 +99,47 @@ def schema(op: Op) -> str:
     return f"({', '.join(inputs)}) -> {outputs if len(op.outputs) == 1 else f'({outputs})'}"
 
 
-def define(name: str, signature: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """The operator `saccade::name` on every device, without a gradient; returns the overload."""
+def define(
+    name: str,
+    signature: str,
+    compute: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    shared: Sequence[int] = (),
+) -> Any:
+    """The operator `saccade::name` on every device, without a gradient; returns the overload.
+
+    `shared` numbers the tensors that have no leading axes.
+    """
     _LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{DOMAIN}::{name}", fake, lib=_LIBRARY)
     operator = getattr(getattr(torch.ops, DOMAIN), name).default
+    batching.register(_LIBRARY, operator, shared)
     _COMPUTE[operator] = compute
     return operator
 
 
-def _is_plain_call(tensor: Tensor) -> bool:
-    """Whether nobody looks on: no mode, transform, tracer or profiler, and an ordinary tensor."""
+def in_float32_under_autocast(operator: Any) -> None:
+    """As torch has it for softmax: what autocast made half precision, goes in as float32."""
+    for device in ("cpu", "cuda"):
+        torch.library.register_autocast(operator._schema.name, device, torch.float32, lib=_LIBRARY)
+
+
+def is_plain_call(*arguments: Any) -> bool:
+    """Whether nobody looks on: no mode, transform, tracer or profiler, and ordinary tensors."""
+    for each in arguments:
+        # One that a transform holds, running or over, has no numbers of its own.
+        if isinstance(each, Tensor) and (
+            type(each) not in _ORDINARY or _is_wrapped(each) or _is_batched(each)
+        ):
+            return False
     return (
-        type(tensor) in _ORDINARY
+        forward_ad._current_level < 0
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
         and not torch._ops._len_torch_dispatch_stack_pre_dispatch()
+        and not torch._C._is_any_autocast_enabled()
         and torch._C._get_tracing_state() is None
         and not torch._C._autograd._profiler_enabled()
     )
@@ -93,89 +147,24 @@ def _is_plain_call(tensor: Tensor) -> bool:
 
 def call(operator: Any, *arguments: Any) -> Any:
     """The operator; a plain call goes past the dispatcher, whose way through Python is long."""
-    if not torch.compiler.is_compiling() and _is_plain_call(arguments[0]):
+    if not torch.compiler.is_compiling() and is_plain_call(*arguments):
         return _PLAIN[operator](*arguments)
     return operator(*arguments)
 
 
-def _compute(operator: Any, *arguments: Any) -> Any:
+def install(operator: Any, chooser: Callable[..., Callable[..., Any]]) -> None:
+    """Puts `chooser(run)` before the operator; `run(operator, *arguments)` is what is behind it."""
+    _LIBRARY.impl(
+        operator._schema.name.removeprefix(f"{DOMAIN}::"), chooser(_redispatch), "Autograd"
+    )
+    _PLAIN[operator] = chooser(compute)
+
+
+def compute(operator: Any, *arguments: Any) -> Any:
+    """The operator without its gradient, on tensors of which `is_plain_call` holds."""
     return _COMPUTE[operator](*arguments)
 
 
 def _redispatch(operator: Any, *arguments: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
-
-
-def differentiate(
-    operator: Any,
-    rule: Any,
-    keeping: Callable[..., tuple[Any, Sequence[Tensor]]],
-    *,
-    inputs: int = 1,
-    constant: Sequence[int] = (),
-    twice: bool = False,
-) -> None:
-    """Gives an operator its gradient: torch.library.register_autograd with half its overhead.
-
-    `keeping(run, *arguments)` -> (answer, tensors to keep), where `run(operator, *arguments)` is
-    an operator without its gradient. `rule` is the operator that takes the gradient of the first
-    answer, what was kept and the arguments that are no tensors, and gives the gradients of the
-    first `inputs` arguments. `constant` numbers the answers that have no gradient; `twice` says
-    that `rule` has a gradient itself and takes no numbers.
-    """
-    name = operator._schema.name
-
-    def chooser(run: Callable[..., Any]) -> Callable[..., Any]:
-        function = _function(name, rule, keeping, run, inputs, constant, twice)
-
-        def choose(*arguments: Any) -> Any:
-            if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments[:inputs]):
-                return function.apply(*arguments)
-            return run(operator, *arguments)
-
-        return choose
-
-    _LIBRARY.impl(name.removeprefix(f"{DOMAIN}::"), chooser(_redispatch), "Autograd")
-    _PLAIN[operator] = chooser(_compute)
-
-
-def _function(
-    name: str,
-    rule: Any,
-    keeping: Callable[..., tuple[Any, Sequence[Tensor]]],
-    run: Callable[..., Any],
-    inputs: int,
-    constant: Sequence[int],
-    twice: bool,
-) -> Any:
-    class Differentiable(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            answer, kept = keeping(run, *arguments)
-            ctx.save_for_backward(*kept)
-            ctx.rest = (None,) * (len(arguments) - inputs)
-            if not twice:
-                ctx.numbers = arguments[inputs:]
-            if constant:
-                ctx.mark_non_differentiable(*(answer[i] for i in constant))
-            return answer
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
-            if not torch.is_grad_enabled():
-                plain = type(gradient) in _ORDINARY and not torch._C._len_torch_dispatch_stack()
-                numbers = () if twice else ctx.numbers
-                found = (run if plain else _redispatch)(
-                    rule, gradient, *ctx.saved_tensors, *numbers
-                )
-            elif twice:
-                found = rule(gradient, *ctx.saved_tensors)
-            else:
-                raise SaccadeError(
-                    f"{name}: found create_graph=True, expected False: its gradient has no "
-                    "gradient. Call backward() without it, or detach() what goes in."
-                )
-            return (found, *ctx.rest) if inputs == 1 else (*found, *ctx.rest)
-
-    return Differentiable

@@ -4,6 +4,7 @@
 import fcntl
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 _SOURCE = Path(__file__).with_name("serving") / "tiny_families.py"
 
@@ -19,11 +20,13 @@ def family_folder(family: str, place: Path) -> Path:
     return folder
 
 
-def exported(family: str, place: Path, precision: tuple[str, ...] = ("fp32",)) -> Path:
+def exported(
+    family: str, place: Path, precision: tuple[str, ...] = ("fp32",), **options: Any
+) -> Path:
     """The folder of that family, exported into `place`."""
     spec = importlib.util.spec_from_file_location("tiny_families", _SOURCE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made: Path = module.exported(family, place, precision)
+    made: Path = module.exported(family, place, precision, **options)
     return made

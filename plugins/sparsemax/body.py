@@ -32,6 +32,9 @@ def sparsemax(opset: int = 20) -> onnx.FunctionProto:
     z = graph("Sub", x, graph("ReduceMax", x, [-1]))
     # max(z + 1, 0), as z <= 0.
     total, most = _total_and_count(graph, graph("HardSigmoid", z, alpha=1.0, beta=1.0))
+    # NaN where z has one: its entries are at most 0, so that nothing else makes their sum NaN. And
+    # where no entry is finite: OpenVINO's largest of -inf is a number, and -inf times 0 is not.
+    broken = graph("Mul", graph("ReduceSum", z, [-1]), total)
     # A tensor of the rows' shape: runtimes are slow where a scalar meets a column.
     one = graph("Sign", most)
     # The sum of z without the addend 1; rounding of a long sum must not lift t to 0.
@@ -50,7 +53,7 @@ def sparsemax(opset: int = 20) -> onnx.FunctionProto:
     carried = [(t, TensorProto.FLOAT), (count, TensorProto.FLOAT)]
     t, _ = graph.loop("", carried, round_, _any(graph, graph("Sub", before, count)))
     p = graph("Relu", graph("Sub", z, t))
-    p = graph("CastLike", _or_nan(graph, p, z, one), "X")
+    p = graph("CastLike", _or_nan(graph, p, broken, one), "X")
     return graph.function(OPS["Sparsemax"], [p], opset)
 
 
@@ -71,8 +74,10 @@ def _step(graph: BodyGraph, z: str, t: str, one: str, most: str | None = None) -
 def _total_and_count(graph: BodyGraph, above: str) -> tuple[str, str]:
     """Sum of a row's entries, and number of those that are not 0."""
     total = graph("ReduceSum", above, [-1])
-    # The slope makes 1 of whatever is not 0; ONNX Runtime's Sign is four times as slow.
-    return total, graph("ReduceSum", graph("HardSigmoid", above, alpha=1e30, beta=0.0), [-1])
+    # The slope makes 1 of whatever is not 0; ONNX Runtime's Sign is four times as slow. The shift
+    # is lost in the sum, but a 0 there is read as the default, 0.5, by OpenVINO.
+    some = graph("HardSigmoid", above, alpha=1e30, beta=1e-30)
+    return total, graph("ReduceSum", some, [-1])
 
 
 def _any(graph: BodyGraph, changes: str) -> str:
@@ -80,10 +85,6 @@ def _any(graph: BodyGraph, changes: str) -> str:
     return graph("Cast", graph("ReduceL1", changes, keepdims=0), to=TensorProto.BOOL)
 
 
-def _or_nan(graph: BodyGraph, p: str, z: str, one: str) -> str:
-    """NaN in rows where z has one: on some devices the larger of NaN and 0 is 0.
-
-    The entries of z are at most 0, so that nothing else makes their sum NaN.
-    """
-    total = graph("ReduceSum", z, [-1])
-    return graph("Add", p, graph("Where", graph("IsNaN", total), total, graph("Sub", one, one)))
+def _or_nan(graph: BodyGraph, p: str, broken: str, one: str) -> str:
+    """NaN in rows where `broken` is: on some devices the larger of NaN and 0 is 0."""
+    return graph("Add", p, graph("Where", graph("IsNaN", broken), broken, graph("Sub", one, one)))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.plugins import dispatch
+from saccade.plugins import derivatives, dispatch
 from saccade.plugins.errors import ShapeError
 from saccade.plugins.sparsemax import sparsemax as contract
 
@@ -51,6 +51,7 @@ def support_rule(p: Tensor, gradient: Tensor) -> Tensor:
     return torch.where(support, gradient - mean, p)
 
 
+@dispatch.bfloat16_in_float32
 def _forward(x: Tensor) -> Tensor:
     if x.dtype not in dispatch.CODES or x.dim() == 0:
         dispatch.checked(contract, x)
@@ -115,12 +116,12 @@ def _keeping(run: Any, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 
 # The Jacobian is symmetric and does not change nearby: its own gradient is the same rule again.
-dispatch.differentiate(OPERATOR, BACKWARD, _keeping, twice=True)
-dispatch.differentiate(
+derivatives.differentiate(OPERATOR, BACKWARD, _keeping)
+dispatch.in_float32_under_autocast(OPERATOR)
+derivatives.differentiate(
     BACKWARD,
     BACKWARD,
     lambda run, gradient, p: (run(BACKWARD, gradient, p), (p,)),
-    twice=True,
 )
 
 

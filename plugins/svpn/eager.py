@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from saccade.plugins import dispatch
+from saccade.plugins import derivatives, dispatch
 from saccade.plugins.svpn import RANK_THRESHOLD
 from saccade.plugins.svpn import svpn as contract
 
@@ -26,6 +26,7 @@ def _power(s: Tensor, alpha: float) -> Tensor:
     return torch.where(s > 0, s**alpha, 0)
 
 
+@dispatch.bfloat16_in_float32
 def _forward(q: Tensor, alpha: float) -> Tensor:
     dispatch.checked(contract, q, alpha=alpha)
     kernels = dispatch.kernels_for(q)
@@ -101,7 +102,15 @@ BACKWARD = dispatch.define(
 )
 
 
-dispatch.differentiate(OPERATOR, BACKWARD, lambda run, q, alpha: (run(OPERATOR, q, alpha), (q,)))
+# The Jacobian is symmetric: Y is the gradient of the sum of s^(alpha + 1) / (alpha + 1).
+derivatives.differentiate(
+    OPERATOR,
+    BACKWARD,
+    lambda run, q, alpha: (run(OPERATOR, q, alpha), (q,)),
+    numbers=True,
+)
+derivatives.refuse(BACKWARD, tensors=2)
+dispatch.in_float32_under_autocast(OPERATOR)
 
 
 def svpn(q: Tensor, *, alpha: float = 0.5) -> Tensor:

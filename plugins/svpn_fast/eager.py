@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.plugins import dispatch
+from saccade.plugins import derivatives, dispatch
 from saccade.plugins.svpn_fast import SMALLEST_NORM
 from saccade.plugins.svpn_fast import svpn_fast as contract
 
@@ -27,12 +27,14 @@ def _plain(
 ) -> Tensor:
     """The iteration in operations that torch can differentiate.
 
-    Shapes: q [... m n], v0 [n] -> as q.
+    Shapes: q [... m n], v0 [n], or with as many of q's leading axes as it likes -> as q.
     """
     rest, found = q, torch.zeros_like(q)
+    between = (1,) * (q.dim() - 1 - v0.dim())
+    start = v0.reshape(*v0.shape[:-1], *between, v0.shape[-1], 1)
     s = q.new_zeros(())
     for _ in range(singular_values or min(q.shape[-2:])):
-        v = v0[:, None]
+        v = start
         for _ in range(iterations):
             u = _unit(rest @ v)
             v = _unit(rest.mT @ u)
@@ -46,6 +48,7 @@ def _plain(
     return found + torch.where(divisor > 0, rest / torch.where(divisor > 0, divisor, 1), 0)
 
 
+@dispatch.bfloat16_in_float32
 def _forward(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
     dispatch.checked(contract, q, v0, **dict(zip(contract.attributes, numbers, strict=True)))
     kernels = dispatch.kernels_for(q)
@@ -66,17 +69,36 @@ def _forward(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
     return _plain(q.to(computed), v0.to(computed), *numbers).to(q.dtype).contiguous()
 
 
-def _backward(gradient: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
-    if q.numel() == 0:
-        return torch.zeros_like(q), torch.zeros_like(v0)
+def _differentiable(q: Tensor, v0: Tensor, *numbers: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Both, in the type of the computation, and the answer as a function of them."""
     computed = dispatch.wide(q.dtype)
     # An operator is called with autograd switched off below it; here it is the computation.
     key = torch._C.DispatchKey.AutogradFunctionality
     with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(key, False):
-        wide_q, wide_v0 = (each.detach().to(computed).requires_grad_() for each in (q, v0))
-        y = _plain(wide_q, wide_v0, *numbers)
-    found = torch.autograd.grad(y, [wide_q, wide_v0], gradient.to(computed))
+        q, v0 = (each.detach().to(computed).requires_grad_() for each in (q, v0))
+        return q, v0, _plain(q, v0, *numbers)
+
+
+def _backward(gradient: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
+    if q.numel() == 0:
+        return torch.zeros_like(q), torch.zeros_like(v0)
+    wide_q, wide_v0, y = _differentiable(q, v0, *numbers)
+    found = torch.autograd.grad(y, [wide_q, wide_v0], gradient.to(y.dtype))
     return found[0].to(q.dtype).contiguous(), found[1].to(q.dtype).contiguous()
+
+
+def _along(moved_q: Tensor, moved_v0: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
+    """The answer's tangent: the gradient is linear in its cotangent, and its transpose is this."""
+    if q.numel() == 0:
+        return torch.zeros_like(q)
+    key = torch._C.DispatchKey.AutogradFunctionality
+    wide_q, wide_v0, y = _differentiable(q, v0, *numbers)
+    with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(key, False):
+        cotangent = torch.zeros_like(y, requires_grad=True)
+        pulled = torch.autograd.grad(y, [wide_q, wide_v0], cotangent, create_graph=True)
+        moved = (moved_q.to(y.dtype), moved_v0.to(y.dtype))
+        (found,) = torch.autograd.grad(pulled, cotangent, moved)
+    return found.to(q.dtype).contiguous()
 
 
 def _fake(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
@@ -85,7 +107,7 @@ def _fake(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
     return q.new_empty(shape)
 
 
-OPERATOR = dispatch.define("svpn_fast", dispatch.schema(contract), _forward, _fake)
+OPERATOR = dispatch.define("svpn_fast", dispatch.schema(contract), _forward, _fake, shared=(1,))
 BACKWARD = dispatch.define(
     "svpn_fast_backward",
     "(Tensor gradient, Tensor q, Tensor v0, float alpha, int singular_values, int iterations, "
@@ -95,12 +117,25 @@ BACKWARD = dispatch.define(
 )
 
 
-dispatch.differentiate(
+ALONG = dispatch.define(
+    "svpn_fast_along",
+    "(Tensor moved_q, Tensor moved_v0, Tensor q, Tensor v0, float alpha, int singular_values, "
+    "int iterations, float epsilon) -> Tensor",
+    _along,
+    lambda moved_q, moved_v0, q, *rest: q.new_empty(q.shape),
+)
+
+derivatives.differentiate(
     OPERATOR,
     BACKWARD,
     lambda run, q, v0, *numbers: (run(OPERATOR, q, v0, *numbers), (q, v0)),
     inputs=2,
+    numbers=True,
+    along=ALONG,
 )
+derivatives.refuse(BACKWARD, tensors=3)
+derivatives.refuse(ALONG, tensors=4)
+dispatch.in_float32_under_autocast(OPERATOR)
 
 
 def svpn_fast(

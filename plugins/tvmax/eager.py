@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.plugins import dispatch
+from saccade.plugins import derivatives, dispatch
 from saccade.plugins.contract import Op
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.sparsemax.eager import support_rule
@@ -23,6 +23,7 @@ class ToleranceWarning(RuntimeWarning):
     """Some grids ran out of iterations; their bound is in `error`."""
 
 
+@dispatch.bfloat16_in_float32
 def _solved(
     z: Tensor,
     sizes: Tensor | None,
@@ -193,7 +194,8 @@ MASKED_OPERATOR = dispatch.define(
     _two_of,
     lambda *arguments: _fake(masked_contract, *arguments),
 )
-# What the two become where a gradient is wanted: the backward pass needs the groups.
+# What the two become where a gradient is wanted: the backward pass needs the groups. It has the
+# gradient itself, for a second transform around the one that wanted the first.
 WITH_GROUPS = dispatch.define(
     "tvmax_with_groups",
     "(Tensor z, Tensor? sizes, float lam, float tolerance, int max_iterations)"
@@ -213,24 +215,30 @@ def _keeping(
     run: Any, z: Tensor, sizes: Tensor | None, *attributes: Any
 ) -> tuple[Any, tuple[Tensor, ...]]:
     p, error, groups = run(WITH_GROUPS, z, sizes, *attributes)
-    return (p, error), (p.flatten(-2), groups.flatten(-2))
+    return (p, error, groups), (p.flatten(-2), groups.flatten(-2))
 
 
-dispatch.differentiate(
+def _keeping_two(run: Any, z: Tensor, *rest: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    (p, error, _), kept = _keeping(run, z, *rest)
+    return (p, error), kept
+
+
+derivatives.differentiate(
     OPERATOR,
     BACKWARD,
-    lambda run, z, *rest: _keeping(run, z, None, *rest),
+    lambda run, z, *rest: _keeping_two(run, z, None, *rest),
     constant=(1,),
-    twice=True,
 )
-dispatch.differentiate(MASKED_OPERATOR, BACKWARD, _keeping, constant=(1,), twice=True)
+derivatives.differentiate(MASKED_OPERATOR, BACKWARD, _keeping_two, constant=(1,))
+derivatives.differentiate(WITH_GROUPS, BACKWARD, _keeping, constant=(1, 2))
 # The support is a union of groups, so the Jacobian is symmetric: its gradient is the same rule.
-dispatch.differentiate(
+derivatives.differentiate(
     BACKWARD,
     BACKWARD,
     lambda run, *arguments: (run(BACKWARD, *arguments), arguments[1:]),
-    twice=True,
 )
+for each in (OPERATOR, MASKED_OPERATOR):
+    dispatch.in_float32_under_autocast(each)
 
 
 def tvmax(

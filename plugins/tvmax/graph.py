@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.plugins import dispatch
+from saccade.plugins import derivatives, dispatch
 from saccade.plugins.errors import SaccadeError, ShapeError
 from saccade.plugins.tvmax import dual, eager
 from saccade.plugins.tvmax import tvmax as contract
@@ -18,8 +18,8 @@ _NAME = "saccade::gfusedmax"
 def _checked(z: Tensor, edges: Tensor, *attributes: Any) -> None:
     contract.checked_attributes(dict(zip(contract.attributes, attributes, strict=True)), _NAME)
     name = dispatch.name_of(z.dtype)
-    if name not in dispatch.bindings.CODES:
-        raise SaccadeError(f"{_NAME}: z is {name}, expected float32 or float16 or float64.")
+    if name not in dispatch.DTYPES:
+        raise SaccadeError(f"{_NAME}: z is {name}, expected {' or '.join(dispatch.DTYPES)}.")
     if z.dim() < 1:
         raise ShapeError(f"{_NAME}: z has shape [], expected z [... n].")
     if edges.dim() != 2 or edges.shape[1] != 2 or edges.dtype != torch.int64:
@@ -49,6 +49,7 @@ def _check_values(edges: Tensor, n: int) -> None:
         )
 
 
+@dispatch.bfloat16_in_float32
 def _solved(
     z: Tensor, edges: Tensor, lam: float, tolerance: float, max_iterations: int
 ) -> eager.Answer:
@@ -78,6 +79,7 @@ OPERATOR = dispatch.define(
     " -> (Tensor, Tensor, Tensor)",
     _solved,
     _fake,
+    shared=(1,),
 )
 
 
@@ -86,7 +88,8 @@ def _keeping(run: Any, z: Tensor, *rest: Any) -> tuple[Any, tuple[Tensor, ...]]:
     return answer, (answer[0], answer[2])
 
 
-dispatch.differentiate(OPERATOR, eager.BACKWARD, _keeping, constant=(1, 2), twice=True)
+derivatives.differentiate(OPERATOR, eager.BACKWARD, _keeping, constant=(1, 2))
+dispatch.in_float32_under_autocast(OPERATOR)
 
 
 def gfusedmax(

@@ -99,8 +99,8 @@ def test_wrong_edges_are_explained(edges: Any, error: type[Exception], words: st
 def test_wrong_logits_are_explained() -> None:
     with pytest.raises(ShapeError, match=r"z has shape \[\]"):
         gfusedmax(torch.tensor(1.0), NONE)
-    with pytest.raises(SaccadeError, match="z is bfloat16, expected float32"):
-        gfusedmax(torch.zeros(3, dtype=torch.bfloat16), NONE)
+    with pytest.raises(SaccadeError, match="z is int32, expected float32"):
+        gfusedmax(torch.zeros(3, dtype=torch.int32), NONE)
     with pytest.raises(SaccadeError, match="lam is -1"):
         gfusedmax(logits(3), NONE, -1)
 

@@ -82,7 +82,14 @@ def tiny(family: str, path: Path) -> Checkpoint:
     )
 
 
-def exported(family: str, place: Path, precision: tuple[str, ...] = ("fp32",)) -> Path:
+def exported(
+    family: str,
+    place: Path,
+    precision: tuple[str, ...] = ("fp32",),
+    *,
+    budget: tuple[float | str, ...] | None = None,
+    inline_ops: bool = False,
+) -> Path:
     """The folder of that model; the gate has tests of its own, so it looks at few samples here."""
     from saccade.export import gate, samples
     from saccade.export.exported import ExportOptions, export
@@ -91,7 +98,8 @@ def exported(family: str, place: Path, precision: tuple[str, ...] = ("fp32",)) -
     options = ExportOptions(
         out=place / "folder",
         name=family,
-        budget=BUDGETS.get(family, ()),
+        budget=BUDGETS.get(family, ()) if budget is None else budget,
+        inline_ops=inline_ops,
         outputs=OUTPUTS[family],
         precision=precision,
     )

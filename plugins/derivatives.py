@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a torch operator gets its derivatives, backward and forward, and who has none says so."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from saccade.plugins import dispatch
+from saccade.plugins.errors import SaccadeError
+
+# torch.autograd.Function less its own way through torch.func, which the dispatcher has gone by
+# the time that an operator's gradient is asked for.
+_Function: Any = torch.autograd.function._SingleLevelFunction
+Run = Callable[..., Any]  # an operator and its arguments
+
+
+def differentiate(
+    operator: Any,
+    rule: Any,
+    keeping: Callable[..., tuple[Any, Sequence[Tensor]]],
+    *,
+    inputs: int = 1,
+    constant: Sequence[int] = (),
+    numbers: bool = False,
+    along: Any = None,
+) -> None:
+    """Gives an operator its gradient: torch.library.register_autograd with half its overhead.
+
+    `keeping(run, *arguments)` -> (answer, tensors to keep), where `run(operator, *arguments)` is
+    an operator without its gradient. `rule` is the operator that takes the gradient of the first
+    answer, what was kept and, with `numbers`, the arguments that are no tensors, and gives the
+    gradients of the first `inputs` arguments. `along` takes their tangents in place of the
+    gradient and gives the answer's; where the Jacobian is symmetric, `rule` does. `constant`
+    numbers the answers that have no gradient.
+    """
+
+    def function(run: Run) -> Any:
+        class Differentiable(_Function):
+            @staticmethod
+            def forward(ctx: Any, *arguments: Any) -> Any:
+                answer, kept = keeping(run, *arguments)
+                ctx.save_for_backward(*kept)
+                ctx.save_for_forward(*kept)
+                ctx.rest = (None,) * (len(arguments) - inputs)
+                ctx.numbers = arguments[inputs:] if numbers else ()
+                if constant:
+                    ctx.mark_non_differentiable(*(answer[i] for i in constant))
+                return answer
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+                given = (gradient, *ctx.saved_tensors)
+                found = _gradient(rule, *given, *ctx.numbers)
+                return (found, *ctx.rest) if inputs == 1 else (*found, *ctx.rest)
+
+            @staticmethod
+            def jvp(ctx: Any, *tangents: Any) -> Any:
+                # What was kept may have a tangent of its own, which has no part in this one's.
+                kept = [_unpacked(each).primal for each in ctx.saved_tensors]
+                found = (along or rule)(*tangents[:inputs], *kept, *ctx.numbers)
+                return (found, *(None for _ in constant)) if constant else found
+
+        return Differentiable
+
+    _give(operator, function, inputs)
+
+
+def refuse(operator: Any, tensors: int) -> None:
+    """An operator whose derivative nobody wrote: it is refused where it is asked for.
+
+    `tensors` is how many of the arguments, from the first, are tensors.
+    """
+    name = operator._schema.name
+
+    def refusal(*_: Any) -> Any:
+        raise SaccadeError(
+            f"{name}: found a derivative of a derivative, expected one of the op alone: svpn and "
+            "svpn_fast have no second one. Differentiate once, or detach() what goes in."
+        )
+
+    def function(run: Run) -> Any:
+        class Refusing(_Function):
+            @staticmethod
+            def forward(ctx: Any, *arguments: Any) -> Any:
+                return run(operator, *arguments)
+
+            backward = staticmethod(refusal)
+            jvp = staticmethod(refusal)
+
+        return Refusing
+
+    _give(operator, function, tensors)
+
+
+def _give(operator: Any, function: Callable[[Run], Any], inputs: int) -> None:
+    def chooser(run: Run) -> Run:
+        plain = run is dispatch.compute
+        apply = function(run if plain else _for_transforms_outside(run)).apply
+
+        def choose(*arguments: Any) -> Any:
+            given = arguments[:inputs]
+            backward = torch.is_grad_enabled() and torch._C._any_requires_grad(*given)
+            if not backward and (plain or not _any_moves(given)):
+                return run(operator, *arguments)
+            if not torch._C._are_functorch_transforms_active():
+                return apply(*arguments)
+            with torch._functorch.utils.enable_single_level_autograd_function():
+                return apply(*arguments)
+
+        return choose
+
+    dispatch.install(operator, chooser)
+
+
+def _for_transforms_outside(run: Run) -> Run:
+    """`run` inside a function's forward, where torch wants no derivatives any more.
+
+    This transform does not, but one outside it may: to it, this is a call like any other.
+    """
+
+    def switched_on(operator: Any, *arguments: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return run(operator, *arguments)
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return run(operator, *arguments)
+
+    return switched_on
+
+
+def _unpacked(tensor: Tensor) -> Any:
+    """The number and its tangent; there is only one level, which is 0."""
+    return forward_ad.unpack_dual(tensor, level=0)
+
+
+def _any_moves(tensors: Sequence[Any]) -> bool:
+    return any(_unpacked(each).tangent is not None for each in tensors)
+
+
+def _gradient(rule: Any, *given: Any) -> Any:
+    if not torch.is_grad_enabled() and dispatch.is_plain_call(*given):
+        return dispatch.compute(rule, *given)
+    return rule(*given)
