@@ -20,6 +20,7 @@ from saccade.export.half_graph import widened_bytes
 from saccade.export.inlining import inlined
 from saccade.export.manifest import read_folder, read_manifest
 from saccade.models.checkpoint import load
+from saccade.plugins.errors import SaccadeError
 from saccade.plugins.onnx_model import all_nodes, one_node_model
 from saccade.plugins.ops import OPS
 from saccade.serving.model_config import parse_config
@@ -88,12 +89,15 @@ def test_a_repository_takes_them_without_a_library(folder: Path, tmp_path: Path)
     assert not parse_config(text).model_operations.op_library_filename
 
 
-def test_a_manifest_without_the_key_is_read_as_before(folder: Path, all_workers: Path) -> None:
-    path = family_folder("sot", all_workers) / "sot-exact-fp32.manifest.json"
-    assert "inlined_ops" not in json.loads(path.read_text())
-    assert read_manifest(path).inlined_ops == ()
-    content = json.loads((folder / path.name).read_text())
-    assert content["inlined_ops"] == ["SvPN"]
+def test_a_manifest_of_version_3_has_no_inlined_ops(folder: Path, tmp_path: Path) -> None:
+    content = json.loads((folder / "sot-exact-fp32.manifest.json").read_text())
+    assert content.pop("inlined_ops") == ["SvPN"]
+    older = tmp_path / "sot-exact-fp32.manifest.json"
+    older.write_text(json.dumps(content | {"version": 3}))
+    assert read_manifest(older).inlined_ops == ()
+    older.write_text(json.dumps(content))
+    with pytest.raises(SaccadeError, match="inlined_ops"):
+        read_manifest(older)
 
 
 @pytest.mark.parametrize("name", OPS)
