@@ -104,14 +104,23 @@ def trained(name: str, arm: str, seed: int) -> Path:
 
 
 def scored(name: str) -> dict[str, Any]:
-    """Every score of every run, and the differences of the pairs."""
+    """Every score of every run of a seed that has all arms, and the differences of the pairs."""
     comparison = COMPARISONS[name]
+    seeds = [
+        seed
+        for seed in SEEDS
+        if all(
+            (CHECKPOINTS / name / f"{arm}-{seed}.safetensors").exists() for arm in comparison.arms
+        )
+    ]
+    if not seeds:
+        raise SystemExit(f"{CHECKPOINTS / name}: no seed has all arms. Leave --score out.")
     runs: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
     for options in comparison.evaluations:
         samples: dict[str, list[np.ndarray]] = {}
         for arm in comparison.arms:
-            for seed in SEEDS:
+            for seed in seeds:
                 path = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
                 (found,) = evaluate(path, options).found
                 samples.setdefault(arm, []).append(found.samples)
@@ -123,7 +132,7 @@ def scored(name: str) -> dict[str, Any]:
                 | {"pair": [better, worse]}
                 | paired_difference(samples[better], samples[worse])
             )
-    result = {"comparison": name, "seeds": list(SEEDS), "table": table(runs)}
+    result = {"comparison": name, "seeds": seeds, "table": table(runs)}
     return result | {"runs": runs, "differences": differences}
 
 

@@ -178,30 +178,35 @@ def test_captions_by_the_truth(monkeypatch):
     assert found["JS"] == pytest.approx(np.log(2))
 
 
-def test_captions_are_looked_for_as_a_request_is():
-    """The search of the model's own beam: here the second best first word pays off later."""
-    rows = [[0.0001, 0.55, 0.4499], [0.4, 0.3, 0.3], [0.001, 0.001, 0.998]]
+@pytest.mark.parametrize(("beam", "said"), [(1, "square"), (2, "circle"), (3, "")])
+def test_captions_are_those_of_a_request_without_a_beam(beam, said, monkeypatch):
+    """A language of two words: the likelier first one leads nowhere, and saying nothing is best."""
+    end, square, circle = 2, 4, 5
+    following = {1: {square: 0.5, circle: 0.27, end: 0.23}, square: {end: 0.4}, circle: {end: 0.8}}
+    rows = np.full((6, 6), 1e-9)
+    for token, chances in following.items():
+        rows[token, list(chances)] = list(chances.values())
 
     def encode(inputs: Arrays) -> dict[str, np.ndarray]:
         return {name: np.zeros((len(inputs["image"]), 1)) for name in ("h", "c")}
 
     def step(inputs: Arrays) -> dict[str, np.ndarray]:
         token, state = inputs["token"], {"next_h": inputs["h"], "next_c": inputs["c"]}
-        logs = np.log(np.array(rows)[token])
+        logs = np.log(rows[token])
         return state | {"log_probabilities": logs, "attention": np.ones((len(token), 1, 1))}
 
-    image = (TensorSpec("image", "b 20 20 3", "uint8"),)
-    state = tuple(TensorSpec(name, "b 1", "float32") for name in ("h", "c"))
+    specs = {name: TensorSpec(name, "b 1", "float32") for name in ("h", "c")}
     parts = {
-        "encode": Function(image, encode),
-        "step": Function((*state, TensorSpec("token", "b", "int64")), step),
+        "encode": Function((TensorSpec("image", "b 20 20 3", "uint8"),), encode),
+        "step": Function((*specs.values(), TensorSpec("token", "b", "int64")), step),
     }
-    facts = {"start": 0, "end": 2, "max_length": 4, "beam": 2}
+    facts = {"words": ["square", "circle"], "start": 1, "end": end, "max_length": 4, "beam": beam}
     subject = replace(knowing("captioner"), facts=facts, parts=parts)
-    shown = np.zeros((3, 20, 20, 3), np.uint8)
-    assert [each.tokens for each in captioning._captions(subject, shown)] == [()] * 3
-    greedy = replace(subject, facts=facts | {"beam": 1})
-    assert {each.tokens[0] for each in captioning._captions(greedy, shown)} == {1}
+    monkeypatch.setattr(captioning, "references", lambda *_: ["circle"])
+    found = scores(captioning.caption(subject, FEW))
+    assert found["ROUGE-L"] == (said == "circle")
+    assert ("JS" in found) is False, "no caption has two words"
+    assert ("zero attention" in found) == bool(said)
 
 
 def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Path, monkeypatch):

@@ -91,10 +91,9 @@ def _repetition(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> list[fl
 
 
 def _attention_scores(captions: list[Caption]) -> list[Score]:
+    """What captions with words show; a model that says nothing looks nowhere."""
     maps = [each.attention for each in captions if len(each.attention)]
-    zeros = np.concatenate([zero_share(each) for each in maps])
     moving = [jensen_shannon(each) for each in maps if len(each) > 1]
-    return [
-        mean("JS", moving, unit="nats"),
-        mean("zero attention", zeros),
-    ]
+    zeros = [share for each in maps for share in zero_share(each)]
+    found = [mean("JS", moving, unit="nats")] if moving else []
+    return found + ([mean("zero attention", zeros)] if zeros else [])
