@@ -179,6 +179,9 @@ def test_training_lowers_the_loss_and_saves(tmp_path: Path):
         task = training.task(options)
         with pytest.raises(SaccadeError, match="--data digits"):
             training.task(replace(options, data="digits"))
+        for name, value in (("words", "red"), ("max_length", 40)):
+            with pytest.raises(SaccadeError, match=f"--set {name}: the captions .* decide it"):
+                training.task(replace(options, set={name: value}))
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=1e-2)
     losses = []
     for step in range(12):

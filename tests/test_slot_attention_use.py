@@ -158,5 +158,7 @@ def test_a_short_run_learns_to_paint(tmp_path):
     assert saved["calibration"]["masks"].shape == (256, 14, 14)
     with pytest.raises(SaccadeError, match="no field 'colour'"):
         task(TrainOptions(out=tmp_path / "m.safetensors", set={"colour": 1}))
+    with pytest.raises(SaccadeError, match="side_px=twenty: expected a whole number"):
+        task(TrainOptions(out=tmp_path / "m.safetensors", set={"side_px": "twenty"}))
     with pytest.raises(SaccadeError, match="only generated scenes have it, found data 'digits'"):
         task(TrainOptions(out=tmp_path / "m.safetensors", data="digits", set={"side_px": 14}))

@@ -70,6 +70,10 @@ class CaptionerTask:
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         given = {"words": CAPTION_WORDS, "max_length": CAPTION_TOKENS - 2}
+        if fixed := sorted(set(given) & set(options.set)):
+            raise SaccadeError(
+                f"--set {fixed[0]}: the captions of the generated scenes decide it. Leave it out."
+            )
         config = chosen_config(CaptionerConfig, options, self.recipe.config, given)
         if config.encoder != "cnn" or config.height_px != config.width_px or config.channels != 3:
             raise SaccadeError(
