@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The captioner: its folded form, its search, its files, its training."""
+"""The captioner: its folded form, its search, its files."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,41 +162,3 @@ def test_configuration_is_checked_and_comes_back():
     with pytest.raises(SaccadeError, match="exported whole"):
         model_of().setting("0.01")
     assert model_of().setting("1") == model_of().settings()[0]
-
-
-def test_training_lowers_the_loss_and_saves(tmp_path: Path):
-    from saccade.models.checkpoint import load, save
-    from saccade.models.training import captioner as training
-    from saccade.models.training.options import TrainOptions
-
-    few = training.EXTRA | {"scenes": 256, "singles": 64, "validate_images": 8, "report_images": 8}
-    quick = replace(training.QUICK, extra=few)
-    small = {"dim": 32, "hidden_dim": 32, "widths": [8, 16, 16], "feature_dim": 16}
-    options = TrainOptions(out=tmp_path / "c.safetensors", set={"attention": "sparsemax", **small})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "QUICK", quick)
-        task = training.task(options)
-        with pytest.raises(SaccadeError, match="--data digits"):
-            training.task(replace(options, data="digits"))
-        for name, value in (("words", "red"), ("max_length", 40)):
-            with pytest.raises(SaccadeError, match=f"--set {name}: the captions .* decide it"):
-                training.task(replace(options, set={name: value}))
-    optimizer = torch.optim.AdamW(task.model.parameters(), lr=1e-2)
-    losses = []
-    for step in range(12):
-        loss = task.loss(task.batch(step, np.random.default_rng(step)), step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] > 2.5 and losses[-1] < 0.75 * losses[0]
-    again = task.batch(3, np.random.default_rng(3))
-    assert all(torch.equal(again[k], v) for k, v in task.batch(3, np.random.default_rng(3)).items())
-    task.model.eval()
-    scores = task.validate() | task.report()
-    assert {"cider", "bleu4", "rouge_l", "true", "zero_attention", "repetition"} <= set(scores)
-    path = tmp_path / "c.safetensors"
-    save(path, family="captioner", weights=task.model.state_dict(), card={}, **task.saved())
-    checkpoint = load(path)
-    assert checkpoint.build().config == task.model.config
-    assert checkpoint.calibration["tokens"].shape == (256, 20)
