@@ -13,6 +13,7 @@ from saccade.models.captioner import Captioner  # noqa: E402
 from saccade.models.captioner_config import PRESETS, CaptionerConfig  # noqa: E402
 from saccade.models.interface import part_named  # noqa: E402
 from saccade.plugins.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.plugins.tvmax import SMALLEST_FLOAT32_TOLERANCE  # noqa: E402
 
 TINY = PRESETS["captioner-tiny"]
 
@@ -136,6 +137,22 @@ def test_laws_fail_on_weights_that_break_them():
     assert part.laws["attention_sums_to_one"](inputs, uneven, true) > 1
     assert part.laws["attention_support"](inputs, dense, true) > 1
     assert part.laws["tvmax_bound"](inputs, above, true) > 1
+
+
+def test_an_error_above_the_tolerance_is_an_excess(monkeypatch):
+    model = model_of("tvmax")
+    allowed = max(TINY.tolerance, SMALLEST_FLOAT32_TOLERANCE)
+    state = *model.encode(torch.from_numpy(images(1))), torch.tensor([1])
+    for times, excess in ((0.9, 0.0), (3.0, 2.0)):
+        found = model.step(*state)._replace(error=torch.tensor([times * allowed]).double())
+        monkeypatch.setattr(model, "step", lambda *_, found=found: found)
+        part = part_named(model, "step").run(*state)
+        assert part["attention_excess"].item() == pytest.approx(
+            excess * allowed, abs=0.01 * allowed
+        )
+        chances = part["log_probabilities"].detach().exp()
+        torch.testing.assert_close(chances, found.logits.softmax(-1))
+        monkeypatch.undo()
 
 
 def test_a_caption_longer_than_trained_is_refused():

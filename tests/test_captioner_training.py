@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
+from saccade.models.captioner import Captioner  # noqa: E402
 from saccade.models.captioner_config import PRESETS, CaptionerConfig  # noqa: E402
 from saccade.models.checkpoint import load, save  # noqa: E402
 from saccade.models.training import captioner as training  # noqa: E402
@@ -39,6 +40,8 @@ def test_sizes_are_the_papers():
     for config in (paper, ours):
         assert (config.attention, config.lam, config.tolerance) == ("tvmax", 0.01, 1e-6)
         assert config.beam == 3, "the beam of every score"
+    place = Captioner(ours).position.detach()
+    assert place.std().item() == pytest.approx(0.3, abs=0.02), "seen beside cells of size 1"
 
 
 def test_training_lowers_the_loss_and_saves(job, options):
