@@ -19,6 +19,7 @@ from result_file import write_result
 
 from saccade.export.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.models.checkpoint import load
 from saccade.models.scores.intervals import paired_bootstrap
 from saccade.models.train import train
 from saccade.models.training.options import TrainOptions
@@ -66,7 +67,11 @@ COMPARISONS = {
         "slot-attention",
         {kind: {"attention": kind, "positions": "left"} for kind in ("t-sa", "sa")},
         (("t-sa", "sa"),),
-        (EvaluateOptions(data="tetrominoes", task="ari"),),
+        # Where training had pieces, and everywhere: is a gap one of generalisation?
+        tuple(
+            EvaluateOptions(data="tetrominoes", task="ari", positions=positions)
+            for positions in ("left", "anywhere")
+        ),
         {"data": "tetrominoes", "steps": 1_500, "batch": 16},
     ),
     "captioner": Comparison(
@@ -99,24 +104,50 @@ def trained(name: str, arm: str, seed: int) -> Path:
 
 
 def scored(name: str) -> dict[str, Any]:
-    """Every score of every run, and the differences of the pairs."""
+    """Every score of every run of a seed that has all arms, and the differences of the pairs."""
     comparison = COMPARISONS[name]
+    seeds = [
+        seed
+        for seed in SEEDS
+        if all(
+            (CHECKPOINTS / name / f"{arm}-{seed}.safetensors").exists() for arm in comparison.arms
+        )
+    ]
+    if not seeds:
+        raise SystemExit(f"{CHECKPOINTS / name}: no seed has all arms. Leave --score out.")
     runs: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
     for options in comparison.evaluations:
         samples: dict[str, list[np.ndarray]] = {}
         for arm in comparison.arms:
-            for seed in SEEDS:
+            for seed in seeds:
                 path = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
                 (found,) = evaluate(path, options).found
                 samples.setdefault(arm, []).append(found.samples)
-                runs.append({"arm": arm, "seed": seed, **found.to_dict()})
+                known = {"arm": arm, "seed": seed, "validation": load(path).card["validation"]}
+                runs.append(known | found.to_dict())
         for better, worse in comparison.pairs:
             differences.append(
-                {"task": found.task, "score": found.scores[0].name, "pair": [better, worse]}
+                {"task": found.task, "data": found.data, "score": found.scores[0].name}
+                | {"pair": [better, worse]}
                 | paired_difference(samples[better], samples[worse])
             )
-    return {"comparison": name, "seeds": list(SEEDS), "runs": runs, "differences": differences}
+    result = {"comparison": name, "seeds": seeds, "table": table(runs)}
+    return result | {"runs": runs, "differences": differences}
+
+
+def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every score of every arm: its mean over the seeds, and the value of each."""
+    values: dict[tuple[str, ...], list[float]] = {}
+    for run in runs:
+        for score in run["scores"]:
+            row = (run["arm"], run["task"], run["data"], score["name"])
+            values.setdefault(row, []).append(score["value"])
+    names = ("arm", "task", "data", "score")
+    return [
+        dict(zip(names, row, strict=True)) | {"mean": float(np.mean(seeds)), "by_seed": seeds}
+        for row, seeds in values.items()
+    ]
 
 
 def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict[str, Any]:

@@ -83,6 +83,11 @@ def _task(
             f"--task {name}: {subject.name} is of family '{subject.family}', which can be asked "
             f"{', '.join(known)}. Choose one of them."
         )
+    if options.positions != "anywhere" and name != "ari":
+        raise SaccadeError(
+            f"--positions {options.positions}: task '{name}' has objects anywhere. "
+            "Leave it out; only the task ari can choose where they are."
+        )
     module, function = _TASKS[name].split(":")
     task: Callable[[Subject, EvaluateOptions], Found] = getattr(
         import_module(f"saccade.export.evaluation.{module}"), function

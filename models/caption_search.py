@@ -63,6 +63,22 @@ def step_of(run: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) ->
     return step
 
 
+def best_captions(
+    step: Step, state: State, *, beam: int, start: int, end: int, max_length: int
+) -> list[Caption]:
+    """The best caption of each image; a beam of 1 is the greedy search, all images at once.
+
+    Shapes: state arrays [n ...], one row an image -> n captions.
+    Raises: WrongSearch if a log-probability is not a number.
+    """
+    if beam == 1:
+        return greedy_search(step, state, start=start, end=end, max_length=max_length)
+    rows = range(len(next(iter(state.values()))))
+    images = [{name: value[row : row + 1] for name, value in state.items()} for row in rows]
+    tokens = {"start": start, "end": end, "max_length": max_length}
+    return [beam_search(step, image, beam=beam, **tokens)[0] for image in images]
+
+
 def greedy_search(
     step: Step, state: State, *, start: int, end: int, max_length: int
 ) -> list[Caption]:

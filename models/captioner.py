@@ -13,9 +13,8 @@ from saccade.models.caption_search import (
     Caption,
     Step,
     WrongSearch,
-    beam_search,
+    best_captions,
     check_search,
-    greedy_search,
     step_of,
 )
 from saccade.models.captioner_config import CaptionerConfig as CaptionerConfig
@@ -155,11 +154,8 @@ class Captioner(nn.Module):
         try:
             check_search(beam=beam, max_length=length, end=end, **limits)
             state, step = self._searchable(images)
-            if beam == 1:
-                return greedy_search(step, state, start=start, end=end, max_length=length)
-            rows = [{k: v[i : i + 1] for k, v in state.items()} for i in range(len(images))]
             tokens = {"start": start, "end": end, "max_length": length}
-            return [beam_search(step, row, beam=beam, **tokens)[0] for row in rows]
+            return best_captions(step, state, beam=beam, **tokens)
         except WrongSearch as error:
             raise SaccadeError(f"caption: {error}") from error
 

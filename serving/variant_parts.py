@@ -9,11 +9,14 @@ from typing import Any
 from saccade.export.manifest import Manifest
 from saccade.export.variants import variant_name
 from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.errors import SaccadeError
 
 # Inputs that the router fills where a request does not bring them, by family and role.
 FILLED = {("slot-attention", ""): ("initial_state",)}
 # Parts that only the router itself calls.
 INNER = {"captioner": ("step",)}
+# Parts without which no request is answered.
+_NEEDED = {"captioner": ("encode", "step")}
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,22 @@ class VariantParts:
 
 
 def grouped(manifests: Sequence[Manifest]) -> tuple[VariantParts, ...]:
-    """The variants of a folder, in the order of its manifests."""
+    """The variants of a folder, in the order of its manifests.
+
+    Raises: SaccadeError if a variant lacks a part that every request needs.
+    """
     found: dict[str, dict[str, Manifest]] = {}
     for manifest in manifests:
         entry = manifest.variant
         name = variant_name(entry.model, "", entry.setting, entry.precision)
         found.setdefault(name, {})[entry.role] = manifest
+    for name, parts in found.items():
+        needed = _NEEDED.get(next(iter(parts.values())).variant.family, ())
+        if not set(needed) <= set(parts):
+            raise SaccadeError(
+                f"{name}: found the part {', '.join(sorted(parts))}, expected "
+                f"{' and '.join(needed)}, each with its manifest. Export the checkpoint again."
+            )
     return tuple(VariantParts(name, parts) for name, parts in found.items())
 
 

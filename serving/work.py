@@ -2,13 +2,13 @@
 """What a request of each family is: what comes in, what computes it, what is asked for."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from saccade.export.runners import Runner, onnx_runner, onnx_session
-from saccade.models.caption_search import greedy_search, step_of
+from saccade.models.caption_search import best_captions, step_of
 from saccade.models.interface import Arrays
 from saccade.serving.load_requests import png_files, request
 from saccade.serving.variant_parts import VariantParts, encoded, filled
@@ -44,7 +44,6 @@ class Work:
     router: str
     encoded: tuple[str, ...] = ()  # inputs that the router takes as image files
     filled: tuple[str, ...] = ()  # inputs that the router draws itself
-    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -72,7 +71,7 @@ class Work:
         """One request to the router, as a caller sends it."""
         row = {name: each for name, each in self.row(index).items() if name not in self.filled}
         row |= {name: png_files(row[name]) for name in self.encoded}
-        parameters = {"budget": self.setting, **self.parameters}
+        parameters = {"budget": self.setting}
         return request(self.router, row, outputs or self.answers, parameters)
 
 
@@ -108,7 +107,6 @@ def works_of(
             router=entry.model,
             encoded=encoded(variant.parts[role]),
             filled=filled(variant.parts[role]),
-            parameters={"beam": "1"} if entry.family == "captioner" else {},
         )
         for role in roles
     ]
@@ -117,12 +115,12 @@ def works_of(
 def _captioned(
     variant: VariantParts, runners: Mapping[str, Runner]
 ) -> Callable[[Arrays], dict[str, np.ndarray]]:
-    """Encode and every greedy step, as the router does it."""
+    """Encode and every step of the search with the model's own beam, as the router does it."""
     facts, step = variant.facts, step_of(runners["step"])
-    limits = {name: int(facts[name]) for name in ("start", "end", "max_length")}
+    limits = {name: int(facts[name]) for name in ("beam", "start", "end", "max_length")}
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
-        found = greedy_search(step, runners["encode"](inputs), **limits)
+        found = best_captions(step, runners["encode"](inputs), **limits)
         captions = [_sentence(each.tokens, facts["words"]) for each in found]
         return {"caption": np.array(captions, dtype=object)}
 

@@ -6,7 +6,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from saccade.models.caption_search import WrongSearch, beam_search, check_search, greedy_search
+from saccade.models.caption_search import (
+    WrongSearch,
+    beam_search,
+    best_captions,
+    check_search,
+    greedy_search,
+)
 
 
 def table_step(rows):
@@ -76,3 +82,29 @@ def test_wrong_searches_are_refused():
         greedy_search(
             table_step([[np.nan]]), {"last": np.zeros(1, int)}, start=0, end=0, max_length=1
         )
+
+
+def test_images_searched_together_end_one_by_one():
+    rows = np.log([[[0.1, 0.1, 0.8]] * 3, [[0.1, 0.8, 0.1], [0.05, 0.05, 0.9], [0.3, 0.4, 0.3]]])
+
+    def step(token, state):
+        return rows[state["image"], token], np.ones((len(token), 1, 1)), state
+
+    options = {"start": 0, "end": 2, "max_length": 5}
+    state = {"image": np.arange(2)}
+    for found in (
+        greedy_search(step, state, **options),
+        best_captions(step, state, beam=2, **options),
+    ):
+        assert [each.tokens for each in found] == [(), (1,)]
+        assert [each.score for each in found] == pytest.approx(np.log([0.8, 0.8 * 0.9]))
+        assert [len(each.attention) for each in found] == [0, 1]
+
+
+def test_a_hypothesis_that_ends_leaves_its_place_to_the_next_one():
+    # Start 0, end 3: ending at once is the second best, and 2 the third and sure to end.
+    rows = [[0.001, 0.4, 0.298, 0.301], [0.3, 0.2, 0.0, 0.5], [0.0, 0.0, 0.001, 0.999], [0.25] * 4]
+    step, state = table_step(np.maximum(rows, 1e-9)), {"last": np.zeros(1, np.int64)}
+    found = beam_search(step, state, start=0, end=3, beam=2, max_length=4)
+    assert [each.tokens for each in found] == [(), (2,)]
+    assert [each.score for each in found] == pytest.approx(np.log([0.301, 0.298 * 0.999]))

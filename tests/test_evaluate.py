@@ -115,6 +115,10 @@ def test_slots_by_the_truth():
                              TensorSpec("initial_state", "b k 6", "float32")), run)},
     )  # fmt: skip
     assert scores(segmentation.ari(subject, FEW)) == {"FG-ARI": 1.0, "ARI": 1.0, "MSE": 0.0}
+    drawn = tetrominoes("test", 30, side_px=20, positions="left")
+    masks = {image.tobytes(): mask for image, mask in zip(drawn.images, drawn.masks, strict=True)}
+    left = segmentation.ari(subject, replace(FEW, positions="left"))
+    assert left.data == "tetrominoes (left)" and scores(left)["FG-ARI"] == 1.0
 
 
 def test_answers_by_the_truth():
@@ -164,11 +168,45 @@ def test_captions_by_the_truth(monkeypatch):
 
     monkeypatch.setattr(captioning, "_captions", captions)
     monkeypatch.setattr(captioning, "references", references)
-    subject = replace(knowing("captioner"), facts={"words": list(CAPTION_WORDS)})
-    found = scores(captioning.caption(subject, FEW))
+    facts = {"words": list(CAPTION_WORDS), "beam": 3}
+    whole = captioning.caption(replace(knowing("captioner"), facts=facts), FEW)
+    found = scores(whole)
+    assert whole.protocol == "beam 3, 5 references a scene" and 0 <= found["true"] < 0.5
+    assert "(beam 3, 5 references a scene)" in str(render([whole]).title)
     assert found["CIDEr-D"] == pytest.approx(10) and found["REP"] == 0
     assert found["ROUGE-L"] == pytest.approx(1) and found["zero attention"] == 0.75
     assert found["JS"] == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize(("beam", "said"), [(1, "square"), (2, "circle"), (3, "")])
+def test_captions_are_those_of_a_request_without_a_beam(beam, said, monkeypatch):
+    """A language of two words: the likelier first one leads nowhere, and saying nothing is best."""
+    end, square, circle = 2, 4, 5
+    following = {1: {square: 0.5, circle: 0.27, end: 0.23}, square: {end: 0.4}, circle: {end: 0.8}}
+    rows = np.full((6, 6), 1e-9)
+    for token, chances in following.items():
+        rows[token, list(chances)] = list(chances.values())
+
+    def encode(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {name: np.zeros((len(inputs["image"]), 1)) for name in ("h", "c")}
+
+    def step(inputs: Arrays) -> dict[str, np.ndarray]:
+        token, state = inputs["token"], {"next_h": inputs["h"], "next_c": inputs["c"]}
+        logs = np.log(rows[token])
+        return state | {"log_probabilities": logs, "attention": np.ones((len(token), 1, 1))}
+
+    specs = {name: TensorSpec(name, "b 1", "float32") for name in ("h", "c")}
+    parts = {
+        "encode": Function((TensorSpec("image", "b 20 20 3", "uint8"),), encode),
+        "step": Function((*specs.values(), TensorSpec("token", "b", "int64")), step),
+    }
+    facts = {"words": ["square", "circle"], "start": 1, "end": end, "max_length": 4, "beam": beam}
+    subject = replace(knowing("captioner"), facts=facts, parts=parts)
+    monkeypatch.setattr(captioning, "references", lambda *_: ["circle"])
+    found = scores(captioning.caption(subject, FEW))
+    assert found["ROUGE-L"] == (said == "circle")
+    assert ("JS" in found) is False, "no caption has two words"
+    assert ("zero attention" in found) == bool(said)
 
 
 def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Path, monkeypatch):
@@ -184,6 +222,8 @@ def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Pa
 def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
     with pytest.raises(SaccadeError, match=r"--task ari.*top1, knn, probe"):
         evaluate(tiny_checkpoint, EvaluateOptions(task="ari"))
+    with pytest.raises(SaccadeError, match="--positions left: task 'top1' has objects anywhere"):
+        evaluate(tiny_checkpoint, EvaluateOptions(positions="left"))
     subject = replace(knowing("nac"), labels=("a", "b"))
     classification.check_classes(subject, ("0", "1"), "numbered")
     with pytest.raises(SaccadeError, match="Pass the data that the model was trained for"):

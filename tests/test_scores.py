@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from saccade.models.scores.ari import adjusted_rand_index
+from saccade.models.scores.attention import repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.scores.classification import (
     correct,
@@ -30,6 +32,9 @@ def test_bleu_4_by_hand():
     # 4-grams the cat sat on of 3; the lengths agree.
     expected = (1 * 1 * 3 / 4 * 1 / 3) ** 0.25
     assert bleu4([found], [known]) == pytest.approx(expected)
+    # A word said twice counts once where no reference has it twice, however many have it.
+    twice = bleu4(["a b c d a"], [["a b c d e", "a x y z w"]])
+    assert twice == pytest.approx((4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
     shorter = bleu4(["the cat sat on"], [["the cat sat on the mat"]])
     assert shorter == pytest.approx(math.exp(1 - 6 / 4))
     assert bleu4(["a b c"], [["a b c"]]) == 0, "there is no 4-gram, and nothing is smoothed"
@@ -45,6 +50,21 @@ def test_cider_d_by_hand():
     # Clipping: a word said three times counts once where the reference has it once.
     repeated = cider(["a a a", "c"], [["a"], ["d"]])[0]
     assert repeated == pytest.approx(10 * (1 / 3) * math.exp(-4 / 72) / 4)
+
+
+def test_repetition_is_free_as_often_as_in_the_reference_that_has_it_most():
+    said = ["a", "b", "a", "b"]
+    assert repetition(said, [["a", "b"], ["a", "b"]]) == pytest.approx(100 * 1 / 2)
+    doubled = ["a", "red", "red"]
+    assert repetition(doubled, [doubled]) == 0
+    assert repetition(doubled, [["a", "red", "b"]]) == pytest.approx(100 * 2 / 3)
+
+
+def test_foreground_index_by_hand():
+    true, found = np.array([[0, 1, 1, 2, 2]]), np.array([[7, 1, 3, 2, 2]])
+    # Of 12 ordered pairs the objects join 4, the segments 2, both 2; 4 * 2 / 12 by chance.
+    expected = (2 - 2 / 3) / (3 - 2 / 3)
+    assert adjusted_rand_index(true, found, foreground=True)[0] == pytest.approx(expected)
 
 
 def test_rouge_l_by_hand():
@@ -94,6 +114,18 @@ def test_nearest_neighbours_vote_with_their_similarity():
     assert knn_predict(known, labels, asked, k=1, temperature=1).tolist() == [0]
 
 
+def test_nearest_neighbours_are_twenty_at_temperature_0_07_unless_told():
+    def turned(angles):
+        return np.stack([np.cos(angles), np.sin(angles)], 1)
+
+    asked, steps = turned([0.0]), 1e-3 * np.arange(1, 41)
+    labels = np.repeat([0, 1, 0], [9, 11, 20])
+    assert knn_predict(turned(steps), labels, asked).tolist() == [1], "11 of the first 20"
+    # One at cosine 1 against twelve at 0.8: exp(0.2 / 0.07) is 17.4, exp(0.2 / 0.1) only 7.4.
+    known = turned(np.arccos([1.0] + [0.8] * 12))
+    assert knn_predict(known, np.array([0] + [1] * 12), asked).tolist() == [0]
+
+
 def test_linear_probe_separates_what_is_linear():
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     rng = np.random.default_rng(0)
@@ -113,6 +145,9 @@ def test_retrieval_both_ways():
     assert ranks(similarity, [{0, 1}, {2}, {3}]).tolist() == [1, 1, 1]
     assert ranks(similarity.T, image_of).tolist() == [1, 1, 2, 1]
     assert recalls(images, texts, image_of)["image_r1"] == 0.75
+    # Four texts of another image go before the right one, which is fifth.
+    fifth = recalls(np.eye(2), np.array([[1, 0.1]] * 4 + [[1, 0.5]]), np.array([1] * 4 + [0]))
+    assert (fifth["text_r1"], fifth["text_r5"]) == (0, 1)
     same = recalls(np.ones((8, 2)), np.ones((8, 2)))
     assert set(same.values()) == {0.0}, "codes that are all equal find nothing"
     assert (ranks(np.full((2, 2), np.nan), np.array([0, 1])) > 1).all()

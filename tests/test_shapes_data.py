@@ -22,7 +22,13 @@ from saccade.models.data.questions import (
     questions,
 )
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
-from saccade.models.data.scene_statements import BARELY, CLEARLY, RELATIONS, read_statement
+from saccade.models.data.scene_statements import (
+    BARELY,
+    CLEARLY,
+    RELATIONS,
+    is_true,
+    read_statement,
+)
 from saccade.models.data.shapes import COLOURS, Object, scene_batch, scenes
 from saccade.models.word_tokens import END, PAD, START, UNKNOWN, WordVocabulary
 from saccade.plugins.errors import SaccadeError
@@ -141,6 +147,9 @@ def test_relations_are_said_as_the_picture_has_them():
     nearly = read_statement("a red circle below a blue square")
     assert not nearly.denied((one, other)), "0.05 is too little to deny it"
     assert read_statement("a red circle and a red circle").denied((one, other))
+    assert is_true("a red circle above a blue square", (one, other)), "if only just"
+    assert not is_true("a red circle below a blue square", (one, other))
+    assert not is_true("red circle", (one, other)), "it says nothing that could be read"
     assert read_statement("red circle") is read_statement("a circle red") is None
 
 

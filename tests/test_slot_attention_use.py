@@ -36,6 +36,7 @@ def test_one_slot_is_edited_and_no_other():
         ({"slot": 3}, "slot 3 does not exist: found 3 slots, 0 to 2"),
         ({"slot": -1}, "slot -1 does not exist"),
         ({"slot": 1, "move": (-0.3, 0.0)}, "slot 1 is at -0.9,0 and would come to -1.2,0"),
+        ({"slot": 2, "move": (0.0, 0.85)}, "slot 2 is at 0.2,0.2 and would come to 0.2,1.05"),
         ({"slot": 1, "move": (float("nan"), 0.0)}, "expected two finite numbers"),
         ({"slot": 1, "scale": 6.0}, "would become 2.4,2.4, expected from 0.001 to 2"),
         ({"slot": 1, "scale": 0.0}, "scale 0: expected a number above 0"),
@@ -44,6 +45,12 @@ def test_one_slot_is_edited_and_no_other():
 def test_an_edit_that_cannot_be_is_refused(changes, message):
     with pytest.raises(SaccadeError, match=message):
         edited_state(STATE, **changes)
+
+
+def test_a_slot_may_come_to_the_very_edge():
+    edge = np.array([[[0.0, np.nextafter(np.float32(1), np.float32(2))]]], np.float32)
+    state = {"slots": STATE["slots"][:, :1], "positions": edge}
+    assert edited_state(state, slot=0, move=(1.0, 0.0))["positions"][0, 0, 0] == 1
 
 
 def test_an_edit_needs_what_it_changes():
@@ -158,5 +165,7 @@ def test_a_short_run_learns_to_paint(tmp_path):
     assert saved["calibration"]["masks"].shape == (256, 14, 14)
     with pytest.raises(SaccadeError, match="no field 'colour'"):
         task(TrainOptions(out=tmp_path / "m.safetensors", set={"colour": 1}))
+    with pytest.raises(SaccadeError, match="side_px=twenty: expected a whole number"):
+        task(TrainOptions(out=tmp_path / "m.safetensors", set={"side_px": "twenty"}))
     with pytest.raises(SaccadeError, match="only generated scenes have it, found data 'digits'"):
         task(TrainOptions(out=tmp_path / "m.safetensors", data="digits", set={"side_px": 14}))

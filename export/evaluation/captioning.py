@@ -5,16 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.export.evaluation.found import Found, Score, mean
+from saccade.export.evaluation.found import Found, Score, mean, proportion
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.scenes import (
     CAPTIONED_SCENES,
+    REFERENCES,
     drawn_scenes,
     references,
     scenes_sha256,
 )
 from saccade.export.evaluation.subject import Subject
-from saccade.models.caption_search import Caption, greedy_search, step_of
+from saccade.models.caption_search import Caption, best_captions, step_of
+from saccade.models.data.scene_statements import is_true
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.scores.intervals import bootstrap_of
@@ -26,9 +28,9 @@ _RESAMPLES = 200  # of the corpus: its figures are computed anew each time
 
 
 def caption(subject: Subject, options: EvaluateOptions) -> Found:
-    """CIDEr-D, BLEU-4, ROUGE-L, and of the attention: REP, JS and the share of zeros.
+    """CIDEr-D, BLEU-4, ROUGE-L, REP and truth; of the attention JS and the share of zeros.
 
-    Captions are the greedy ones.
+    Captions are those that a request gets which names no beam.
 
     Raises: SaccadeError if the data has no sentences, or the model takes no image.
     """
@@ -46,10 +48,12 @@ def caption(subject: Subject, options: EvaluateOptions) -> Found:
         _bleu(texts, truth),
         mean("ROUGE-L", rouge_l(texts, truth)),
         mean("REP", _repetition(texts, truth), unit="per 100 words", higher=False),
+        proportion("true", np.array(list(map(is_true, texts, drawn.objects)))),
         *_attention_scores(captions),
     )
     sha256 = scenes_sha256(drawn, [text for each in truth for text in each])
-    return Found(subject.name, "caption", "shapes", sha256, scores, per_caption)
+    protocol = f"beam {subject.facts['beam']}, {REFERENCES} references a scene"
+    return Found(subject.name, "caption", "shapes", sha256, scores, per_caption, protocol)
 
 
 def _captions(subject: Subject, images: np.ndarray) -> list[Caption]:
@@ -58,9 +62,10 @@ def _captions(subject: Subject, images: np.ndarray) -> list[Caption]:
     found = []
     for start in range(0, len(images), _CHUNK):
         state = encode({"image": images[start : start + _CHUNK]})
-        found += greedy_search(
+        found += best_captions(
             step,
             state,
+            beam=int(facts["beam"]),
             start=int(facts["start"]),
             end=int(facts["end"]),
             max_length=int(facts["max_length"]),
@@ -86,10 +91,9 @@ def _repetition(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> list[fl
 
 
 def _attention_scores(captions: list[Caption]) -> list[Score]:
+    """What captions with words show; a model that says nothing looks nowhere."""
     maps = [each.attention for each in captions if len(each.attention)]
-    zeros = np.concatenate([zero_share(each) for each in maps])
     moving = [jensen_shannon(each) for each in maps if len(each) > 1]
-    return [
-        mean("JS", moving, unit="nats"),
-        mean("zero attention", zeros),
-    ]
+    zeros = [share for each in maps for share in zero_share(each)]
+    found = [mean("JS", moving, unit="nats")] if moving else []
+    return found + ([mean("zero attention", zeros)] if zeros else [])

@@ -38,6 +38,7 @@ class Found:
     data_sha256: str
     scores: tuple[Score, ...]
     samples: np.ndarray = field(repr=False, compare=False)
+    protocol: str = ""  # how the answers were made, where a task leaves a choice
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the samples."""

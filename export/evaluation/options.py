@@ -30,6 +30,7 @@ class EvaluateOptions(PathFields):
     budget: tuple[float | str, ...] = ()  # of a checkpoint; a folder is scored whole
     limit: int | None = None  # samples at most
     templates: Path | None = None  # prompts of zero-shot, one a line, with {} for the label
+    positions: Literal["anywhere", "left"] = "anywhere"  # of objects, for ari
     seed: int = 0  # of questions, captions and initial states
 
     def __post_init__(self) -> None:

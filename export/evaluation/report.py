@@ -16,7 +16,8 @@ def render(found: Sequence[Found]) -> "Table":
     from rich.table import Table
 
     first = found[0]
-    table = Table(title=f"{first.task} on {first.data}", box=box.SIMPLE, padding=(0, 1))
+    how = f" ({first.protocol})" if first.protocol else ""
+    table = Table(title=f"{first.task} on {first.data}{how}", box=box.SIMPLE, padding=(0, 1))
     table.add_column("variant", no_wrap=True)
     table.add_column("score")
     for heading in ("value", "95 %", "n"):

@@ -93,7 +93,7 @@ def drawn_scenes(
             f"{preprocessing.channels} channels, the scenes square with 3."
         )
     count = usual if options.limit is None else options.limit
-    return scenes("test", count, side_px=side_px)
+    return scenes("test", count, side_px=side_px, positions=options.positions)
 
 
 class Pictured(Protocol):

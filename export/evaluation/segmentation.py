@@ -44,7 +44,8 @@ def ari(subject: Subject, options: EvaluateOptions) -> Found:
     if "reconstruction" in answers:
         error = np.square(answers["reconstruction"] - _painted(images)).mean(axis=(1, 2, 3))
         scores.append(mean("MSE", error, unit="squared", higher=False))
-    return Found(subject.name, "ari", name, sha256, tuple(scores), foreground)
+    data = name if options.positions == "anywhere" else f"{name} ({options.positions})"
+    return Found(subject.name, "ari", data, sha256, tuple(scores), foreground)
 
 
 def _painted(images: np.ndarray) -> np.ndarray:
@@ -60,7 +61,8 @@ def _masked(
         return drawn.images, drawn.masks, scenes_sha256(drawn)
     if name == "tetrominoes":
         count = options.limit or TEST_SCENES
-        puzzles = tetrominoes("test", count, side_px=preprocessing.height_px)
+        side_px, positions = preprocessing.height_px, options.positions
+        puzzles = tetrominoes("test", count, side_px=side_px, positions=positions)
         return puzzles.images, puzzles.masks, scenes_sha256(puzzles)
     raise SaccadeError(
         f"--data {name}: true masks are only known of generated scenes. Pass --data tetrominoes "

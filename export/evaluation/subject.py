@@ -55,8 +55,9 @@ class Subject:
             if role in self.parts:
                 return self.parts[role]
         raise SaccadeError(
-            f"{self.name}: has the parts {sorted(self.parts)}, this task needs one of "
-            f"{sorted(roles)}. Choose another --task."
+            f"{self.name}: found the parts {sorted(self.parts)}, this task needs one of "
+            f"{sorted(roles)}. If files are missing from the folder, export the checkpoint again; "
+            "otherwise choose another --task."
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb
 from calls import Refused, call, remaining_us
-from caption_search import Caption, WrongSearch, beam_search, check_search, greedy_search, step_of
+from caption_search import Caption, WrongSearch, best_captions, check_search, step_of
 from lane import Ticket
 from routes import Route, Routes
 
@@ -73,20 +73,7 @@ def search(
         return call(parts["step"], arrays, outputs, remaining_us([ticket]))
 
     step = step_of(run)
-    start, end, length = int(route.facts["start"]), settings["end"], settings["max_length"]
-    if settings["beam"] == 1:
-        return greedy_search(step, state, start=start, end=end, max_length=length)
-    return [
-        beam_search(
-            step,
-            {name: value[row : row + 1] for name, value in state.items()},
-            start=start,
-            end=end,
-            beam=settings["beam"],
-            max_length=length,
-        )[0]
-        for row in range(ticket.rows)
-    ]
+    return best_captions(step, state, start=int(route.facts["start"]), **settings)
 
 
 def column(array: np.ndarray) -> np.ndarray:

@@ -84,6 +84,12 @@ def read_statement(text: str) -> Statement | None:
     return Statement(whole, relation) if len(whole) == len(phrases) else None
 
 
+def is_true(text: str, objects: Sequence[Object]) -> bool:
+    """Whether the sentence makes a statement, and it holds of the scene, if only just."""
+    said = read_statement(text)
+    return said is not None and said.holds(objects, 0.0)
+
+
 def _read_phrase(clause: str) -> Phrase | None:
     article, *words = clause.split()[:6] or [""]
     said = {name: word for name in ATTRIBUTES for word in words if word in ATTRIBUTES[name]}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from saccade.models.captioner import Captioner, CaptionerConfig
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
-from saccade.models.data.scene_statements import read_statement
+from saccade.models.data.scene_statements import is_true
 from saccade.models.data.shapes import scenes
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import jensen_shannon, repetition
@@ -23,7 +23,6 @@ from saccade.plugins.errors import SaccadeError
 
 CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB of a shipped file, which has 3 at most
 REFERENCES = 5  # captions of a validation image, as in the data sets of photographs
-NEARLY = 0.0  # a generated relation is true if it holds at all
 
 EXTRA: dict[str, Any] = {
     "scenes": 8_000,  # drawn once; their captions are new in every batch
@@ -71,6 +70,10 @@ class CaptionerTask:
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         given = {"words": CAPTION_WORDS, "max_length": CAPTION_TOKENS - 2}
+        if fixed := sorted(set(given) & set(options.set)):
+            raise SaccadeError(
+                f"--set {fixed[0]}: the captions of the generated scenes decide it. Leave it out."
+            )
         config = chosen_config(CaptionerConfig, options, self.recipe.config, given)
         if config.encoder != "cnn" or config.height_px != config.width_px or config.channels != 3:
             raise SaccadeError(
@@ -145,13 +148,8 @@ class CaptionerTask:
         return self.model.texts(found), [each.attention for each in found]
 
     def _true(self, texts: list[str]) -> float:
-        said = [read_statement(text) for text in texts]
-        scenes_of = self.validation.objects
-        holds = [
-            each is not None and len(each.phrases) <= len(objects) and each.holds(objects, NEARLY)
-            for each, objects in zip(said, scenes_of, strict=False)
-        ]
-        return sum(holds) / len(holds)
+        pairs = zip(texts, self.validation.objects, strict=False)
+        return _mean([is_true(text, objects) for text, objects in pairs])
 
     def finish(self) -> None:
         """Nothing: the weights are all there is."""

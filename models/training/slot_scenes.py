@@ -59,6 +59,8 @@ def scene_source(options: TrainOptions, validation: int) -> SceneSource:
 
 def _generated(name: str, options: TrainOptions, validation: int) -> SceneSource:
     side = options.set.get("side_px", _SIDES[name])
+    if type(side) is not int:
+        raise SaccadeError(f"--set side_px={side}: expected a whole number, such as 20, 24 or 35.")
     positions = options.set.get("positions", "anywhere")
     splits, batches = _DRAWN[name]
     like = splits("validation", validation, side_px=side, positions=positions)

@@ -13,6 +13,7 @@ from saccade.plugins.files import sha256_of
 from saccade.serving.frontier import entry_of, merge
 from saccade.serving.model_config import parse_config
 from saccade.serving.repository import RepositoryOptions, deploy
+from saccade.serving.variant_parts import grouped
 
 POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
 NAMES = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32")
@@ -180,6 +181,15 @@ def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words
     with pytest.raises(SaccadeError, match=f"nac-b0250-fp32.*{words}.*Export"):
         deploy(folder, RepositoryOptions(out))
     assert not out.exists()
+
+
+def test_a_captioner_needs_both_of_its_parts(folder):
+    (first, *_) = read_folder(folder)
+    alone = replace(first, variant=replace(first.variant, family="captioner", role="encode"))
+    with pytest.raises(SaccadeError, match="found the part encode, expected encode and step"):
+        grouped([alone])
+    step = replace(alone, variant=replace(alone.variant, role="step"))
+    assert set(grouped([alone, step])[0].parts) == {"encode", "step"}
 
 
 def test_an_existing_output_is_refused_before_any_work_and_replaced_with_force(folder, out):
