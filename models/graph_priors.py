@@ -109,11 +109,11 @@ def structure_loss(
     Source: mse, kl and clip: the authors' code.
     """
     log_p, u = -scaled_distance, len(target)
-    counted, share = 1.0, u * u
+    share, counted = u * u, torch.ones_like(target)
     if kind == "cross-entropy":
         log_not = torch.log(-torch.expm1(log_p.clamp(max=-1e-6)))
         terms = -(target * log_p + (1 - target) * log_not)
-        counted, share = 1 - torch.eye(u, dtype=target.dtype, device=target.device), u * (u - 1)
+        share, counted = u * (u - 1), counted - torch.eye(u, dtype=target.dtype).to(target.device)
     elif kind == "mse":
         terms = (log_p.exp() - target).square()
     else:

@@ -135,7 +135,7 @@ class NACTask:
 
     def _rank(self) -> Tensor:
         """The modules' order; where each image has its own circuit, that of training images."""
-        device = self.model.head.weight.device
+        device = self.model.read_out_codes.device
         images = torch.from_numpy(self.training.images[:CALIBRATION_SAMPLES])
         return self.model.rank_modules(images.to(device))
 
@@ -180,7 +180,7 @@ def score(
 
     Raises: SaccadeError if a budget keeps no module.
     """
-    device = model.head.weight.device
+    device = model.read_out_codes.device
     images = torch.from_numpy(data.images[:most]).to(device)
     labels = torch.from_numpy(data.labels[:most]).to(device)
     scores = {}

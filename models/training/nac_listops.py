@@ -169,7 +169,7 @@ class ListOpsTask:
         self.model._structure.restore(state["structure"])
 
     def _rank(self) -> None:
-        device = self.model.head.weight.device
+        device = self.model.read_out_codes.device
         kept = slice(CALIBRATION)
         x, length = self.training.characters[kept], self.training.length[kept]
         self.model.rank_modules(torch.from_numpy(x).to(device), torch.from_numpy(length).to(device))
@@ -215,7 +215,7 @@ def accuracy(model: NAC, data: Expressions, budget: float, most: int | None = No
 
     Raises: SaccadeError if the budget keeps no module.
     """
-    small, device = model.prune(budget).fold(), model.head.weight.device
+    small, device = model.prune(budget).fold(), model.read_out_codes.device
     right, count = 0, len(data.labels[:most])
     for i in range(0, count, _BATCH):
         here = slice(i, min(i + _BATCH, count))
