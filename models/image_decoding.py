@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An encoded image to the model's input: opened, resized, cropped, or refused with the reason.
-
-numpy and Pillow only: training, evaluation and the router run this same file.
-"""
+"""An encoded image to the model's input, or refused; numpy and Pillow: the router runs this too."""
 
 import io
 import re
@@ -19,7 +16,7 @@ SIGNATURES = {
 }
 # A resized image larger than this, or than so many inputs, is not made whole to be cropped.
 WHOLE_PIXELS, WHOLE_INPUTS = 4_000_000, 16
-NEAR, FAR = (1.5, -2.5, 0, 1), (-0.5, 2.5, -4, 2)  # the bicubic's two cubics
+NEAR, FAR = (1.5, -2.5, 0, 1), (-0.5, 2.5, -4, 2)  # the bicubic's cubics
 # Pillow's filters by distance, and how far they look in pixels of the larger of both grids.
 FILTERS = {
     "bilinear": (1, lambda x: 1 - x),
@@ -220,8 +217,8 @@ def _pillow(
     image: Image.Image, size: tuple[int, int], window: _Window, interpolation: str
 ) -> Image.Image:
     """Pillow's filters, which average over what a pixel covers where they make an image smaller."""
-    inputs = (window[2] - window[0]) * (window[3] - window[1])
-    if size[0] * size[1] <= max(WHOLE_PIXELS, WHOLE_INPUTS * inputs):
+    kept_size = (window[2] - window[0], window[3] - window[1])
+    if size[0] * size[1] <= max(WHOLE_PIXELS, WHOLE_INPUTS * kept_size[0] * kept_size[1]):
         way = Image.Resampling[interpolation.upper()]
         return (image if image.size == size else image.resize(size, way)).crop(window)
     if interpolation == "nearest" or image.mode in ("1", "P"):
@@ -240,7 +237,7 @@ def _pillow(
         rows = np.moveaxis(pixels, axis, 0)
         total = 2**21 + sum((rows[at].T * share).T for at, share in zip(*taps[axis], strict=True))
         pixels = np.moveaxis((total >> 22).clip(0, 255).astype(np.uint8), 0, axis)
-    return Image.frombytes(seen, pixels.shape[1::-1], pixels.tobytes()).convert(image.mode)
+    return Image.frombytes(seen, kept_size, pixels.tobytes()).convert(image.mode)
 
 
 def _taps(
@@ -270,7 +267,7 @@ def _sampled(
     """Between the two nearest pixels of each axis alone, as OpenCV and tf.image.resize do it."""
     image = image.convert("RGB") if image.mode in ("1", "P") else image
     pixels = np.asarray(image)
-    for axis in (0, 1):
+    for axis in (1, 0):  # in tf's order, and in its float32: so halves are rounded alike
         rows, to = np.moveaxis(pixels, axis, 0), size[1 - axis]
         first, last = window[1 - axis :: 2]
         if interpolation == "nearest":
@@ -279,13 +276,14 @@ def _sampled(
             at = np.cumsum(steps)[first:].astype(np.int64)  # added up, as Pillow does
             rows = rows[at.clip(max=len(rows) - 1)]
         else:
-            at = (np.arange(first, last) + 0.5) * (len(rows) / to) - 0.5
+            at = (np.arange(first, last, dtype=np.float32) + 0.5) * np.float32(len(rows) / to) - 0.5
             low = np.floor(at := at.clip(0, len(rows) - 1)).astype(np.int64)
-            beyond = rows[(low + 1).clip(max=len(rows) - 1)]
-            rows = (rows[low].T * (1 - at + low) + beyond.T * (at - low)).T
+            both = low, (low + 1).clip(max=len(rows) - 1)
+            near, beyond = (rows[each].T.astype(np.float32) for each in both)
+            rows = (near + (beyond - near) * (at - np.floor(at))).T
         pixels = np.moveaxis(rows, 0, axis)
-    pixels = np.rint(pixels).astype(np.uint8)
-    return Image.frombytes(image.mode, pixels.shape[1::-1], pixels.tobytes())
+    kept_size = (window[2] - window[0], window[3] - window[1])
+    return Image.frombytes(image.mode, kept_size, np.rint(pixels).astype(np.uint8).tobytes())
 
 
 def _padded(pixels: np.ndarray, wanted: Wanted) -> np.ndarray:

@@ -205,3 +205,23 @@ FILES: dict[str, Callable[[Path], OfficialFile]] = {
     "deit": deit,
     "swin": swin,
 }
+
+
+def photographs(source: str) -> tuple[list[Path], np.ndarray]:
+    """Files of photographs, and what the source's authors' own transform made of them.
+
+    Shapes: -> uint8 [n h w c], of the size that the source's file here takes.
+    """
+    folder = GOLDEN / "preprocessing"
+    name = "served_slots.npz" if source == "invariant-slot-attention" else "served.npz"
+    said = json.loads((folder / "manifest.json").read_text())["photographs"]
+    files, pixels = [], []
+    with np.load(folder / name) as made:
+        for key in made.files:
+            if key.startswith(f"{source}/"):
+                entry = said[key.partition("/")[2]]
+                package = importlib.util.find_spec(entry["package"]) if "package" in entry else None
+                place = Path(str(package.origin)).parent if package else folder
+                files.append(place / entry["path"])
+                pixels.append(made[key])
+    return files, np.stack(pixels)

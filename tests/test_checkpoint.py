@@ -143,6 +143,25 @@ def test_calibration_of_another_shape_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_checkpoint_from_before_resize_modes_squashes() -> None:
+    from importlib import resources
+
+    for path in sorted(Path(str(resources.files("saccade.models.shipped"))).glob("*.safetensors")):
+        with path.open("rb") as file:
+            head = file.read(int.from_bytes(file.read(8), "little"))
+        written = json.loads(json.loads(head)["__metadata__"]["saccade"])["preprocessing"]
+        if written is None or "resize_mode" in written:
+            continue
+        found = Preprocessing.from_dict(written)
+        assert (found.resize_mode, found.interpolation) == ("squash", written["resize"])
+        assert (found.conversion, found.alpha, found.min_side_px) == ("before", "white", 1)
+    old = {"resize": "lanczos", **dict.fromkeys(("height_px", "width_px"), 8)}
+    caps = {"max_image_mib": 1, "max_megapixels": 2, "max_side_px": 3, "max_images": 4}
+    squashing = Preprocessing.from_dict(old | caps | {"channels": 1, "mean": [0.0], "std": [1.0]})
+    assert (squashing.resize_mode, squashing.resize_px) == ("squash", (8, 8))
+    assert (squashing.interpolation, squashing.max_side_px) == ("lanczos", 3)
+
+
 PREPROCESSING = {
     "no height": {"height_px": 0},
     "two channels": {"channels": 2, "mean": (0.0, 0.0), "std": (1.0, 1.0)},

@@ -19,6 +19,7 @@ from saccade.export.manifest import (
     ParentEntry,
     Parity,
     VariantEntry,
+    images_text,
     read_folder,
     read_manifest,
     write_manifest,
@@ -114,6 +115,39 @@ def test_refuses(case: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(SaccadeError, match=message):
         read_manifest(path)
+
+
+OLD_IMAGES = {
+    "height_px": 8,
+    "width_px": 8,
+    "channels": 1,
+    "mean": [0.3],
+    "std": [0.4],
+    "resize": "bicubic",
+    "max_image_mib": 16,
+    "max_megapixels": 50,
+    "max_side_px": 16384,
+    "max_images": 64,
+}
+
+
+def written_before_resize_modes(folder: Path) -> None:
+    for path in folder.glob("*" + SUFFIX):
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content | {"version": 3, "preprocessing": OLD_IMAGES}))
+
+
+def test_an_older_manifest_squashes_and_says_so(tmp_path: Path) -> None:
+    new = put(tmp_path)
+    assert "cropped at the centre" in images_text(tmp_path, [new])[0]
+    written_before_resize_modes(tmp_path)
+    (old,) = read_folder(tmp_path)
+    assert old.preprocessing == Preprocessing(
+        8, 8, 1, (0.3,), (0.4,), resize_mode="squash", interpolation="bicubic", min_side_px=1
+    )
+    (said,) = images_text(tmp_path, [old])
+    assert "squashed to 8 x 8 px (bicubic), its shape not kept" in said
+    assert "The manifest has version 3, which knew no other way than to squash" in said
 
 
 @pytest.mark.parametrize("key", ["schema", "version", "file", "parity"])

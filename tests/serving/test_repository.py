@@ -221,9 +221,11 @@ def test_caps_out_of_range_are_refused(folder, out, options, words):
 
 
 def test_caps_of_the_options_reach_the_router(folder, out):
-    deploy(folder, RepositoryOptions(out, max_image_mib=2, max_megapixels=3, max_side_px=400))
+    caps = {"max_image_mib": 2, "max_megapixels": 3, "max_side_px": 400, "min_side_px": 5}
+    deploy(folder, RepositoryOptions(out, **caps))
     found = routes_of(out)["preprocessing"]
-    assert (found["max_image_mib"], found["max_megapixels"], found["max_side_px"]) == (2, 3, 400)
+    assert {name: found[name] for name in caps} == caps
+    assert found["resize_mode"] == "shortest"
 
 
 def test_the_same_folder_gives_the_same_bytes(folder, out, tmp_path):

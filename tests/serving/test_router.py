@@ -216,6 +216,8 @@ INVALID = {
     "text": ("nac", files(b"/etc/passwd is no image"), {}, "JPEG, PNG or WebP"),
     "truncated": ("nac", files(encode(NOISE, "JPEG")[:-200]), {}, "truncated"),
     "20,000 pixels wide": ("nac", files(encode(Image.new("1", (20_000, 1)))), {}, "16384"),
+    "100,000 x 10": ("nac", files(encode(Image.new("1", (100_000, 10)))), {}, "make it smaller"),
+    "one pixel": ("nac", files(encode(Image.new("L", (1, 1)))), {}, "1 x 1 pixels, expected at"),
     "animated": (
         "nac", files(encode(FRAMES[0], "PNG", save_all=True, append_images=FRAMES)), {}, "frames",
     ),

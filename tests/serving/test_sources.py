@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from PIL import Image
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
@@ -14,8 +15,10 @@ ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
 import official_files  # noqa: E402
 
 from saccade.export import gate, samples  # noqa: E402
+from saccade.export.compare import THRESHOLDS  # noqa: E402
 from saccade.export.manifest import read_folder  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
+from saccade.models.image_decoding import fit  # noqa: E402
 from saccade.plugins.errors import SaccadeError  # noqa: E402
 from saccade.plugins.files import json_bytes, sha256_of  # noqa: E402
 from saccade.serving.cli import run  # noqa: E402
@@ -238,9 +241,32 @@ def test_the_served_answer_is_the_files(source, server, made):
             if role == "decode":
                 continue
             inputs = inputs_of(checkpoint, role)
-            expected, found = answers(path, **inputs), client.infer(inputs)
+            found = client.infer(inputs)
+            if "image" in inputs:  # most sources enlarge it and crop
+                wanted = checkpoint.preprocessing.wanted()
+                inputs["image"] = np.stack(
+                    [fit(Image.fromarray(x), wanted) for x in inputs["image"]]
+                )
+            expected = answers(path, **inputs)
             for name in expected:
                 np.testing.assert_allclose(found[name], expected[name], **CLOSE, err_msg=name)
+
+
+@pytest.mark.parametrize("source", [each for each in SOURCES if each != "tvmax-vqa"])
+def test_photographs_are_answered_as_by_their_authors(source, server, made):
+    files, pixels = official_files.photographs(source)
+    assert len(files) >= 12
+    given = {}
+    if source == "invariant-slot-attention":
+        state = np.random.default_rng(6).normal(size=(len(files), 4, 20)) / 3
+        given["initial_state"] = state.astype(np.float32)
+    path = next(path for role, path in files_of(made(source)).items() if role in ("", "image"))
+    expected = answers(path, image=pixels, **given)
+    with Client(server.url, source) as client:
+        found = client.infer({"image": files, **given})
+    limit = THRESHOLDS["fp32"]["relative_error"]
+    for name, array in expected.items():
+        assert np.abs(found[name] - array).max() <= limit * np.abs(array).max(), name
 
 
 REFUSED = {
