@@ -60,7 +60,8 @@ class UnconditionalGenerator(nn.Module):
         self.beside = beside > 0
 
     def forward(self, modules: Tensor | None = None) -> Circuit:
-        signatures, codes, read_in = self.signatures, self.codes, self.read_in_codes
+        signatures, read_in = self.signatures, self.read_in_codes
+        codes: Tensor = self.codes
         if modules is not None:
             signatures = None if signatures is None else signatures[modules]
             codes = codes[modules]

@@ -104,13 +104,14 @@ def last_layer(config: NACConfig) -> nn.Module:
     """The layer from a state to logits."""
     if config.head == "linear":
         return linear(config.dim, config.classes)
-    given = {"alpha": config.alpha, "modulation": config.modulation, "one": config.modfc_one}
     return ModulatedHead(
         config.dim,
         config.classes,
         config.code_dim,
+        alpha=config.alpha,
+        modulation=config.modulation,
+        one=config.modfc_one,
         norm_affine=config.modfc_norm_affine,
-        **given,
     )
 
 

@@ -75,8 +75,9 @@ def put_circuit(reading: Reading, graph: str, config: NACConfig, *, tokens: str 
     keys = bandwidths(reading, graph)
     if config.epsilon_learned:
         reading.put("kernel.bandwidth", torch.stack([reading.tensors[key] for key in keys]), *keys)
+    fixed = "no kernel" if config.connectivity == "dense" else "is the configuration's epsilon"
     for key in () if config.epsilon_learned else keys:
-        reading.ignored[key] = "no kernel" if config.connectivity == "dense" else "epsilon"
+        reading.ignored[key] = fixed
 
 
 def put_tables(reading: Reading, graph: str, config: NACConfig) -> None:
