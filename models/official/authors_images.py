@@ -32,7 +32,7 @@ def authors_images(source: str, config: "Pictured", **sizes: int) -> AuthorsImag
     """
     fields, origin = _RULES[source]((config.height_px, config.width_px), **sizes)
     # Their files are opened by Pillow's convert("RGB"), which drops alpha.
-    fields = {"interpolation": "bicubic", "alpha": "dropped"} | fields
+    fields = {"interpolation": "bicubic", "alpha": "dropped", **fields}
     return AuthorsImages(
         Preprocessing(
             config.height_px,
