@@ -185,7 +185,7 @@ def read_manifests(folder: Path) -> list[Manifest]:
 
 def images_text(folder: Path, manifests: Sequence[Manifest]) -> tuple[str, ...]:
     """What becomes of an image, a line for each way that the manifests say it, in words."""
-    lines = {}
+    lines: dict[str, None] = {}
     for each in manifests:
         if each.preprocessing is None:
             continue
