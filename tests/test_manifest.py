@@ -279,3 +279,12 @@ def test_needs_no_framework() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+def test_verify_prints_what_becomes_of_an_image(tmp_path: Path) -> None:
+    from saccade.export.verdict import GateReport, render
+
+    said = images_text(tmp_path, [put(tmp_path)])
+    report = GateReport(tmp_path, (), said)
+    assert report.to_dict()["images"] == list(said)
+    assert said[0] in str(render(report).caption)

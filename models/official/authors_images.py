@@ -30,9 +30,9 @@ def authors_images(source: str, config: "Pictured", **sizes: int) -> AuthorsImag
     `sizes` are what else decides: torchvision's depends on the model.
     Raises: KeyError for a source that takes no images.
     """
-    fields, origin = _RULES[source]((config.height_px, config.width_px), **sizes)
+    rule, origin = _RULES[source]((config.height_px, config.width_px), **sizes)
     # Their files are opened by Pillow's convert("RGB"), which drops alpha.
-    fields = {"interpolation": "bicubic", "alpha": "dropped", **fields}
+    fields: dict[str, Any] = {"interpolation": "bicubic", "alpha": "dropped"} | rule
     return AuthorsImages(
         Preprocessing(
             config.height_px,
