@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.autocast import in_float32
 from saccade.models.modulation import ModFC, ModFFN, linear
 from saccade.models.nac_config import NACConfig
 from saccade.models.skmdpa import skmdpa
@@ -133,6 +134,7 @@ class ReadIn(nn.Module):
         return masked_softmax(probe @ tokens.mT, mask)
 
 
+@in_float32
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax over the tokens that take part; a sample without any is NaN.
 
@@ -224,7 +226,8 @@ class ConfidencePool(nn.Module):
             scores = self.score(states).squeeze(-1)
         else:
             scores = self.scores.expand(states.shape[:2])
-        return (scores.softmax(-1).unsqueeze(1) @ states).squeeze(1)
+        weights = in_float32(torch.softmax)(scores, -1)
+        return (weights.unsqueeze(1) @ states).squeeze(1)
 
 
 def head_outputs(head: nn.Module, state: Tensor) -> dict[str, Tensor]:

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.models.autocast import in_float32
 
+
+@in_float32
 def signature_distance(queries: Tensor, keys: Tensor) -> Tensor:
     """1 - cosine similarity of every pair of signatures.
 
@@ -68,4 +71,4 @@ def skmdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int =
     scores = (q / math.sqrt(d // heads)) @ k.mT
     if bias is not None:
         scores = scores + (bias if bias.dim() == 2 else bias.unsqueeze(1))
-    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, i, d)
+    return (in_float32(torch.softmax)(scores, -1) @ v).transpose(1, 2).reshape(b, i, d)

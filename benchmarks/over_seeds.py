@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The 95 % interval over seeds: what another seed may give, which no number of samples says."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+
+def over_seeds(values: Sequence[float]) -> dict[str, Any]:
+    """Mean of one value a seed, its t interval, and whether that leaves 0 out.
+
+    Raises: ValueError with fewer than two seeds.
+    """
+    if len(values) < 2:
+        raise ValueError(f"found {len(values)} seed, expected at least two.")
+    mean = float(np.mean(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return {
+        "seeds": len(values),
+        "mean": mean,
+        "half_width": half,
+        "interval": [mean - half, mean + half],
+        "shown": abs(mean) > half,
+    }
+
+
+def spoken(found: dict[str, Any]) -> str:
+    """The interval in points and in words."""
+    verdict = "shown" if found["shown"] else "not shown"
+    return (
+        f"{100 * found['mean']:+.1f} +- {100 * found['half_width']:.1f} points "
+        f"over {found['seeds']} seeds: {verdict}"
+    )
