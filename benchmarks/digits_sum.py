@@ -8,13 +8,12 @@
 The twins are circuits of 256 modules, the same steps, seed and rates: links of mean degree 12 or
 dense, with module dropout or without. They have fewer steps than the shipped one, because without
 module dropout a step of 256 modules is dear; the sparse one without is the circuit of that size
-of nac_sizes.py. `sparse-long` has the shipped recipe's steps. `train --ship` copies the shipped
-one to models/shipped.
+of nac_sizes.py. `shipped.py ship digits-sum` puts the shipped one into models/shipped.
 """
 
 import argparse
+import json
 import os
-import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +25,15 @@ import torch
 from budget_scores import score_budgets
 from nac_curves import links_of
 from nac_sizes import STEPS, Arm, options_of
+from shipped import BUILT, DIGITS_SUM_BUDGETS
 
 from saccade.models.checkpoint import load
 from saccade.models.train import TrainOptions, train
 from saccade.plugins.files import json_bytes, write_atomically
 from saccade.serving.machine import this_machine
 
-SHIPPED = Path("models/shipped/digits-sum.safetensors")
+SHIPPED = Path("models/shipped/digits-sum.safetensors")  # with its card by shipped.py ship
 RESULT = Path("benchmarks/results/digits_sum.json")
-BUDGETS = (1.0, 0.5, 0.25, 0.2, 0.125, 0.0625, 0.03125, 0.015625)
 WITHOUT = "module_dropout"  # where it is not set, the recipe's is taken
 
 
@@ -43,7 +42,7 @@ def runs(folder: Path, sizes: Path) -> dict[str, TrainOptions]:
     plain = options_of(sizes, Arm(256, heads=True), seed=0, steps=STEPS)
     dropping = {key: value for key, value in plain.set.items() if key != WITHOUT}
     dense = {"connectivity": "dense"}
-    shipped = TrainOptions(folder / SHIPPED.name, data="digits-sum", threads=1)
+    shipped = TrainOptions(BUILT / SHIPPED.name, data="digits-sum", threads=1)
 
     def twin(name: str, given: dict[str, Any]) -> TrainOptions:
         return replace(plain, out=folder / f"{name}.safetensors", set=given)
@@ -54,14 +53,14 @@ def runs(folder: Path, sizes: Path) -> dict[str, TrainOptions]:
         "sparse-no-dropout": plain,
         "dense-dropout": twin("dense-dropout", dropping | dense),
         "dense-no-dropout": twin("dense-no-dropout", plain.set | dense),
-        "sparse-long": replace(
-            shipped, out=folder / "sparse-long.safetensors", set=dropping, precision="bf16"
-        ),
     }
 
 
-def scores(options: dict[str, TrainOptions]) -> dict[str, Any]:
-    """Test scores and links of every checkpoint that is there; of the shipped one always."""
+def scores(options: dict[str, TrainOptions], known: dict[str, Any]) -> dict[str, Any]:
+    """Test scores and links of every checkpoint that is there; of the shipped one always.
+
+    `known` are scores of before, which are taken over where the file is the same.
+    """
     found = {}
     for name, run in options.items():
         path = run.out
@@ -71,7 +70,12 @@ def scores(options: dict[str, TrainOptions]) -> dict[str, Any]:
             print(f"{name}: {path} is not there, left out")
             continue
         checkpoint = load(path)
-        result = score_budgets(checkpoint, "digits-sum", BUDGETS)
+        before = known.get(name, {})
+        if before.get("sha256") == checkpoint.sha256 and "links" in before:
+            found[name] = before
+            _print(name, before)
+            continue
+        result = score_budgets(checkpoint, "digits-sum", DIGITS_SUM_BUDGETS)
         found[name] = {
             "sha256": checkpoint.sha256,
             "card": checkpoint.card,
@@ -103,7 +107,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of runs to train")
     parser.add_argument("--folder", type=Path, default=Path("build/benchmarks/digits-sum"))
     parser.add_argument("--sizes", type=Path, default=Path("build/nac_sizes"))
-    parser.add_argument("--ship", action="store_true", help=f"copy the shipped one to {SHIPPED}")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -113,10 +116,9 @@ def main() -> None:
             run = options[name]
             if not run.out.exists():
                 train("nac", replace(run, resume=run.state_path.exists()))
-        if given.ship:
-            shutil.copyfile(options["shipped"].out, SHIPPED)
         return
-    models = scores(options)
+    known = json.loads(given.out.read_bytes())["models"] if given.out.exists() else {}
+    models = scores(options, known)
     content = {
         "machine": this_machine().to_dict(),
         "missing": sorted(set(options) - set(models)),

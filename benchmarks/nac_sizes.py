@@ -23,7 +23,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from nac_curves import ORDERS, curves_of, dropped, links_of
 from nac_sizes_picture import draw
-from over_seeds import over_seeds
 from result_file import write_result
 
 from saccade.models.checkpoint import load
@@ -131,7 +130,6 @@ def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "full": [run["degree"][str(arm.modules)] for run in runs],
         "dropped_at_3_points": shares,
         "lost_with_half": lost,
-        **({"over_seeds": over_seeds(shares["degree"])} if len(runs) > 1 else {}),
     }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of results/nac_sizes.json: curves by order for each size, and what 3 points buy."""
+"""The picture of results/nac_sizes.json: what is lost by size, and what 3 points buy."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 _ORDERS = {"degree": "#0b6e99", "random": "#c2571a", "reversed": "#7b4fa3"}
+_SIZES = {32: "#8fb8c9", 64: "#3d8a4e", 128: "#c2571a", 256: "#7b4fa3"}
 _GREY = "#5b626b"
 
 
@@ -36,22 +37,21 @@ def draw(result: dict[str, Any], out: Path) -> None:
 
 
 def _draw_curves(axes: Any, result: dict[str, Any]) -> None:
-    largest = max(
-        (name for name, found in result["arms"].items() if found["auxiliary_heads"]),
-        key=lambda name: result["arms"][name]["modules"],
-    )
-    modules = result["arms"][largest]["modules"]
-    for index, run in enumerate(result["runs"][largest]):
-        for order, colour in _ORDERS.items():
-            kept = sorted(map(int, run[order]))
+    for name, found in sorted(result["arms"].items(), key=lambda arm: arm[1]["modules"]):
+        if not found["auxiliary_heads"]:
+            continue
+        modules = found["modules"]
+        for index, run in enumerate(result["runs"][name]):
+            kept = sorted(map(int, run["degree"]))
             dropped = [100 * (1 - each / modules) for each in kept]
-            values = [100 * run[order][str(each)] for each in kept]
-            label = f"{order} order" if index == 0 else None
-            axes.plot(dropped, values, color=colour, lw=1.6, marker="o", ms=2.5, label=label)
-    axes.set_title(f"{modules} modules", fontsize=10)
+            lost = [100 * (run["degree"][str(each)] - found["full"][index]) for each in kept]
+            label = name if index == 0 else None
+            axes.plot(dropped, lost, color=_SIZES[modules], lw=1.5, marker="o", ms=2, label=label)
+    axes.axhline(-result["lost_points"], color="#8a8f98", lw=0.8)
+    axes.set_title("least connected modules dropped first", fontsize=10)
     axes.set_xlabel("modules dropped, %")
-    axes.set_ylabel("top-1, %")
-    axes.legend(fontsize=8, frameon=False)
+    axes.set_ylabel("top-1 minus that of all modules, points")
+    axes.legend(fontsize=8, frameon=False, loc="lower left")
 
 
 def _draw_sizes(axes: Any, result: dict[str, Any]) -> None:
@@ -60,6 +60,8 @@ def _draw_sizes(axes: Any, result: dict[str, Any]) -> None:
             (found for found in result["arms"].values() if found["auxiliary_heads"] == heads),
             key=lambda found: found["modules"],
         )
+        if not arms:
+            continue
         for order, colour in _ORDERS.items():
             shares = [found["dropped_at_3_points"][order] for found in arms]
             sizes = [found["modules"] for found in arms]

@@ -64,17 +64,18 @@ DIGITS = _recipe(
 
 DIGITS_SUM = _recipe(
     config={
-        "patch_px": 12,
+        "patch_px": 6,  # a quarter of a digit: the read-in has to find what belongs together
+        "tokenizer": "conv",
         "modules": 256,
         "dim": 64,
         "code_dim": 32,
         "ffn_dim": 128,
         "propagator_layers": 2,
-        "graph_degree": 230.0,
+        "graph_degree": 12.0,
         "dropout_draw": "log-uniform",
         "dropout_ordered": 0.7,
     },
-    steps=6_000,
+    steps=4_000,
     epoch_steps=100,
     batch=64,
     learning_rate=2e-3,
