@@ -35,7 +35,7 @@ SEEDS = (0, 1)
 STEPS, BATCH, MEAN_DEGREE = 2_000, 32, 12.0
 # A quarter of a digit a token, behind convolutions: the read-in has to find what belongs together.
 TOKENS = {"patch_px": 6, "tokenizer": "conv"}
-LOST_POINTS = 3.0
+LOST_POINTS, LEARNED = 3.0, 0.2
 TEST_CANVASES = 1_000  # the first ones of the test split
 GRID, CONTROLS = 32, 8  # modules are kept in steps of U / 32 by degree, of U / 8 in other orders
 PAPER = {"modules": 320, "dropped": 0.8}  # "more than 80 %", on Tiny-ImageNet
@@ -118,6 +118,7 @@ def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
     shares = {
         order: [dropped(run[order], arm.modules, LOST_POINTS) for run in runs] for order in ORDERS
     }
+    full = [run["degree"][str(arm.modules)] for run in runs]
     half = str(arm.modules // 2)
     lost = {
         order: [run[order][str(arm.modules)] - run[order][half] for run in runs] for order in ORDERS
@@ -127,7 +128,8 @@ def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "auxiliary_heads": arm.heads,
         "seeds": [run["seed"] for run in runs],
         "mean_degree": [run["links"]["mean_degree"] for run in runs],
-        "full": [run["degree"][str(arm.modules)] for run in runs],
+        "full": full,
+        "learned": min(full) > LEARNED,  # from chance there is nothing to lose
         "dropped_at_3_points": shares,
         "lost_with_half": lost,
     }

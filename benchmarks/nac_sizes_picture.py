@@ -38,7 +38,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
 
 def _draw_curves(axes: Any, result: dict[str, Any]) -> None:
     for name, found in sorted(result["arms"].items(), key=lambda arm: arm[1]["modules"]):
-        if not found["auxiliary_heads"]:
+        if not (found["auxiliary_heads"] and found["learned"]):
             continue
         modules = found["modules"]
         for index, run in enumerate(result["runs"][name]):
@@ -57,7 +57,11 @@ def _draw_curves(axes: Any, result: dict[str, Any]) -> None:
 def _draw_sizes(axes: Any, result: dict[str, Any]) -> None:
     for heads, style in ((True, "-"), (False, "--")):
         arms = sorted(
-            (found for found in result["arms"].values() if found["auxiliary_heads"] == heads),
+            (
+                found
+                for found in result["arms"].values()
+                if found["auxiliary_heads"] == heads and found["learned"]
+            ),
             key=lambda found: found["modules"],
         )
         if not arms:
