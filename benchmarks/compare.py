@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of one recipe that differ in one thing: three seeds each, paired intervals.
+"""Models of one recipe that differ in one thing: three seeds each, intervals over seeds.
 
-    python benchmarks/compare.py vqa            # trains what is missing, then scores
-    python benchmarks/compare.py vqa --score    # scores what is there
+    python benchmarks/compare.py vqa                # trains what is missing, then scores
+    python benchmarks/compare.py vqa --score        # scores what is there
+    python benchmarks/compare.py vqa --over-seeds   # intervals over the seeds of the results file
 
 Checkpoints go to build/compare, the figures to results/compare_<name>.json. A test sample's value
-is its mean over an arm's seeds; the difference of two arms is paired by sample.
+is its mean over an arm's seeds; the difference of two arms is paired by sample. `over_seeds` is
+the t interval of the seeds' differences: it says whether a recipe is better, where the interval
+over samples is about these very checkpoints.
 """
 
 import argparse
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from over_seeds import over_seeds, spoken
 from result_file import write_result
 
 from saccade.export.evaluate import evaluate
@@ -161,8 +165,16 @@ def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict
         "difference": float(a.mean() - b.mean()),
         "interval": list(paired_bootstrap(a, b)),
         "by_seed": by_seed,
+        "over_seeds": over_seeds(by_seed),
         "samples": len(a),
     }
+
+
+def summarised(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with the intervals over its seeds made anew from the seeds' own differences."""
+    for each in result["differences"]:
+        each["over_seeds"] = over_seeds(each["by_seed"])
+    return result
 
 
 def main() -> None:
@@ -170,18 +182,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(COMPARISONS))
     parser.add_argument("--score", action="store_true", help="train nothing")
+    parser.add_argument("--over-seeds", action="store_true", help="score nothing either")
     parser.add_argument("--arm", help="train this arm only, and do not score")
     parser.add_argument("--seed", type=int, choices=SEEDS, help="train this seed only")
     options = parser.parse_args()
+    out = RESULTS / f"compare_{options.name}.json"
+    if options.over_seeds:
+        report(summarised(json.loads(out.read_bytes())), out)
+        return
     if not options.score:
         for arm in [options.arm] if options.arm else COMPARISONS[options.name].arms:
             for seed in SEEDS if options.seed is None else (options.seed,):
                 trained(options.name, arm, seed)
     if options.arm or options.seed is not None:
         return
-    result = scored(options.name)
-    print(json.dumps(result["differences"], indent=1))
-    write_result(RESULTS / f"compare_{options.name}.json", result)
+    report(scored(options.name), out)
+
+
+def report(result: dict[str, Any], out: Path) -> None:
+    """Write the result and say each difference."""
+    write_result(out, result)
+    for each in result["differences"]:
+        first, second = each["pair"]
+        print(f"{each['score']}, {first} over {second}: {spoken(each['over_seeds'])}")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from saccade.serving.machine import this_machine
 
 SEEDS = (0, 1, 2)
 MODULES, STEPS, MEAN_DEGREE = 32, 3_000, 12.0
+TOKENS = {"patch_px": 12, "tokenizer": "patch"}  # a digit each
 KEPT = (32, 30, 28, 26, 24, 20, 16, 12, 8, 6, 4, 2, 1)
 ORDERS = 5  # random ones
 LOST_POINTS = 3.0
@@ -59,7 +60,7 @@ def options_of(folder: Path, arm: str, seed: int, steps: int) -> TrainOptions:
     return TrainOptions(
         folder / f"{arm}-{seed}.safetensors",
         data="digits-sum",
-        set={"modules": MODULES, "module_dropout": 1.0, **prior, **ARMS[arm]},
+        set={"modules": MODULES, "module_dropout": 1.0, **TOKENS, **prior, **ARMS[arm]},
         steps=steps,
         seed=seed,
     )

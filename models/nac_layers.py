@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from saccade.models.autocast import in_float32
 from saccade.models.modulation import ModFC, ModFFN
 from saccade.models.nac_config import NACConfig
 from saccade.models.nac_noise import dropped_path, noised
@@ -75,6 +76,7 @@ def without_padding(tokens: Tensor, length: Tensor | None) -> Tensor:
     return tokens if mask is None else tokens.masked_fill(~mask.mT, 0.0)
 
 
+@in_float32
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax over the tokens that take part; a sample without any is NaN.
 

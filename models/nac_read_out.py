@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saccade.models.autocast import in_float32
 from saccade.models.modulation import ModFC, linear
 from saccade.models.nac_config import NACConfig
 from saccade.models.nac_layers import mod_fc, mod_ffn, norm_where, optional_norm
@@ -88,7 +89,8 @@ class ConfidencePool(nn.Module):
             scores = self.score(states).squeeze(-1)
         else:
             scores = self.scores.expand(states.shape[:2])
-        return (scores.softmax(-1).unsqueeze(1) @ states).squeeze(1)
+        weights = in_float32(torch.softmax)(scores, -1)
+        return (weights.unsqueeze(1) @ states).squeeze(1)
 
 
 class ModulatedHead(ModFC):

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.models.autocast import in_float32
+
 CUT = -87.0  # e^-87 of a link is no number of any type beside 1, and float16 holds it
 
 
+@in_float32
 def signature_distance(queries: Tensor, keys: Tensor) -> Tensor:
     """1 - cosine similarity of every pair of signatures.
 
@@ -79,4 +82,4 @@ def skmdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int =
     scores = (q / math.sqrt(d // heads)) @ k.mT
     if bias is not None:
         scores = scores + (bias if bias.dim() == 2 else bias.unsqueeze(1))
-    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, i, d)
+    return (in_float32(torch.softmax)(scores, -1) @ v).transpose(1, 2).reshape(b, i, d)

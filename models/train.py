@@ -162,7 +162,7 @@ def command_line(family: str, options: TrainOptions, data: str) -> str:
         words += ["--recipe", options.recipe]
     if options.set:
         words += ["--set", *overrides_words(options.set)]
-    for name in ("steps", "batch", "learning_rate", "side_px", "device"):
+    for name in ("steps", "batch", "learning_rate", "precision", "side_px", "device"):
         if getattr(options, name) != getattr(given, name):
             words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
     words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]

@@ -48,12 +48,18 @@ def interrupted(options: TrainOptions, at: int, monkeypatch: pytest.MonkeyPatch)
     assert not options.out.exists()
 
 
-@pytest.mark.parametrize("data", ["digits", "digits-sum"])
+@pytest.mark.parametrize(("data", "precision"), [("digits", None), ("digits-sum", "bf16")])
 def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_digits_sum: None
+    data: str,
+    precision: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    short_digits_sum: None,
 ) -> None:
     (tmp_path / "whole").mkdir()
-    options = TrainOptions(tmp_path / "nac.safetensors", data=data, set=MODEL, steps=33)
+    options = TrainOptions(
+        tmp_path / "nac.safetensors", data=data, set=MODEL, steps=33, precision=precision
+    )
     whole = replace(options, out=tmp_path / "whole" / "nac.safetensors")
     train("nac", whole)
     # Once in the middle of an epoch, and again before the next ranking of the modules.

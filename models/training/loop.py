@@ -155,9 +155,10 @@ class Run:
         return scores
 
     def _autocast(self) -> Any:
-        if self.device.type == "cuda" and torch.cuda.is_bf16_supported():
-            return torch.autocast("cuda", torch.bfloat16)
-        return nullcontext()
+        gpu = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        if (self.recipe.precision or ("bf16" if gpu else "fp32")) == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def state(self) -> dict[str, Any]:
         """Everything that `restore` needs, as tensors, numbers and texts."""

@@ -24,7 +24,7 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.nac_auxiliary import Auxiliary
 from saccade.models.training.nac_batches import ImageBatches
 from saccade.models.training.nac_dropout import drawn_modules
-from saccade.models.training.nac_recipes import recipe_for, with_epochs
+from saccade.models.training.nac_recipes import SETTABLE, recipe_for, with_epochs, with_extra
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import Task
 
@@ -71,6 +71,7 @@ class NACTask:
         _, height, width, channels = training.images.shape
         recipe = recipe_for(options.data or "digits", height, width)
         recipe = chosen_recipe(options, quick=recipe, shipped=recipe)
+        recipe = with_extra(recipe, options.set)
         self.recipe = with_epochs(recipe, len(training.labels), steps=options.steps)
         self.extra: Mapping[str, Any] = self.recipe.extra
         mean, std = pixel_moments(training.images)
@@ -82,7 +83,7 @@ class NACTask:
             "std": std,
             "classes": len(training.class_names),
         }
-        config = chosen_config(NACConfig, options, recipe.config, given)
+        config = chosen_config(NACConfig, options, recipe.config, given, known=SETTABLE)
         if "module_dropout" not in options.set:
             fewest = self.extra["keep"][0] / config.modules
             config = replace(config, module_dropout=min(1.0, fewest))
@@ -99,7 +100,7 @@ class NACTask:
 
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Of the class, the graph prior, and what is on the canvas where that is known."""
-        logits = self.model(batch["images"], modules=batch.get("modules"))
+        logits = self.model(batch["images"], modules=batch.get("modules")).float()
         smoothing = self.extra["label_smoothing"]
         loss = F.cross_entropy(logits, batch["labels"], label_smoothing=smoothing)
         if self.auxiliary is not None:
@@ -185,11 +186,11 @@ def score(
     labels = torch.from_numpy(data.labels[:most]).to(device)
     scores = {}
     for budget in budgets:
-        small = model.prune(budget).eval()
+        small = model.prune(budget).eval().fold()
         with torch.inference_mode():
             right = sum(
-                int((small(images[i : i + 200]).argmax(1) == labels[i : i + 200]).sum())
-                for i in range(0, len(labels), 200)
+                int((small(images[i : i + 50]).argmax(1) == labels[i : i + 50]).sum())
+                for i in range(0, len(labels), 50)
             )
         scores[f"{budget:g}"] = right / len(labels)
     return scores

@@ -54,7 +54,7 @@ class Auxiliary(nn.Module):
         total = counts.new_zeros(())
         sums = (counts * torch.arange(DIGITS, device=counts.device)).sum(1).long()
         for index, head in enumerate(self.heads):
-            predicted = head(self._states[index])
+            predicted = head(self._states[index]).float()
             weight = self.DEEP_WEIGHT if index else 1.0
             wanted, wanted_sums = counts, sums
             if predicted.dim() == 3:

@@ -24,7 +24,7 @@ class ImageBatches:
     def __init__(self, recipe: Recipe, data: Dataset) -> None:
         self.recipe, self.dataset = recipe, data
         self.steps: int = recipe.extra["epoch_steps"]
-        self.canvases = bool(recipe.extra["counts_weight"])
+        self.canvases = recipe.extra["canvases"]
         self._images, self._labels = data.images, data.labels
         if self.canvases:
             self._images, self._labels, _ = digits("train")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a NAC learns each data set of images: the table of defaults behind `saccade train nac`."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +11,7 @@ from saccade.models.training.task import Recipe
 from saccade.plugins.errors import SaccadeError
 
 MAX_TOKENS = 256
+SETTABLE = ("counts_weight",)  # keys below that `--set` takes beside the model's fields
 
 EXTRA: dict[str, Any] = {
     "epochs": 0,  # passes over the data, where the steps are not given
@@ -18,7 +21,8 @@ EXTRA: dict[str, Any] = {
     "keep": (4, 32),  # fewest and most modules in a step with module dropout
     "whole_share": 0.0,  # last share of the steps, in which up to all modules may be kept
     "curriculum_epochs": 0,  # first epochs of digits-sum, in which one to four digits are shown
-    "counts_weight": 0.0,  # of the auxiliary losses (digits-sum): see nac_auxiliary
+    "canvases": False,  # new canvases for ever instead of the training split (digits-sum)
+    "counts_weight": 0.0,  # of the auxiliary losses (digits-sum): see nac_auxiliary; 0: none
     "augmentation": Augmentation(),
     "validate_images": 2_000,  # at most so many of the validation split while training
     "budgets": (1.0, 0.5, 0.25, 0.2, 0.125),  # scored on all of it at the end
@@ -60,22 +64,24 @@ DIGITS = _recipe(
 
 DIGITS_SUM = _recipe(
     config={
-        "patch_px": 12,
+        "patch_px": 6,  # a quarter of a digit: the read-in has to find what belongs together
+        "tokenizer": "conv",
         "modules": 256,
         "dim": 64,
         "code_dim": 32,
         "ffn_dim": 128,
         "propagator_layers": 2,
-        "graph_degree": 230.0,
+        "graph_degree": 12.0,
         "dropout_draw": "log-uniform",
         "dropout_ordered": 0.7,
     },
-    steps=6_000,
+    steps=4_000,
     epoch_steps=100,
     batch=64,
     learning_rate=2e-3,
     whole_share=0.25,
     curriculum_epochs=8,
+    canvases=True,
     counts_weight=1.0,
     augmentation=Augmentation(shift_px=0.6, degrees=8, zoom=0.08),
     validate_every=1_000,
@@ -108,6 +114,26 @@ def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
         label_smoothing=0.1,
         augmentation=Augmentation(shift_px=max(height_px, width_px) / 16, degrees=8, zoom=0.1),
     )
+
+
+def with_extra(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """The recipe with what `--set` says of it: the weight of the auxiliary losses.
+
+    Raises: SaccadeError if the data has no such losses, or the weight is no number from 0 on.
+    """
+    extra = dict(recipe.extra)
+    for key in SETTABLE:
+        value = given.get(key, extra[key])
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and value >= 0):
+            raise SaccadeError(f"--set {key}={value}: expected a number of at least 0.")
+        if value and not extra["canvases"]:
+            raise SaccadeError(
+                f"--set {key}={value}: the auxiliary losses need to know which digits an image "
+                "shows, which only digits-sum says. Leave it out."
+            )
+        extra[key] = value
+    return replace(recipe, extra=extra)
 
 
 def with_epochs(recipe: Recipe, samples: int, *, steps: int | None) -> Recipe:

@@ -23,10 +23,11 @@ class TrainOptions(PathFields):
     steps: int | None = None  # of the optimiser
     batch: int | None = None  # samples a step
     learning_rate: float | None = None  # at its highest
+    precision: Literal["fp32", "bf16"] | None = None  # of products; bf16: autocast, CPU too
     side_px: int = 32  # to which a folder's images are resized
     seed: int = 0  # of the weights, the batches and the dropout
     threads: int = 1  # of the processor; small models gain nothing from more
-    device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU, bfloat16 where it has it
+    device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU
     resume: bool = False  # continue an interrupted run from the state beside --out
     force: bool = False  # replace what stands at --out
 
@@ -42,10 +43,10 @@ class TrainOptions(PathFields):
 
 
 def chosen_recipe(options: TrainOptions, *, quick: Recipe, shipped: Recipe) -> Recipe:
-    """The recipe that the options name, with their steps, batch and learning rate."""
+    """The recipe that the options name, with their steps, batch, rate and precision."""
     given = {
         name: getattr(options, name)
-        for name in ("steps", "batch", "learning_rate")
+        for name in ("steps", "batch", "learning_rate", "precision")
         if getattr(options, name) is not None
     }
     return replace(shipped if options.recipe == "shipped" else quick, **given)

@@ -29,6 +29,7 @@ class Recipe:
     schedule: str = "cosine"  # or trapezoid: level, then down over `decay_share`
     decay_share: float = 0.25
     clip_norm: float = 1.0
+    precision: str = ""  # of products: bf16 or fp32; none: bf16 on a GPU that has it
     ema: float = 0.0  # decay of the averaged weights that are validated and saved; 0: none
     validate_every: int = 0  # steps; 0: ten times in a run
     extra: Mapping[str, Any] = field(default_factory=dict)  # what only this family's task reads

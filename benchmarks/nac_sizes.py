@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the graph alone is worth: modules dropped after training, by the size of the circuit.
+
+    python benchmarks/nac_sizes.py             # trains what is missing, scores, writes, draws
+    python benchmarks/nac_sizes.py --score     # trains nothing
+
+Figure 5 of the NAC paper at 32 to 256 modules of one mean degree, scale-free, without module
+dropout, with and without the auxiliary heads that learn from every module. Modules go by degree,
+and as controls at random and in the reversed order. The smallest circuits come first, so that a
+run that is stopped has something; checkpoints and scores go to build/nac_sizes, and it goes on.
+"""
+
+import argparse
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from nac_curves import ORDERS, curves_of, dropped, links_of
+from nac_sizes_picture import draw
+from result_file import write_result
+
+from saccade.models.checkpoint import load
+from saccade.models.data.datasets import Dataset, load_data
+from saccade.models.train import TrainOptions, train
+from saccade.plugins.files import json_bytes, write_atomically
+from saccade.serving.machine import this_machine
+
+SEEDS = (0, 1)
+STEPS, BATCH, MEAN_DEGREE = 2_000, 32, 12.0
+# A quarter of a digit a token, behind convolutions: the read-in has to find what belongs together.
+TOKENS = {"patch_px": 6, "tokenizer": "conv"}
+LOST_POINTS, LEARNED = 3.0, 0.2
+TEST_CANVASES = 1_000  # the first ones of the test split
+GRID, CONTROLS = 32, 8  # modules are kept in steps of U / 32 by degree, of U / 8 in other orders
+PAPER = {"modules": 320, "dropped": 0.8}  # "more than 80 %", on Tiny-ImageNet
+_ROOT = Path(__file__).resolve().parent
+
+
+class Arm(NamedTuple):
+    """One size of a circuit, with the auxiliary heads or without."""
+
+    modules: int
+    heads: bool
+
+    @property
+    def name(self) -> str:
+        """As in the result."""
+        return f"{self.modules} modules" + ("" if self.heads else ", no auxiliary heads")
+
+
+ARMS = (
+    *(Arm(modules, heads=True) for modules in (32, 64, 128)),
+    *(Arm(modules, heads=False) for modules in (32, 64, 128)),
+    Arm(256, heads=True),
+)
+
+
+def options_of(folder: Path, arm: Arm, seed: int, steps: int) -> TrainOptions:
+    """One training run."""
+    without = {} if arm.heads else {"counts_weight": 0}
+    return TrainOptions(
+        folder / f"{arm.modules}{'' if arm.heads else '-no-heads'}-{seed}.safetensors",
+        data="digits-sum",
+        set={
+            "modules": arm.modules,
+            "module_dropout": 1.0,
+            "graph_degree": MEAN_DEGREE,
+            **TOKENS,
+            **without,
+        },
+        steps=steps,
+        batch=BATCH,
+        precision="bf16",
+        seed=seed,
+    )
+
+
+def run_of(options: TrainOptions, test: Dataset, *, training: bool) -> dict[str, Any]:
+    """The scores of one run, made now if they are not there; empty where nothing was trained."""
+    if training and not options.out.exists():
+        print(f"{time.strftime('%H:%M:%S')} train {options.out.stem}", flush=True)
+        train("nac", replace(options, resume=options.state_path.exists()))
+    if not options.out.exists():
+        return {}
+    kept, checkpoint = options.out.with_suffix(".json"), load(options.out)
+    if kept.exists():
+        found: dict[str, Any] = json.loads(kept.read_bytes())
+        if (found["sha256"], found["n"]) == (checkpoint.sha256, len(test.labels)):
+            return found
+    model = checkpoint.build()
+    modules = model.config.modules
+    found = {
+        "seed": options.seed,
+        "sha256": checkpoint.sha256,
+        "card": checkpoint.card,
+        "n": len(test.labels),
+        "links": links_of(model),
+        **curves_of(
+            model,
+            test,
+            grid=[modules * each // GRID for each in range(GRID, 0, -1)],
+            controls=[modules * each // CONTROLS for each in range(CONTROLS, 0, -1)],
+        ),
+    }
+    write_atomically(kept, json_bytes(found))
+    print(f"{time.strftime('%H:%M:%S')} {options.out.stem}: {found['degree']}", flush=True)
+    return found
+
+
+def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the seeds that are there: scores, links, and how many modules 3 points are worth."""
+    shares = {
+        order: [dropped(run[order], arm.modules, LOST_POINTS) for run in runs] for order in ORDERS
+    }
+    full = [run["degree"][str(arm.modules)] for run in runs]
+    half = str(arm.modules // 2)
+    lost = {
+        order: [run[order][str(arm.modules)] - run[order][half] for run in runs] for order in ORDERS
+    }
+    return {
+        "modules": arm.modules,
+        "auxiliary_heads": arm.heads,
+        "seeds": [run["seed"] for run in runs],
+        "mean_degree": [run["links"]["mean_degree"] for run in runs],
+        "full": full,
+        "learned": min(full) > LEARNED,  # from chance there is nothing to lose
+        "dropped_at_3_points": shares,
+        "lost_with_half": lost,
+    }
+
+
+def result_of(
+    runs: dict[Arm, list[dict[str, Any]]], seeds: list[int], steps: int
+) -> dict[str, Any]:
+    """Everything that is known of the runs that are there, and which are missing."""
+    return {
+        "machine": this_machine().to_dict(),
+        "data": f"digits-sum, the first {TEST_CANVASES} canvases of the test split",
+        "steps": steps,
+        "batch": BATCH,
+        "tokens": TOKENS,
+        "lost_points": LOST_POINTS,
+        "paper": PAPER,
+        "missing_seeds": {
+            arm.name: absent
+            for arm, known in runs.items()
+            if (absent := sorted(set(seeds) - {run["seed"] for run in known}))
+        },
+        "arms": {arm.name: summary(arm, known) for arm, known in runs.items() if known},
+        "runs": {arm.name: known for arm, known in runs.items() if known},
+    }
+
+
+def main() -> None:
+    """Arm by arm, the smallest circuits first."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--score", action="store_true", help="train nothing")
+    parser.add_argument("--modules", type=int, nargs="+", help="train and score these sizes only")
+    parser.add_argument("--folder", type=Path, default=Path("build/nac_sizes"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a training run")
+    parser.add_argument("--out", type=Path, default=_ROOT / "results" / "nac_sizes.json")
+    parser.add_argument("--picture", type=Path, default=_ROOT.parent / "docs" / "nac_sizes.png")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    test = load_data("digits-sum", "test")
+    test = replace(test, images=test.images[:TEST_CANVASES], labels=test.labels[:TEST_CANVASES])
+    runs: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+    for arm, known in runs.items():
+        wanted = not given.modules or arm.modules in given.modules
+        for seed in given.seeds:
+            options = options_of(given.folder, arm, seed, given.steps)
+            if run := run_of(options, test, training=wanted and not given.score):
+                known.append(run)
+    result = result_of(runs, given.seeds, given.steps)
+    write_result(given.out, result)
+    draw(json.loads(given.out.read_bytes()), given.picture)
+    for name, found in result["arms"].items():
+        print(f"{name}: {found['full']} in full, dropped {found['dropped_at_3_points']}")
+
+
+if __name__ == "__main__":
+    main()
