@@ -14,21 +14,20 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from nac_curves import links_of
 from result_file import write_result
+from shipped_card import Shipped, card
 
 from saccade.export.evaluate import evaluate
-from saccade.export.evaluation.found import Found, Score
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.exported import ExportOptions, export
 from saccade.export.manifest import Manifest
-from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint import load
 from saccade.models.train import TrainOptions, train
 from saccade.plugins.files import write_atomically
 from saccade.serving.bench import bench
@@ -40,19 +39,6 @@ RESULT = Path(__file__).with_name("results") / "shipped.json"
 MOST_BYTES = 3 * 2**20
 
 
-@dataclass(frozen=True)
-class Shipped:
-    """How a checkpoint is made, and what its card says that no figure does."""
-
-    family: str
-    what: str  # a sentence
-    training: dict[str, Any] = field(default_factory=dict)  # fields of TrainOptions
-    evaluations: tuple[EvaluateOptions, ...] = (EvaluateOptions(),)
-    seeds: str = ""  # a comparison of compare.py that trained several seeds by this recipe
-    chosen: str = ""  # why this seed of them
-    notes: str = ""  # below the figures
-
-
 DIGITS_SUM_BUDGETS = (1.0, 0.5, 0.25, 0.2, 0.125, 0.0625, 0.03125, 0.015625)
 MODELS = {
     "digits-sum": Shipped(
@@ -61,9 +47,9 @@ MODELS = {
         "and answers their sum modulo 10.",
         {"data": "digits-sum", "recipe": "quick"},  # of images both recipes are the same
         (EvaluateOptions(data="digits-sum", task="top1", budget=DIGITS_SUM_BUDGETS),),
-        notes="Training canvases show training digits only, test canvases test digits only, and the test "
-        "canvases share 599 of them: the intervals say how sure the score on these canvases is, "
-        "not on other people's handwriting.\n\n"
+        notes="Training canvases show training digits only, test canvases test digits only, and "
+        "the test canvases share 599 of them: the intervals say how sure the score on these "
+        "canvases is, not on other people's handwriting.\n\n"
         "Trained with module dropout: a step runs 4 to 32 modules (in the last quarter up to all), "
         "in 7 of 10 steps the best connected ones, else a random subset. Auxiliary linear heads, "
         "dropped after training, predict the plain sum and how often each digit is there, from the "
@@ -140,100 +126,8 @@ def ship(name: str) -> None:
     if built.path.stat().st_size > MOST_BYTES:
         raise SystemExit(f"{built.path}: {built.path.stat().st_size} bytes, at most {MOST_BYTES}.")
     found = [each for wanted in model.evaluations for each in evaluate(built.path, wanted).found]
-    write_atomically(SHIPPED / f"{name}.md", card(name, built, found).encode())
+    write_atomically(SHIPPED / f"{name}.md", card(model, built, found).encode())
     shutil.copyfile(built.path, SHIPPED / built.path.name)
-
-
-def card(name: str, built: Checkpoint, found: list[Found]) -> str:
-    """What a reader has to know of the file."""
-    parameters = sum(each.numel() for each in built.build().parameters())
-    lines = [
-        f"# {built.path.name}",
-        "",
-        f"{MODELS[name].what} It is small ({parameters:,} parameters, "
-        f"{built.path.stat().st_size / 2**20:.2f} MiB with its calibration samples) and there to "
-        "try every command on, not for any use beyond that.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {key} | {value} |" for key, value in origin(built).items()),
-        "",
-        "## Test scores",
-        "",
-        "| variant | task | score | value (95 % interval) | samples |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {each.variant} | {each.task} | {score.name} | {shown(score)} | {score.n:,} |"
-            for each in found
-            for score in each.scores
-        ),
-        "",
-        *notes(name, found),
-        f"Training and scoring again: `python benchmarks/shipped.py train {name}`, then `ship`.",
-        "",
-        *((MODELS[name].notes, "") if MODELS[name].notes else ()),
-    ]
-    return "\n".join(lines)
-
-
-def notes(name: str, found: list[Found]) -> list[str]:
-    """How the answers were made, and what other seeds of the recipe score."""
-    lines = [
-        f"Captions: {each.protocol}, as those of validation." for each in found if each.protocol
-    ]
-    if MODELS[name].seeds:
-        compared = RESULT.with_name(f"compare_{MODELS[name].seeds}.json")
-        runs = json.loads(compared.read_text())["runs"]
-        values = [run["scores"][0]["value"] for run in runs]
-        seeds = ", ".join(f"{value:.3f}" for value in values)
-        lines.append(
-            f"One seed says little of a recipe: {runs[0]['scores'][0]['name']} of {len(values)} "
-            f"seeds is {seeds}, {sum(values) / len(values):.3f} on average "
-            f"(`python benchmarks/compare.py {MODELS[name].seeds}`). {MODELS[name].chosen}"
-        )
-    return [line for text in lines for line in (text, "")]
-
-
-def origin(built: Checkpoint) -> dict[str, str]:
-    """Where the file comes from."""
-    said = built.card
-    digests = (f"{part} `{digest}`" for part, digest in said["data_sha256"].items())
-    return {
-        "data": said["data"],
-        "data SHA-256": ", ".join(digests),
-        "seed": said["seed"],
-        "command": f"`{said['command']}`",
-        "training": f"{said['steps']:,} steps of {said['batch']} at {said['learning_rate']:g}, "
-        f"best step {said['best_step']:,} by validation; about {said['about_minutes']} minutes, "
-        f"{said['device']}",
-        "validation": ", ".join(f"{key} {value:.4g}" for key, value in said["validation"].items()),
-        "calibration": ", ".join(f"{len(each):,} {key}" for key, each in built.calibration.items()),
-        **circuit(built),
-        "file SHA-256": f"`{built.sha256}`",
-        "versions": ", ".join(f"{key} {value}" for key, value in said["versions"].items()),
-    }
-
-
-def circuit(built: Checkpoint) -> dict[str, str]:
-    """The learned links of a NAC; nothing of other families."""
-    if built.family != "nac":
-        return {}
-    found = links_of(built.build())
-    return {
-        "links": f"mean degree {found['mean_degree']:.1f} of {built.config['modules'] - 1}, as "
-        f"learned ({found['least_degree']:.1f} to {found['most_degree']:.1f}); "
-        f"{100 * found['likely_links']:.1f} % of the pairs above 0.5"
-    }
-
-
-def shown(score: Score) -> str:
-    """A score with its interval; shares in per cent."""
-    factor, unit = (100, " %") if score.unit == "share" else (1, "")
-    text = f"{factor * score.value:.4g}{unit}"
-    if score.interval is None:
-        return text
-    low, high = (factor * each for each in score.interval)
-    return f"{text} ({low:.4g} to {high:.4g})"
 
 
 def table(name: str, seconds: float) -> None:

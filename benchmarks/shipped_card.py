@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The card of a shipped checkpoint: where it comes from, and what it scores."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nac_curves import links_of
+
+from saccade.export.evaluation.found import Found, Score
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.models.checkpoint import Checkpoint
+
+RESULTS = Path(__file__).with_name("results")
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """How a checkpoint is made, and what its card says that no figure does."""
+
+    family: str
+    what: str  # a sentence
+    training: dict[str, Any] = field(default_factory=dict)  # fields of TrainOptions
+    evaluations: tuple[EvaluateOptions, ...] = (EvaluateOptions(),)
+    seeds: str = ""  # a comparison of compare.py that trained several seeds by this recipe
+    chosen: str = ""  # why this seed of them
+    notes: str = ""  # below the figures
+
+
+def card(model: Shipped, built: Checkpoint, found: list[Found]) -> str:
+    """What a reader has to know of the file."""
+    parameters = sum(each.numel() for each in built.build().parameters())
+    lines = [
+        f"# {built.path.name}",
+        "",
+        f"{model.what} It is small ({parameters:,} parameters, "
+        f"{built.path.stat().st_size / 2**20:.2f} MiB with its calibration samples) and there to "
+        "try every command on, not for any use beyond that.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {value} |" for key, value in origin(built).items()),
+        "",
+        "## Test scores",
+        "",
+        "| variant | task | score | value (95 % interval) | samples |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {each.variant} | {each.task} | {score.name} | {shown(score)} | {score.n:,} |"
+            for each in found
+            for score in each.scores
+        ),
+        "",
+        *remarks(model, found),
+        f"Training and scoring again: `python benchmarks/shipped.py train {built.path.stem}`, "
+        "then `ship`.",
+        "",
+        *((model.notes, "") if model.notes else ()),
+    ]
+    return "\n".join(lines)
+
+
+def remarks(model: Shipped, found: list[Found]) -> list[str]:
+    """How the answers were made, and what other seeds of the recipe score."""
+    lines = [
+        f"Captions: {each.protocol}, as those of validation." for each in found if each.protocol
+    ]
+    if model.seeds:
+        compared = RESULTS.joinpath(f"compare_{model.seeds}.json")
+        runs = json.loads(compared.read_text())["runs"]
+        values = [run["scores"][0]["value"] for run in runs]
+        seeds = ", ".join(f"{value:.3f}" for value in values)
+        lines.append(
+            f"One seed says little of a recipe: {runs[0]['scores'][0]['name']} of {len(values)} "
+            f"seeds is {seeds}, {sum(values) / len(values):.3f} on average "
+            f"(`python benchmarks/compare.py {model.seeds}`). {model.chosen}"
+        )
+    return [line for text in lines for line in (text, "")]
+
+
+def origin(built: Checkpoint) -> dict[str, str]:
+    """Where the file comes from."""
+    said = built.card
+    digests = (f"{part} `{digest}`" for part, digest in said["data_sha256"].items())
+    return {
+        "data": said["data"],
+        "data SHA-256": ", ".join(digests),
+        "seed": said["seed"],
+        "command": f"`{said['command']}`",
+        "training": f"{said['steps']:,} steps of {said['batch']} at {said['learning_rate']:g}, "
+        f"best step {said['best_step']:,} by validation; about {said['about_minutes']} minutes, "
+        f"{said['device']}",
+        "validation": ", ".join(f"{key} {value:.4g}" for key, value in said["validation"].items()),
+        "calibration": ", ".join(f"{len(each):,} {key}" for key, each in built.calibration.items()),
+        **circuit(built),
+        "file SHA-256": f"`{built.sha256}`",
+        "versions": ", ".join(f"{key} {value}" for key, value in said["versions"].items()),
+    }
+
+
+def circuit(built: Checkpoint) -> dict[str, str]:
+    """The learned links of a NAC; nothing of other families."""
+    if built.family != "nac":
+        return {}
+    found = links_of(built.build())
+    return {
+        "links": f"mean degree {found['mean_degree']:.1f} of {built.config['modules'] - 1}, as "
+        f"learned ({found['least_degree']:.1f} to {found['most_degree']:.1f}); "
+        f"{100 * found['likely_links']:.1f} % of the pairs above 0.5"
+    }
+
+
+def shown(score: Score) -> str:
+    """A score with its interval; shares in per cent."""
+    factor, unit = (100, " %") if score.unit == "share" else (1, "")
+    text = f"{factor * score.value:.4g}{unit}"
+    if score.interval is None:
+        return text
+    low, high = (factor * each for each in score.interval)
+    return f"{text} ({low:.4g} to {high:.4g})"
