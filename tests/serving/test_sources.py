@@ -255,7 +255,7 @@ def test_the_served_answer_is_the_files(source, server, made):
                 np.testing.assert_allclose(found[name], expected[name], **CLOSE, err_msg=name)
 
 
-@pytest.mark.parametrize("source", [each for each in SOURCES if each != "tvmax-vqa"])
+@pytest.mark.parametrize("source", [each for each in official_files.FILES if each != "tvmax-vqa"])
 def test_photographs_are_answered_as_by_their_authors(source, server, made):
     files, pixels = official_files.photographs(source)
     assert len(files) >= 12

@@ -14,13 +14,14 @@ from PIL import Image
 
 FOLDER = Path(__file__).parent
 SIDES = {
-    "open-clip": 32,
+    "open-clip": 16,
     "sparo-clip": 32,
     "sparo-dino": 12,
     "sot": 28,
     "vit": 12,
     "deit": 12,
     "swin": 32,
+    "nac": 24,
 }
 SLOTS_PX = 16
 NAMES = (*photographs.PACKAGED, *photographs.PHOTOGRAPHS, "rocket_640x32.jpg")
