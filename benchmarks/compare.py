@@ -165,7 +165,7 @@ def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict
         "difference": float(a.mean() - b.mean()),
         "interval": list(paired_bootstrap(a, b)),
         "by_seed": by_seed,
-        "over_seeds": over_seeds(by_seed),
+        "over_seeds": over_seeds(by_seed) if len(by_seed) > 1 else None,
         "samples": len(a),
     }
 
@@ -173,8 +173,25 @@ def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict
 def summarised(result: dict[str, Any]) -> dict[str, Any]:
     """A result with the intervals over its seeds made anew from the seeds' own differences."""
     for each in result["differences"]:
-        each["over_seeds"] = over_seeds(each["by_seed"])
+        values = each["by_seed"]
+        each["over_seeds"] = over_seeds(values) if len(values) > 1 else None
     return result
+
+
+def every_score(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The differences of every score of the table, over seeds; none of a single seed."""
+    rows = {
+        (row["arm"], row["task"], row["data"], row["score"]): row["by_seed"]
+        for row in result.get("table", ())
+    }
+    found = []
+    for first, second in COMPARISONS[result["comparison"]].pairs:
+        for (arm, *named), values in rows.items():
+            if arm == first and len(values) > 1:
+                differences = np.subtract(values, rows[(second, *named)])
+                row = dict(zip(("task", "data", "score"), named, strict=True))
+                found.append(row | {"pair": [first, second], "over_seeds": over_seeds(differences)})
+    return found
 
 
 def main() -> None:
@@ -201,10 +218,12 @@ def main() -> None:
 
 def report(result: dict[str, Any], out: Path) -> None:
     """Write the result and say each difference."""
-    write_result(out, result)
-    for each in result["differences"]:
+    every = every_score(result)
+    write_result(out, result | ({"every_score": every} if every else {}))
+    for each in every or result["differences"]:
         first, second = each["pair"]
-        print(f"{each['score']}, {first} over {second}: {spoken(each['over_seeds'])}")
+        over = spoken(each["over_seeds"]) if each["over_seeds"] else "one seed, no interval"
+        print(f"{each['score']}, {first} over {second}: {over}")
 
 
 if __name__ == "__main__":

@@ -27,9 +27,8 @@ def over_seeds(values: Sequence[float]) -> dict[str, Any]:
 
 
 def spoken(found: dict[str, Any]) -> str:
-    """The interval in points and in words."""
+    """The interval in the score's own unit, shares as such, and in words."""
     verdict = "shown" if found["shown"] else "not shown"
     return (
-        f"{100 * found['mean']:+.1f} +- {100 * found['half_width']:.1f} points "
-        f"over {found['seeds']} seeds: {verdict}"
+        f"{found['mean']:+.3f} +- {found['half_width']:.3f} over {found['seeds']} seeds: {verdict}"
     )
