@@ -23,7 +23,8 @@ def in_float32(function: _Function) -> _Function:
     def wrapped(*arguments: Any, **named: Any) -> Any:
         given = (*arguments, *named.values())
         kind = next((each.device.type for each in given if isinstance(each, Tensor)), "cpu")
-        if not torch.is_autocast_enabled(kind):
+        # A device such as meta, on which parameters are only counted, has no autocast to ask.
+        if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
             return function(*arguments, **named)
         with torch.autocast(kind, enabled=False):
             return function(*map(_wide, arguments), **{k: _wide(v) for k, v in named.items()})
