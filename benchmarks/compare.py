@@ -13,19 +13,19 @@ over samples is about these very checkpoints.
 
 import argparse
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from over_seeds import over_seeds, spoken
 from result_file import write_result
+from trained_once import trained_once
 
 from saccade.export.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import load
 from saccade.models.scores.intervals import paired_bootstrap
-from saccade.models.train import train
 from saccade.models.training.options import TrainOptions
 
 SEEDS = (0, 1, 2)
@@ -101,9 +101,8 @@ def trained(name: str, arm: str, seed: int) -> Path:
     """The checkpoint of one run, trained now if it is not there; an interrupted run goes on."""
     comparison = COMPARISONS[name]
     out = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
-    if not out.exists():
-        options = TrainOptions(out, set=comparison.arms[arm], seed=seed, **comparison.training)
-        train(comparison.family, replace(options, resume=options.state_path.exists()))
+    options = TrainOptions(out, set=comparison.arms[arm], seed=seed, **comparison.training)
+    trained_once(comparison.family, options)
     return out
 
 
@@ -165,7 +164,7 @@ def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict
         "difference": float(a.mean() - b.mean()),
         "interval": list(paired_bootstrap(a, b)),
         "by_seed": by_seed,
-        "over_seeds": over_seeds(by_seed) if len(by_seed) > 1 else None,
+        "over_seeds": interval(by_seed),
         "samples": len(a),
     }
 
@@ -173,9 +172,13 @@ def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict
 def summarised(result: dict[str, Any]) -> dict[str, Any]:
     """A result with the intervals over its seeds made anew from the seeds' own differences."""
     for each in result["differences"]:
-        values = each["by_seed"]
-        each["over_seeds"] = over_seeds(values) if len(values) > 1 else None
+        each["over_seeds"] = interval(each["by_seed"])
     return result
+
+
+def interval(by_seed: list[float]) -> dict[str, Any] | None:
+    """The interval over seeds; a single seed has none."""
+    return over_seeds(by_seed) if len(by_seed) > 1 else None
 
 
 def every_score(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ import json
 import os
 import statistics
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ import numpy as np
 import torch
 from nac_priors_picture import draw
 from result_file import write_result
+from trained_once import trained_once
 
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.nac import NAC
 from saccade.models.scores.intervals import wilson
-from saccade.models.train import TrainOptions, train
+from saccade.models.train import TrainOptions
 from saccade.plugins.files import json_bytes, write_atomically
 from saccade.serving.machine import this_machine
 
@@ -69,9 +69,8 @@ def options_of(folder: Path, arm: str, seed: int, steps: int) -> TrainOptions:
 def run_of(folder: Path, arm: str, seed: int, *, steps: int, training: bool) -> dict[str, Any]:
     """The scores of one run, made now if they are not there; empty where nothing was trained."""
     options = options_of(folder, arm, seed, steps)
-    if training and not options.out.exists():
-        print(f"{time.strftime('%H:%M:%S')} train {arm} seed {seed}", flush=True)
-        train("nac", replace(options, resume=options.state_path.exists()))
+    if training:
+        trained_once("nac", options)
     if not options.out.exists():
         return {}
     kept, checkpoint = options.out.with_suffix(".json"), load(options.out)

@@ -24,10 +24,11 @@ import torch
 from nac_curves import ORDERS, curves_of, dropped, links_of
 from nac_sizes_picture import draw
 from result_file import write_result
+from trained_once import trained_once
 
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import Dataset, load_data
-from saccade.models.train import TrainOptions, train
+from saccade.models.train import TrainOptions
 from saccade.plugins.files import json_bytes, write_atomically
 from saccade.serving.machine import this_machine
 
@@ -83,9 +84,8 @@ def options_of(folder: Path, arm: Arm, seed: int, steps: int) -> TrainOptions:
 
 def run_of(options: TrainOptions, test: Dataset, *, training: bool) -> dict[str, Any]:
     """The scores of one run, made now if they are not there; empty where nothing was trained."""
-    if training and not options.out.exists():
-        print(f"{time.strftime('%H:%M:%S')} train {options.out.stem}", flush=True)
-        train("nac", replace(options, resume=options.state_path.exists()))
+    if training:
+        trained_once("nac", options)
     if not options.out.exists():
         return {}
     kept, checkpoint = options.out.with_suffix(".json"), load(options.out)
