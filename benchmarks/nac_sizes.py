@@ -8,6 +8,7 @@ Figure 5 of the NAC paper at 32 to 256 modules of one mean degree, scale-free, w
 dropout, with and without the auxiliary heads that learn from every module. Modules go by degree,
 and as controls at random and in the reversed order. The smallest circuits come first, so that a
 run that is stopped has something; checkpoints and scores go to build/nac_sizes, and it goes on.
+A run of the same recipe that the results file holds is not trained again.
 """
 
 import argparse
@@ -37,7 +38,8 @@ STEPS, BATCH, MEAN_DEGREE = 2_000, 32, 12.0
 # A quarter of a digit a token, behind convolutions: the read-in has to find what belongs together.
 TOKENS = {"patch_px": 6, "tokenizer": "conv"}
 LOST_POINTS, LEARNED = 3.0, 0.2
-TEST_CANVASES = 1_000  # the first ones of the test split
+TEST_CANVASES = 1_000
+DATA = f"digits-sum, the first {TEST_CANVASES} canvases of the test split"
 GRID, CONTROLS = 32, 8  # modules are kept in steps of U / 32 by degree, of U / 8 in other orders
 PAPER = {"modules": 320, "dropped": 0.8}  # "more than 80 %", on Tiny-ImageNet
 _ROOT = Path(__file__).resolve().parent
@@ -113,6 +115,20 @@ def run_of(options: TrainOptions, test: Dataset, *, training: bool) -> dict[str,
     return found
 
 
+def known_runs(out: Path, steps: int) -> dict[tuple[str, int], dict[str, Any]]:
+    """What the results file has of runs of this recipe, by arm and seed."""
+    if not out.exists():
+        return {}
+    result = json.loads(out.read_bytes())
+    if result["data"] != DATA or [result[key] for key in ("steps", "batch", "tokens")] != [
+        steps,
+        BATCH,
+        TOKENS,
+    ]:
+        return {}
+    return {(name, run["seed"]): run for name, runs in result["runs"].items() for run in runs}
+
+
 def summary(arm: Arm, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Of the seeds that are there: scores, links, and how many modules 3 points are worth."""
     shares = {
@@ -141,7 +157,7 @@ def result_of(
     """Everything that is known of the runs that are there, and which are missing."""
     return {
         "machine": this_machine().to_dict(),
-        "data": f"digits-sum, the first {TEST_CANVASES} canvases of the test split",
+        "data": DATA,
         "steps": steps,
         "batch": BATCH,
         "tokens": TOKENS,
@@ -171,13 +187,15 @@ def main() -> None:
     torch.set_num_threads(1)
     test = load_data("digits-sum", "test")
     test = replace(test, images=test.images[:TEST_CANVASES], labels=test.labels[:TEST_CANVASES])
+    kept = known_runs(given.out, given.steps)
     runs: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-    for arm, known in runs.items():
+    for arm, found in runs.items():
         wanted = not given.modules or arm.modules in given.modules
         for seed in given.seeds:
             options = options_of(given.folder, arm, seed, given.steps)
-            if run := run_of(options, test, training=wanted and not given.score):
-                known.append(run)
+            known = None if options.out.exists() else kept.get((arm.name, seed))
+            if run := known or run_of(options, test, training=wanted and not given.score):
+                found.append(run)
     result = result_of(runs, given.seeds, given.steps)
     write_result(given.out, result)
     draw(json.loads(given.out.read_bytes()), given.picture)
