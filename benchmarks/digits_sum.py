@@ -2,13 +2,14 @@
 """The shipped digits-sum model, and four twins: what the graph is worth, and what module dropout.
 
     python benchmarks/digits_sum.py train --only sparse-dropout dense-dropout   # goes on
-    python benchmarks/digits_sum.py train            # every one that is missing
+    python benchmarks/digits_sum.py train            # every one without scores
     python benchmarks/digits_sum.py score            # those that are there
 
-The twins are circuits of 256 modules, the same steps, seed and rates: links of mean degree 12 or
+The twins are circuits of 256 modules, the same steps, seeds and rates: links of mean degree 12 or
 dense, with module dropout or without. They have fewer steps than the shipped one, because without
 module dropout a step of 256 modules is dear; the sparse one without is the circuit of that size
-of nac_sizes.py. `shipped.py ship digits-sum` puts the shipped one into models/shipped.
+of nac_sizes.py. `shipped.py ship digits-sum` puts the shipped one into models/shipped. A twin of
+another seed than 0 has the seed in its name.
 """
 
 import argparse
@@ -25,56 +26,97 @@ import torch
 from budget_scores import score_budgets
 from nac_curves import links_of
 from nac_sizes import STEPS, Arm, options_of
+from over_seeds import over_seeds, spoken
 from shipped import BUILT, DIGITS_SUM_BUDGETS
+from trained_once import trained_once
 
 from saccade.models.checkpoint import load
-from saccade.models.train import TrainOptions, train
+from saccade.models.train import TrainOptions
 from saccade.plugins.files import json_bytes, write_atomically
 from saccade.serving.machine import this_machine
 
 SHIPPED = Path("models/shipped/digits-sum.safetensors")  # with its card by shipped.py ship
 RESULT = Path("benchmarks/results/digits_sum.json")
 WITHOUT = "module_dropout"  # where it is not set, the recipe's is taken
+SEEDS = (0, 1, 2)
+# What is told apart: the first twin minus the second, at these budgets.
+PAIRS = (
+    ("sparse-dropout", "sparse-no-dropout"),
+    ("dense-dropout", "dense-no-dropout"),
+    ("sparse-dropout", "dense-dropout"),
+    ("sparse-no-dropout", "dense-no-dropout"),
+)
 
 
 def runs(folder: Path, sizes: Path) -> dict[str, TrainOptions]:
     """Name to options; one thread, so that the bytes come out the same."""
-    plain = options_of(sizes, Arm(256, heads=True), seed=0, steps=STEPS)
+    shipped = TrainOptions(BUILT / SHIPPED.name, data="digits-sum", threads=1)
+    found = {"shipped": shipped}
+    for seed in SEEDS:
+        found |= twins(folder, options_of(sizes, Arm(256, heads=True), seed=seed, steps=STEPS))
+    return found
+
+
+def twins(folder: Path, plain: TrainOptions) -> dict[str, TrainOptions]:
+    """The four circuits of one seed; `plain` is the sparse one without module dropout."""
     dropping = {key: value for key, value in plain.set.items() if key != WITHOUT}
     dense = {"connectivity": "dense"}
-    shipped = TrainOptions(BUILT / SHIPPED.name, data="digits-sum", threads=1)
-
-    def twin(name: str, given: dict[str, Any]) -> TrainOptions:
-        return replace(plain, out=folder / f"{name}.safetensors", set=given)
-
-    return {
-        "shipped": shipped,
-        "sparse-dropout": twin("sparse-dropout", dropping),
-        "sparse-no-dropout": plain,
-        "dense-dropout": twin("dense-dropout", dropping | dense),
-        "dense-no-dropout": twin("dense-no-dropout", plain.set | dense),
+    given = {
+        "sparse-dropout": dropping,
+        "dense-dropout": dropping | dense,
+        "dense-no-dropout": plain.set | dense,
     }
+    found = {named("sparse-no-dropout", plain.seed): plain}
+    for twin, settings in given.items():
+        name = named(twin, plain.seed)
+        found[name] = replace(plain, out=folder / f"{name}.safetensors", set=settings)
+    return found
+
+
+def named(twin: str, seed: int) -> str:
+    """A twin's name in the result."""
+    return f"{twin}-{seed}" if seed else twin
+
+
+def differences(models: dict[str, Any]) -> list[dict[str, Any]]:
+    """Between two twins at each budget, over the seeds that have both; none of a single seed."""
+    found = []
+    for pair in PAIRS:
+        seeds = [seed for seed in SEEDS if all(named(twin, seed) in models for twin in pair)]
+        if len(seeds) < 2:
+            continue
+        first, second = (
+            [models[named(twin, seed)]["test"]["budgets"] for seed in seeds] for twin in pair
+        )
+        for budget in first[0]:
+            by_seed = [
+                one[budget]["top_1"] - other[budget]["top_1"]
+                for one, other in zip(first, second, strict=True)
+            ]
+            over = over_seeds(by_seed)
+            found.append({"pair": pair, "budget": budget, "by_seed": by_seed, "over_seeds": over})
+    return found
 
 
 def scores(options: dict[str, TrainOptions], known: dict[str, Any]) -> dict[str, Any]:
     """Test scores and links of every checkpoint that is there; of the shipped one always.
 
-    `known` are scores of before, which are taken over where the file is the same.
+    `known` are scores of before, taken over where the file is the same or no longer there.
     """
     found = {}
     for name, run in options.items():
         path = run.out
         if not path.exists() and name == "shipped":
             path = SHIPPED
-        if not path.exists():
+        before = known.get(name, {})
+        if not path.exists() and not before:
             print(f"{name}: {path} is not there, left out")
             continue
-        checkpoint = load(path)
-        before = known.get(name, {})
-        if before.get("sha256") == checkpoint.sha256 and "links" in before:
+        if not path.exists() or before.get("sha256") == load(path).sha256:
             found[name] = before
             _print(name, before)
             continue
+        checkpoint = load(path)
         result = score_budgets(checkpoint, "digits-sum", DIGITS_SUM_BUDGETS)
         found[name] = {
             "sha256": checkpoint.sha256,
@@ -111,18 +153,21 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     options = runs(given.folder, given.sizes)
-    if given.action == "train":
-        for name in given.only or options:
-            run = options[name]
-            if not run.out.exists():
-                train("nac", replace(run, resume=run.state_path.exists()))
-        return
     known = json.loads(given.out.read_bytes())["models"] if given.out.exists() else {}
+    if given.action == "train":
+        for name in given.only or [name for name in options if name not in known]:
+            trained_once("nac", options[name])
+        return
     models = scores(options, known)
+    over = differences(models)
+    for each in over:
+        first, second = each["pair"]
+        print(f"budget {each['budget']}, {first} minus {second}: {spoken(each['over_seeds'])}")
     content = {
         "machine": this_machine().to_dict(),
         "missing": sorted(set(options) - set(models)),
         "models": models,
+        "differences": over,
     }
     write_atomically(given.out, json_bytes(content))
 
