@@ -42,6 +42,7 @@ class Comparison:
     pairs: tuple[tuple[str, str], ...]  # the difference first minus second
     evaluations: tuple[EvaluateOptions, ...]
     training: dict[str, Any] = field(default_factory=dict)  # other fields of TrainOptions
+    transfer: tuple[str, str] | None = None  # data like that of training, and other data
 
 
 COMPARISONS = {
@@ -77,6 +78,7 @@ COMPARISONS = {
             for positions in ("left", "anywhere")
         ),
         {"data": "tetrominoes", "steps": 1_500, "batch": 16},
+        ("tetrominoes (left)", "tetrominoes"),
     ),
     "captioner": Comparison(
         "captioner",
@@ -197,6 +199,32 @@ def every_score(result: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def transfer(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The change of each score from data like that of training to other data, over seeds.
+
+    First minus second of each pair: what is learned faster is not what carries over better.
+    """
+    comparison = COMPARISONS[result["comparison"]]
+    if comparison.transfer is None:
+        return []
+    near, far = comparison.transfer
+    rows = {(row["arm"], row["data"], row["score"]): row["by_seed"] for row in result["table"]}
+    found = []
+    for first, second in comparison.pairs:
+        for score in dict.fromkeys(row["score"] for row in result["table"]):
+            one, other = (
+                np.subtract(rows[arm, far, score], rows[arm, near, score])
+                for arm in (first, second)
+            )
+            if len(one) > 1:
+                found.append(
+                    {"pair": [first, second], "score": score, "from": near, "to": far}
+                    | {"changes": {first: one.tolist(), second: other.tolist()}}
+                    | {"over_seeds": over_seeds(one - other)}
+                )
+    return found
+
+
 def main() -> None:
     """Train and score one comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -221,12 +249,16 @@ def main() -> None:
 
 def report(result: dict[str, Any], out: Path) -> None:
     """Write the result and say each difference."""
-    every = every_score(result)
-    write_result(out, result | ({"every_score": every} if every else {}))
-    for each in every or result["differences"]:
+    derived = {"every_score": every_score(result), "transfer": transfer(result)}
+    write_result(out, result | {name: found for name, found in derived.items() if found})
+    for each in derived["every_score"] or result["differences"]:
         first, second = each["pair"]
         over = spoken(each["over_seeds"]) if each["over_seeds"] else "one seed, no interval"
-        print(f"{each['score']}, {first} over {second}: {over}")
+        print(f"{each['score']} on {each['data']}, {first} over {second}: {over}")
+    for each in derived["transfer"]:
+        first, second = each["pair"]
+        over = spoken(each["over_seeds"])
+        print(f"Change of {each['score']} to {each['to']}, {first} minus that of {second}: {over}")
 
 
 if __name__ == "__main__":

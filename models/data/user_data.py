@@ -98,7 +98,7 @@ def _part(labels: np.ndarray, split: str) -> np.ndarray:
 def _check_classes(path: Path, labels: np.ndarray, names: tuple[str, ...]) -> None:
     if len(names) < 2:
         raise SaccadeError(
-            f"{path}: found {len(names)} classes {list(names)}, expected at least two. "
+            f"{path}: the classes found are {list(names)}, expected at least two. "
             "A folder needs one sub-folder a class; an .npz labels from 0 to classes - 1."
         )
     counts = np.bincount(labels, minlength=len(names))
