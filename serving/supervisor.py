@@ -239,9 +239,10 @@ class Supervisor(threading.Thread):
         """
         if self._hangs or not self._options.restart:
             return False
-        silent = [model for model, count in misses.items() if count]
-        # The router waits for a variant that hangs, and is not the one that does.
-        culprits = [model for model in silent if model != self._board.model] or silent
+        # The router waits for a variant that hangs, and is not the one that does; which of the
+        # two was asked first is chance.
+        variants = [name for name in self._board.variants if misses[name] >= MISSES - 1]
+        culprits = variants or [name for name, count in misses.items() if count >= MISSES]
         stubs = [stub for model in culprits for stub in process.stubs_of(model)]
         for stub in stubs:
             LOGGER.error("%s does not answer; its process is ended.", stub.model)

@@ -3,6 +3,7 @@
 
 import os
 import socket
+import time
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ def served(needs_server, place):
     """A server of that link, whose connections live for a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_process, "CONNECTION_AGE_S", 1)
-        with Server(place, ServeOptions(grace_s=5, **FREE_PORTS)) as running:
+        with Server(place, ServeOptions(grace_s=60, **FREE_PORTS)) as running:
             yield running
 
 
@@ -85,6 +86,8 @@ def test_an_update_is_served_without_one_failure(
     before, pid, metrics_url = logits(served), served.pid, served.metrics_url
     with load(served, 1.0, 0.5, timeout_s=5) as calls:
         eventually(lambda: calls[0.5].errors, 10)
+        # A caller that never speaks has no age at which its connection is moved.
+        idle = socket.create_connection(("127.0.0.1", served.options.grpc_port))
         served.reload()
         assert served.pid != pid and served.replacements == 1
         port, callers = served.options.grpc_port, []
@@ -93,6 +96,9 @@ def test_an_update_is_served_without_one_failure(
         eventually(lambda: listeners.connections(port, served.pid) >= len(callers), 10)
         for each in callers:
             each.close()
+        time.sleep(1)
+        assert Path(f"/proc/{pid}").exists()
+        idle.close()
         # The old one ends when its last caller has gone over, and takes its files along.
         eventually(lambda: not Path(f"/proc/{pid}").exists(), 60)
         moved = len(calls[1.0].errors)
