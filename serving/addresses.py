@@ -25,7 +25,7 @@ class ServeOptions:
     start_timeout_s: float = 60  # the server has this long to load every model and answer
     probe_interval_s: float = 5  # each variant makes one inference this often
     probe_timeout_s: float = 2  # and has this long for it
-    grace_s: float = 1  # after a variant dies the others answer this long before the restart
+    grace_s: float = 30  # a server that was replaced has this long for calls still in flight
     server_log: Path | None = None  # the server's own log, as it wrote it
     restart: bool = True  # whether a server that fails is restarted, or the command ends with 3
     accept_risk: bool = False  # consent to listen beyond loopback

@@ -66,6 +66,18 @@ class Board:
         with self._lock:
             self._state = state
 
+    def describe(self, model: str, variants: tuple[str, ...]) -> None:
+        """Serve another repository from now on, whose models all answer."""
+        with self._lock:
+            self.model, self.variants = model, variants
+            self._reasons = {}
+
+    def answering(self) -> set[str]:
+        """The models that answered when last asked."""
+        with self._lock:
+            reasons = self._reasons
+            return {name for name in (self.model, *self.variants) if not reasons.get(name)}
+
     def mark(self, name: str, reason: str) -> bool:
         """Note why a model does not answer, or `""` if it does. Returns whether that is new."""
         with self._lock:

@@ -12,7 +12,9 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 # The server names the instance of a dead model, the router the variant that did not answer it.
-_DEAD = re.compile(r"'([a-z0-9-]+)_\d+_\d+' is not healthy|variant '([a-z0-9-]+)' failed")
+_DEAD = re.compile(
+    r"'([a-z0-9-]+)_\d+_\d+' is not healthy|variant '([a-z0-9-]+)' (?:failed|has died)"
+)
 
 
 def is_queue_full(error: Any) -> bool:
@@ -37,7 +39,8 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     if dead := _DEAD.search(said):
         return ServerFailed(
             f"{url}: variant {dead[1] or dead[2]} failed, and has perhaps died. If so, "
-            "`saccade serve` restarts the server: try again in some seconds, or see its log."
+            "`saccade serve` loads it again: try again in some seconds, or see its log. "
+            "The other variants answer."
         )
     if "ready state" in said or "no available versions" in said or "Server is stopping" in said:
         return ServerFailed(f"{url}: the server is stopping or being restarted. Try again later.")

@@ -4,24 +4,33 @@
 import fcntl
 import os
 import shutil
-import signal
+import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from saccade.serving.installation import STUB
+from saccade.serving.reaper import (
+    ORDERLY,
+    SHARED_MEMORY,
+    kill_processes,
+    reap,
+    remove_regions,
+)
+
+__all__ = ["SHARED_MEMORY", "RunFolder", "remove_regions"]
 
 _PREFIX = "saccade-serve-"
 _LOCK = "lock"
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class RunFolder:
     """A temporary folder that is gone after the block, with the shared memory named after it.
 
-    While the run lives it holds a lock in its folder; a later run removes folders (with
-    their shared memory and processes) whose lock nobody holds.
+    A small process, the reaper, removes both and kills the run's processes should this one be
+    killed. While the run lives it holds a lock in its folder; a later run removes folders (with
+    their shared memory and processes) whose lock nobody holds, should the reaper be killed too.
     """
 
     def __enter__(self) -> "RunFolder":
@@ -31,7 +40,17 @@ class RunFolder:
         self._lock = (self.path / ".lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (self.path / ".lock").rename(self.path / _LOCK)
+        # By this lock systemd-tmpfiles knows to leave the folder alone, however old it gets.
+        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._reaper = _start_reaper(self.path)
         return self
+
+    def keep_reaper(self) -> None:
+        """Start the reaper again if it has died."""
+        if self._reaper.poll() is not None:
+            self._release()
+            self._reaper = _start_reaper(self.path)
 
     def __exit__(
         self,
@@ -39,25 +58,31 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        kill_processes(self.path)
         remove_regions(self.path.name)
         shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+        os.close(self._held)
         self._lock.close()
 
-
-def remove_regions(prefix: str) -> None:
-    """Remove shared memory whose name starts with `prefix`."""
-    for region in SHARED_MEMORY.glob(f"{prefix}*"):
+    def _release(self) -> None:
+        # A reaper that was killed reads nothing any more.
+        assert self._reaper.stdin is not None
         with suppress(OSError):
-            region.unlink()
+            self._reaper.stdin.write(ORDERLY)
+        self._reaper.stdin.close()
+        self._reaper.wait()
 
 
-def _kill_stubs(run: str) -> None:
-    # A stub ends when its server is gone, but not while that is a zombie nobody reaps.
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            program, *arguments = (entry / "cmdline").read_bytes().split(b"\0")
-            if program.endswith(STUB.encode()) and any(run.encode() in each for each in arguments):
-                os.kill(int(entry.name), signal.SIGKILL)
+def _start_reaper(folder: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-IS", Path(__file__).with_name("reaper.py"), folder, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        start_new_session=True,  # a terminal's Ctrl-C is for the run, not for it
+    )
 
 
 def _remove_leftovers() -> None:
@@ -67,6 +92,4 @@ def _remove_leftovers() -> None:
                 continue
             with (folder / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _kill_stubs(folder.name)
-                remove_regions(folder.name)
-                shutil.rmtree(folder, ignore_errors=True)
+                reap(folder)

@@ -2,7 +2,6 @@
 """The server as a context manager, and `saccade serve` in the foreground."""
 
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,18 +12,23 @@ from types import TracebackType
 
 from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving.addresses import ServeOptions, address, is_loopback, with_ports
+from saccade.serving.handover import Replacement, Start
 from saccade.serving.installation import (
     BUNDLED_LINE,
     Installation,
     check_installation,
     find_installation,
 )
+from saccade.serving.metrics_relay import MetricsRelay
 from saccade.serving.needs import Needs, needs_of, refuse_unrunnable
+from saccade.serving.preflight.report import render
+from saccade.serving.preflight.verb import preflight
 from saccade.serving.readiness import Board, Readiness, ReadyEndpoint
 from saccade.serving.repository import read_repository
 from saccade.serving.run_folder import RunFolder
 from saccade.serving.server_log import ServerLog
 from saccade.serving.server_process import ServerProcess
+from saccade.serving.signals import signals
 from saccade.serving.supervisor import Supervisor
 
 __all__ = ["ServeOptions", "Server", "serve"]
@@ -34,6 +38,7 @@ class Server:
     """A running server: `with Server("build/repo") as server: Client(server.url, "nac")`.
 
     It is ready when the block begins and gone when it ends, and restarted between if it fails.
+    A model whose process dies is loaded again by itself, while the others answer.
     Raises: SaccadeError for wrong input, ServerFailed if it dies or hangs while starting.
     """
 
@@ -41,6 +46,8 @@ class Server:
         self.repository = Path(repository)
         self.options = options or ServeOptions()
         self._supervisor: Supervisor | None = None
+        self._metrics: MetricsRelay | None = None
+        self._reloading = threading.Lock()
 
     def __enter__(self) -> "Server":
         found = find_installation()
@@ -64,21 +71,30 @@ class Server:
         return self
 
     def _start(self, found: Installation, needs: Needs, log: ServerLog) -> None:
-        options, repository = self.options, self.repository
+        options, self._log = self.options, log
+        start = self._starter(self.repository.resolve(), found, needs)
+        supervisor = Supervisor(start, options, self._board, log)
+        self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
+        try:
+            self._metrics = MetricsRelay(
+                options.host, options.metrics_port, lambda: supervisor.metrics_port
+            )
+            self._supervisor = supervisor
+            supervisor.start()
+            supervisor.settled.wait()
+            if supervisor.failure:
+                raise supervisor.failure
+        except BaseException:
+            self._close()
+            raise
+
+    def _starter(self, repository: Path, found: Installation, needs: Needs) -> Start:
+        options, log = self.options, self._log
 
         def start(folder: RunFolder) -> ServerProcess:
             return ServerProcess(found, repository, options, folder, log, needs)
 
-        self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
-        self._supervisor = Supervisor(start, options, self._board, log)
-        try:
-            self._supervisor.start()
-            self._supervisor.settled.wait()
-            if self._supervisor.failure:
-                raise self._supervisor.failure
-        except BaseException:
-            self._close()
-            raise
+        return start
 
     def __exit__(
         self,
@@ -87,6 +103,36 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self._close()
+
+    def reload(self) -> None:
+        """Serve the repository as it is now: new files in the same folder, or another one behind
+        the same link. No call fails; until the last caller has moved, two servers run.
+
+        Raises: SaccadeError where preflight finds it unfit, ServerFailed where the new server
+            does not start. What was served before is served on.
+        """
+        if not self._reloading.acquire(blocking=False):
+            raise SaccadeError("The repository is being read already. Try again when it is served.")
+        try:
+            self._replace(self.repository.resolve())
+        finally:
+            self._reloading.release()
+
+    def _replace(self, repository: Path) -> None:
+        supervisor, found = self._supervisor, find_installation()
+        if supervisor is None:
+            raise SaccadeError("No server runs that could be replaced. Start one first.")
+        deployment, needs = read_repository(repository), needs_of(repository)
+        refuse_unrunnable(repository, needs, found)
+        report = preflight(repository)
+        if not report.passed:
+            raise SaccadeError(f"It is not fit to be served.\n{render(report)}")
+        start = self._starter(repository, found, needs)
+        wanted = Replacement(start, deployment.model, deployment.variants)
+        supervisor.replace(wanted)
+        wanted.settled.wait()
+        if wanted.failure:
+            raise wanted.failure
 
     @property
     def model(self) -> str:
@@ -125,8 +171,18 @@ class Server:
 
     @property
     def restarts(self) -> int:
-        """How often it was restarted."""
+        """How often the whole server was restarted."""
         return self._supervisor.restarts if self._supervisor else 0
+
+    @property
+    def reloads(self) -> int:
+        """How often a single model was loaded again, because its process had died."""
+        return self._supervisor.reloads if self._supervisor else 0
+
+    @property
+    def replacements(self) -> int:
+        """How often another server took over from one that ran."""
+        return self._supervisor.replacements if self._supervisor else 0
 
     def ready(self) -> Readiness:
         """Which variants answer, as the supervisor last saw it."""
@@ -144,18 +200,21 @@ class Server:
 
     def _close(self) -> None:
         supervisor = self._supervisor
-        if supervisor is None:
-            return
         try:
-            supervisor.stop()
-            supervisor.finished.wait()
+            if supervisor:
+                supervisor.stop()
+                supervisor.finished.wait()
         except KeyboardInterrupt:
             # A second Ctrl-C: whoever presses it does not want to wait for requests in flight.
-            supervisor.stop(at_once=True)
-            supervisor.finished.wait()
+            if supervisor:
+                supervisor.stop(at_once=True)
+                supervisor.finished.wait()
             raise
         finally:
             self._endpoint.close()
+            if self._metrics:
+                self._metrics.close()
+                self._metrics = None
 
 
 def serve(repository: Path | str, options: ServeOptions | None = None) -> int:
@@ -167,8 +226,9 @@ def serve(repository: Path | str, options: ServeOptions | None = None) -> int:
     options = options or ServeOptions()
     if not is_loopback(options.host) and not options.accept_risk:
         options = _ask_consent(options)
-    with _own_log(), _signals():
+    with _own_log(), signals() as hang_up:
         with Server(repository, options) as server, suppress(KeyboardInterrupt):
+            hang_up.call(server)
             _announce(server)
             server.wait()
     _say("stopped.")
@@ -235,22 +295,3 @@ def _own_log() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end the block as Ctrl-C does, even in a background shell."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, _interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

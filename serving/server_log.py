@@ -44,15 +44,21 @@ class ServerLog:
     def __init__(self, raw: Path | None = None) -> None:
         self._last: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._raw = _open(raw)
-        self.idle = threading.Event()
 
-    def follow(self, output: IO[bytes]) -> threading.Thread:
-        """Read `output` to its end in a thread of its own."""
-        self._last.clear()
-        self.idle.clear()
-        reader = threading.Thread(target=self._read, args=(output,), name="server-log", daemon=True)
+    def follow(self, output: IO[bytes], idle: threading.Event) -> threading.Thread:
+        """Read `output` to its end in a thread of its own; `idle` is set once nothing is in flight.
+
+        Two servers may write at a time, while one replaces the other.
+        """
+        reader = threading.Thread(
+            target=self._read, args=(output, idle), name="server-log", daemon=True
+        )
         reader.start()
         return reader
+
+    def forget(self) -> None:
+        """Forget the lines of the servers before."""
+        self._last.clear()
 
     def last_lines(self, count: int = 8) -> str:
         """The newest lines that matter: errors and warnings, or without them the others."""
@@ -70,7 +76,7 @@ class ServerLog:
         if self._raw:
             self._raw.close()
 
-    def _read(self, output: IO[bytes]) -> None:
+    def _read(self, output: IO[bytes], idle: threading.Event) -> None:
         level = logging.INFO
         with output:
             for raw in output:
@@ -82,7 +88,7 @@ class ServerLog:
                 if not text:
                     continue
                 if _IDLE in text:
-                    self.idle.set()
+                    idle.set()
                 self._last.append((level, text))
                 LOGGER.log(level, "%s", text)
 

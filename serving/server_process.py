@@ -1,40 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the server: its folders, its arguments, its stubs, its start and its end."""
 
-import http.client
+import compileall
 import os
-import re
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from saccade.plugins.errors import SaccadeError, ServerFailed
-from saccade.serving.addresses import ServeOptions, address
+from saccade.plugins.errors import SaccadeError
+from saccade.serving import listeners
+from saccade.serving.addresses import ServeOptions
 from saccade.serving.installation import STUB, Installation
+from saccade.serving.metrics_relay import hold_port, metrics
 from saccade.serving.needs import Needs
 from saccade.serving.run_folder import RunFolder, remove_regions
 from saccade.serving.server_log import ServerLog
+from saccade.serving.stubs import Stub, is_alive, stubs_in, wait_gone
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 _EXIT_TIMEOUT_S = 5
 _FLUSH_S = 0.2
-
-
-@dataclass(frozen=True)
-class Stub:
-    """The process in which one Python model runs; `started` tells it from a later one."""
-
-    pid: int
-    started: int
-    model: str
+# gRPC moves a connection of this age, give or take a tenth, to a new one, and no call notices:
+# so callers of a server that another one replaces go over to it.
+CONNECTION_AGE_S = 10
+_AGAIN = "loaded-again"
 
 
 class ServerProcess:
@@ -49,15 +47,21 @@ class ServerProcess:
         log: ServerLog,
         needs: Needs,
     ) -> None:
-        self._options = options
         self._log = log
         self._regions = f"{folder.path.name}-{secrets.token_hex(3)}-"
         self._stubs: tuple[Stub, ...] = ()
-        models = folder.path / "models"
+        self._idle = threading.Event()
+        self._models = models = folder.path / f"models-{secrets.token_hex(3)}"
         with writable(folder.path, "TMPDIR"):
             backends = backend_folder(installation, folder.path / "backends")
             link_repository(repository, models)
-        arguments = server_arguments(options, backends, models, self._regions) + needs.arguments
+        # Else the server takes the caches of a model's first run for a change of the model.
+        compileall.compile_dir(models, quiet=2)
+        self._metrics_port = hold_port(options.host)
+        # Two servers can share every port but this one.
+        self._options = replace(options, metrics_port=self._metrics_port.getsockname()[1])
+        arguments = server_arguments(self._options, backends, models, self._regions)
+        arguments = [*supervised(arguments), *needs.arguments]
         leash = Path(__file__).with_name("leash.py")
         self._process = subprocess.Popen(
             [sys.executable, "-IS", leash, str(os.getpid()), installation.binary, *arguments],
@@ -68,29 +72,25 @@ class ServerProcess:
             start_new_session=True,  # a terminal's Ctrl-C must not reach it before us
         )
         assert self._process.stdout is not None
-        self._reader = log.follow(self._process.stdout)
+        self._reader = log.follow(self._process.stdout, self._idle)
 
     @property
     def pid(self) -> int:
         """The server's process id, by which it also leads its process group."""
         return self._process.pid
 
+    @property
+    def metrics_port(self) -> int:
+        """Where this server's own metrics are."""
+        return self._options.metrics_port
+
     def loaded(self) -> bool:
-        """Whether the server says that every model is loaded."""
-        options = self._options
-        place = address(options.host, options.http_port)
-        connection = http.client.HTTPConnection(place, timeout=1)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        """Whether every model is loaded: its metrics are the last that the server opens."""
+        return metrics(self._options.host, self.metrics_port, timeout_s=1)[0] == 200
 
     def find_stubs(self) -> tuple[Stub, ...]:
         """Look up the stubs; from now on `dead_stubs` knows them."""
-        self._stubs = tuple(_stubs_in(self.pid))
+        self._stubs = tuple(stubs_in(self.pid))
         return self._stubs
 
     def exit_text(self) -> str | None:
@@ -102,7 +102,43 @@ class ServerProcess:
 
     def dead_stubs(self) -> list[Stub]:
         """Stubs that have ended; the server itself does not notice."""
-        return [stub for stub in self._stubs if _started(stub.pid) != stub.started]
+        return [stub for stub in self._stubs if not is_alive(stub)]
+
+    def load_again(self, model: str) -> None:
+        """Have one model loaded anew from the files of this run, beside the others.
+
+        The server goes on using the dead instance, which it never gives up, until the new one is
+        loaded; nothing of it is answered before.
+        """
+        (self._models / model / _AGAIN).write_text(f"{time.time()}\n")
+
+    def stubs_of(self, model: str) -> list[Stub]:
+        """The known stubs of a model, dead ones included."""
+        return [stub for stub in self._stubs if stub.model == model]
+
+    def new_stubs(self, model: str) -> bool:
+        """Whether stubs of a model came up since it was last asked; they are known from now on."""
+        known = set(self._stubs)
+        new = [each for each in stubs_in(self.pid) if each.model == model and each not in known]
+        self._stubs = (*self._stubs, *new)
+        return bool(new)
+
+    def abandon(self, stub: Stub) -> None:
+        """Leave a stub that is dead, or should be, and its shared memory behind."""
+        self._stubs = tuple(each for each in self._stubs if each != stub)
+        if is_alive(stub):
+            with suppress(ProcessLookupError):
+                os.kill(stub.pid, signal.SIGKILL)
+        if stub.region:
+            remove_regions(stub.region)
+
+    def ports(self) -> tuple[int, int]:
+        """Those that callers use."""
+        return self._options.grpc_port, self._options.http_port
+
+    def callers(self) -> int:
+        """How many connections callers have to this very process."""
+        return sum(listeners.connections(port, self.pid) for port in self.ports())
 
     def stop(self, *, at_once: bool = False) -> None:
         """Let requests in flight finish, then end the server, its stubs and its shared memory."""
@@ -110,25 +146,27 @@ class ServerProcess:
             self._process.send_signal(signal.SIGINT)
             self._wait_until_idle()
         self._kill()
+        self._metrics_port.close()
         remove_regions(self._regions)
+        shutil.rmtree(self._models, ignore_errors=True)
 
     def _wait_until_idle(self) -> None:
         # Once idle it only unloads models, for seconds, and nothing in them needs that.
         end = time.monotonic() + _EXIT_TIMEOUT_S + 1
         while time.monotonic() < end and self._process.poll() is None:
-            if self._log.idle.wait(0.05):
+            if self._idle.wait(0.05):
                 time.sleep(_FLUSH_S)
                 return
 
     def _kill(self) -> None:
         # The group's number cannot pass to others while the unreaped server or a stub holds it.
-        stubs = _stubs_in(self.pid)
+        stubs = stubs_in(self.pid)
         if stubs or self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         for stub in stubs:
-            _wait_gone(stub)
+            wait_gone(stub)
         self._reader.join(timeout=2)
 
 
@@ -155,6 +193,21 @@ def server_arguments(
         "--allow-vertex-ai=false",
         f"--backend-config=python,shm-region-prefix-name={regions}",
     ]
+
+
+def supervised(arguments: list[str]) -> list[str]:
+    """The arguments of a server that is watched, has its models loaded again, and is replaced."""
+    ours = {
+        # It looks every second whether a model's files have changed and loads it if they have:
+        # that needs no key, which every user of the machine could read among the arguments.
+        "--model-control-mode": "poll",
+        "--repository-poll-secs": "1",
+        "--reuse-grpc-port": "true",
+        "--reuse-http-port": "true",
+        "--grpc-max-connection-age": str(round(CONNECTION_AGE_S * 1000)),
+    }
+    others = [word for word in arguments if word.partition("=")[0] not in ours]
+    return others + [f"{name}={value}" for name, value in ours.items()]
 
 
 @contextmanager
@@ -206,47 +259,3 @@ def link_repository(repository: Path, folder: Path) -> None:
             link = folder / path.relative_to(source)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path)
-
-
-def _stubs_in(group: int) -> list[Stub]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with suppress(OSError, IndexError):
-            fields = _stat(int(entry.name))
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if int(fields[2]) == group and words[0].endswith(STUB.encode()):
-                found.append(Stub(int(entry.name), int(fields[19]), _model_of(words)))
-    return found
-
-
-def _model_of(words: list[bytes]) -> str:
-    # Among the stub's arguments is the instance: `nac-b0250-fp32_0_0`.
-    for word in words[2:]:
-        instance = re.fullmatch(r"([a-z0-9-]+)_\d+_\d+", word.decode(errors="replace"))
-        if instance:
-            return instance[1]
-    return ""
-
-
-def _stat(pid: int) -> list[str]:
-    # The name in parentheses may itself hold spaces and parentheses.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _started(pid: int) -> int | None:
-    """When the living process `pid` began, in clock ticks; None if it is gone or a zombie."""
-    try:
-        fields = _stat(pid)
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def _wait_gone(stub: Stub) -> None:
-    end = time.monotonic() + 3
-    while _started(stub.pid) == stub.started:
-        if time.monotonic() > end:
-            raise ServerFailed(f"Process {stub.pid} of model {stub.model} does not end.")
-        time.sleep(0.01)

@@ -2,17 +2,27 @@
 """Watches one server: starts it, sees what dies or hangs, restarts it, says who answers."""
 
 import logging
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
 
 from saccade.plugins.errors import ServerFailed
 from saccade.serving.addresses import ServeOptions, address
+from saccade.serving.handover import (
+    Drain,
+    Replacement,
+    Start,
+    foreign_listeners,
+    receive_callers,
+)
 from saccade.serving.probe import Prober
 from saccade.serving.readiness import Board
 from saccade.serving.run_folder import RunFolder
 from saccade.serving.server_log import ServerLog
 from saccade.serving.server_process import ServerProcess
+from saccade.serving.variant_reload import VariantReload
 
 LOGGER = logging.getLogger("saccade.serve")
 
@@ -20,6 +30,9 @@ LIVENESS_INTERVAL_S = 0.25
 MISSES = 3  # probes in a row without an answer before the server counts as hung
 TROUBLES = 5  # restarts without a minute of service between them
 CALM_S = 60
+# The server keeps the dead instance of each model that was loaded again: about 1 MiB, a region of
+# shared memory and some 36 threads. A server of its age is replaced by a fresh one.
+RELOADS_A_PROCESS = 20
 
 
 class Supervisor(threading.Thread):
@@ -33,7 +46,7 @@ class Supervisor(threading.Thread):
 
     def __init__(
         self,
-        start: Callable[[RunFolder], ServerProcess],
+        start: Start,
         options: ServeOptions,
         board: Board,
         log: ServerLog,
@@ -47,10 +60,20 @@ class Supervisor(threading.Thread):
         self._hurry = False
         self._hangs = False  # the server as a whole: it does not even answer for its models
         self._process: ServerProcess | None = None
+        self._wanted: Replacement | None = None
+        self._drains: list[Drain] = []
         self.settled = threading.Event()
         self.finished = threading.Event()
         self.failure: BaseException | None = None
-        self.restarts = 0
+        self.restarts = 0  # of the server as a whole
+        self.reloads = 0  # of single models whose process had died
+        self.replacements = 0  # of the server by another one, without a pause
+
+    @property
+    def metrics_port(self) -> int:
+        """Where the metrics of the server that runs now are, 0 if none does."""
+        process = self._process
+        return process.metrics_port if process else 0
 
     @property
     def pid(self) -> int:
@@ -61,6 +84,13 @@ class Supervisor(threading.Thread):
         """Ask for the end; `at_once` does not let requests in flight finish."""
         self._hurry |= at_once
         self._ending.set()
+
+    def replace(self, wanted: Replacement) -> None:
+        """Ask for another server in place of this one; `wanted.settled` says when it is done."""
+        if self._wanted is not None or not self.settled.is_set() or self.finished.is_set():
+            wanted.fail("The server is being started, replaced or stopped just now. Try again.")
+        else:
+            self._wanted = wanted
 
     def run(self) -> None:
         """Serve until asked to stop or out of patience with the server."""
@@ -98,10 +128,9 @@ class Supervisor(threading.Thread):
 
     def _one_life(self, folder: RunFolder) -> tuple[str | None, float]:
         """Start a server and watch it. Returns what went wrong, and the seconds it served."""
+        self._log.forget()
         process = self._process = self._start_process(folder)
-        prober = Prober(
-            address(self._options.host, self._options.grpc_port), self._options.probe_timeout_s
-        )
+        prober = self._prober()
         served_from, self._hangs = None, False
         try:
             trouble = self._wait_loaded(process, prober)
@@ -109,12 +138,29 @@ class Supervisor(threading.Thread):
                 self._board.enter("serving")
                 self.settled.set()
                 served_from = time.monotonic()
-                trouble = self._watch(process, prober)
+            while trouble is None and not self._ending.is_set():
+                trouble = self._watch(self._process, prober, folder)
+                prober.close()
+                prober = self._prober()  # a new one reaches the new server
         finally:
-            self._process = None
+            process, self._process = self._process, None
             prober.close()
+            self._end_others()
             process.stop(at_once=self._hurry or self._hangs or served_from is None)
         return trouble, 0 if served_from is None else time.monotonic() - served_from
+
+    def _prober(self) -> Prober:
+        place = address(self._options.host, self._options.grpc_port)
+        return Prober(place, self._options.probe_timeout_s)
+
+    def _end_others(self) -> None:
+        """Nothing but the present server is left."""
+        if wanted := self._wanted:
+            wanted.fail("The server was stopped, or failed, while the new one was started.")
+            self._wanted = None
+        for drain in self._drains:
+            drain.process.stop(at_once=True)
+        self._drains.clear()
 
     def _wait_loaded(self, process: ServerProcess, prober: Prober) -> str | None:
         end = time.monotonic() + self._options.start_timeout_s
@@ -130,6 +176,12 @@ class Supervisor(threading.Thread):
                 )
             if not process.loaded():
                 continue
+            if ports := foreign_listeners(process):
+                return (
+                    f"Another process listens on port {ports[0]}, too, and would get some of the "
+                    "callers. End it, or choose another port."
+                )
+            receive_callers(process)
             process.find_stubs()
             probes = prober.all_of(models)
             for probe in probes:
@@ -139,17 +191,26 @@ class Supervisor(threading.Thread):
                 return None
         return None
 
-    def _watch(self, process: ServerProcess, prober: Prober) -> str | None:
+    def _watch(self, process: ServerProcess, prober: Prober, folder: RunFolder) -> str | None:
+        """What is wrong with the server; None when it is to end, or another has taken over."""
         models = (self._board.model, *self._board.variants)
         misses = dict.fromkeys(models, 0)
+        reload = VariantReload(process, self._board, self._options.start_timeout_s)
         # Spread over the interval, so that probes never come as a burst beside real requests.
         step_s = self._options.probe_interval_s / len(models)
         turn, next_ask = 0, time.monotonic() + step_s
         while not self._ending.wait(LIVENESS_INTERVAL_S):
-            if trouble := self._dead(process):
+            folder.keep_reaper()
+            if trouble := self._dead(process, reload, prober):
                 return trouble
-            if trouble := self._judge(prober, misses):
+            if down := reload.down():
+                # Whoever is being loaded answers late, and so does the router that asks it.
+                misses |= dict.fromkeys((*down, self._board.model), 0)
+            if (trouble := self._judge(prober, misses)) and not self._end_hung(process, misses):
                 return trouble
+            self.reloads += reload.note_answers()
+            if self._hand_over(process, folder, reload):
+                return None
             for model, count in misses.items():
                 if count:
                     prober.ask(model)
@@ -158,21 +219,64 @@ class Supervisor(threading.Thread):
                 turn, next_ask = turn + 1, time.monotonic() + step_s
         return None
 
-    def _dead(self, process: ServerProcess) -> str | None:
+    def _dead(self, process: ServerProcess, reload: VariantReload, prober: Prober) -> str | None:
         if ended := process.exit_text():
             self._board.reset("restarting")
             return f"The server ended ({ended})."
-        dead = process.dead_stubs()
-        if not dead:
+        if self._options.restart:
+            reload.step(prober)
             return None
+        dead = process.dead_stubs()
         for stub in dead:
             self._board.mark(stub.model or self._board.model, "its process has died")
         names = ", ".join(stub.model or str(stub.pid) for stub in dead)
-        LOGGER.error("The process of %s has died; the server is not ready.", names)
-        if self._options.restart:
-            # Whoever asks /ready can turn away before the other variants pause, too.
-            self._ending.wait(self._options.grace_s)
-        return f"The process of {names} has died (out of memory, or killed)."
+        return f"The process of {names} has died (out of memory, or killed)." if dead else None
+
+    def _end_hung(self, process: ServerProcess, misses: dict[str, int]) -> bool:
+        """Kill the process of a model that does not answer, to be loaded again like a dead one.
+
+        Whether there is such a one: not where the server as a whole does not answer.
+        """
+        if self._hangs or not self._options.restart:
+            return False
+        # The router waits for a variant that hangs, and is not the one that does; which of the
+        # two was asked first is chance.
+        variants = [name for name in self._board.variants if misses[name] >= MISSES - 1]
+        culprits = variants or [name for name, count in misses.items() if count >= MISSES]
+        stubs = [stub for model in culprits for stub in process.stubs_of(model)]
+        for stub in stubs:
+            LOGGER.error("%s does not answer; its process is ended.", stub.model)
+            with suppress(ProcessLookupError):
+                os.kill(stub.pid, signal.SIGKILL)
+        return bool(stubs)
+
+    def _hand_over(self, process: ServerProcess, folder: RunFolder, reload: VariantReload) -> bool:
+        """Bring a replacement on its way one step further. Whether it has taken over."""
+        if self._drains:
+            self._drains = [drain for drain in self._drains if not drain.ended()]
+            if not self._drains:
+                receive_callers(process)  # its place is another one since the old one has gone
+        if reload.count >= RELOADS_A_PROCESS and self._wanted is None and not reload.down():
+            self._wanted = Replacement(self._start_process, self._board.model, self._board.variants)
+        wanted = self._wanted
+        if wanted is None or self._drains:
+            return False
+        if wanted.process is None:
+            wanted.begin(folder)
+        elif wanted.loaded(self._options.start_timeout_s):
+            receive_callers(wanted.process)
+            wanted.process.find_stubs()
+            self._start_process, self._process = wanted.start, wanted.process
+            self._board.describe(wanted.model, wanted.variants)
+            self._drains.append(Drain(process, self._options))
+            self.replacements += 1
+            self._wanted = None
+            wanted.settled.set()
+            return True
+        if wanted.failure:
+            LOGGER.error("%s The server goes on as it was.", wanted.failure)
+            self._wanted = None
+        return False
 
     def _judge(self, prober: Prober, misses: dict[str, int]) -> str | None:
         for probe in prober.answers():

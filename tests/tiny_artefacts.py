@@ -32,6 +32,7 @@ from saccade.serving.preflight.examine import steps
 from saccade.serving.preflight.opened import opened
 from saccade.serving.preflight.report import Finding
 from saccade.serving.preflight.target import Target
+from saccade.serving.repository import RepositoryOptions, deploy
 
 MODEL, LABELS = "tiny", ("circle", "square", "star")
 SETTINGS = {"b1000": 1.0, "b0500": 0.5}
@@ -121,6 +122,13 @@ def artefacts(folder: Path, checkpoint: bool = True) -> Path:
         (folder / manifest.file.name).write_bytes(data)
         write_manifest(folder, manifest)
     return folder
+
+
+def write_repository(folder: Path) -> Path:
+    """Write a folder of them and the repository that a server loads; returns the repository."""
+    artefacts(folder / "exported", checkpoint=False)
+    deploy(folder / "exported", RepositoryOptions(out=folder / "repository"))
+    return folder / "repository"
 
 
 def _checkpoint(path: Path) -> ParentEntry:

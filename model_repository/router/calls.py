@@ -8,6 +8,9 @@ import numpy as np
 import triton_python_backend_utils as pb
 from lane import Ticket
 
+# In the server's words: a process that died, a model between two loads, a server that ends.
+AWAY = ("is not healthy", "is not ready", "Server not ready", "no available versions")
+
 
 class Refused(Exception):
     """A request's answer where it is not what was asked for: a text and the protocol's code."""
@@ -52,6 +55,9 @@ def failure(variant: str, error: Any) -> Refused:
         return Refused(queue_full(variant), pb.TritonError.UNAVAILABLE)
     if "timeout" in words.lower():
         text = f"the request's timeout ran out in the queue of variant '{variant}'"
+        return Refused(text, pb.TritonError.UNAVAILABLE)
+    if any(phrase in words for phrase in AWAY):
+        text = f"variant '{variant}' has died or is being loaded; try again in a second"
         return Refused(text, pb.TritonError.UNAVAILABLE)
     text = f"variant '{variant}' failed; the server's log says why"
     return Refused(text, pb.TritonError.INTERNAL)

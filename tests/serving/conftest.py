@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_artefacts import write_repository
 
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, sha256_of
@@ -61,6 +62,12 @@ def tiny_repository(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     out = tmp_path_factory.mktemp("repository") / "nac"
     deploy(tiny_folder, RepositoryOptions(out=out))
     return out
+
+
+@pytest.fixture(scope="session")
+def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of two variants of two matrices each, made without an export; copy to change."""
+    return write_repository(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="session")

@@ -162,7 +162,9 @@ def test_only_what_is_asked_for_is_sent(pb, start, config):
 FAILURES = {
     "Model x - Error when running inference: Exceeds maximum queue size": ("unavailable", "full"),
     "Request timeout expired": ("unavailable", "timeout ran out"),
-    "Stub process 'x_0_0' is not healthy.": ("internal", "failed"),
+    "Stub process 'x_0_0' is not healthy.": ("unavailable", "has died or is being loaded"),
+    "Failed for execute the inference request. Model 'x' is not ready.": ("unavailable", "loaded"),
+    "Model x - Error when running inference: Server not ready": ("unavailable", "loaded"),
     "Error at /opt/secret/model.py(7): <module>": ("internal", "failed"),
 }
 

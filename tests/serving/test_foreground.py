@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade serve` as a process: signals end it cleanly at any stage, and nothing outlives it."""
 
+import os
+import pty
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from saccade.serving.run_folder import RunFolder
-
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
+KILLED_S = 20  # ten times what docs/serving.md promises
 SERVE = (
     "import sys; from saccade.serving.server import ServeOptions, serve;"
     f"sys.exit(serve(sys.argv[1], ServeOptions(**{FREE_PORTS})))"
@@ -43,10 +45,6 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def program_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0].rpartition("/")[2]
-
-
 def gone(pids: set[int]) -> bool:
     for pid in pids:
         try:
@@ -57,12 +55,12 @@ def gone(pids: set[int]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_while_starting_leaves_nothing(
     number, needs_server, hand_made, leavings, eventually
 ):
     process = run_serve(hand_made(initialize="time.sleep(1000)"))
-    eventually(lambda: len(descendants(process.pid)) >= 3 and leavings(), 20)
+    eventually(lambda: len(descendants(process.pid)) >= 4 and leavings(), 20)
     pids = descendants(process.pid)
     process.send_signal(number)
     _, error = process.communicate(timeout=10)
@@ -71,16 +69,37 @@ def test_interrupt_while_starting_leaves_nothing(
     assert gone(pids) and not leavings()
 
 
-def test_serve_announces_itself_and_ends_cleanly(needs_server, hand_made, leavings):
+def test_a_terminal_that_is_closed_ends_it(needs_server, hand_made, leavings, eventually):
+    # The system says so by SIGHUP as well, which else means: read the repository again.
+    repository = hand_made(initialize="time.sleep(1000)")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", SERVE, str(repository)])
+    try:
+        eventually(lambda: len(descendants(pid)) >= 4 and leavings(), 20)
+        pids = descendants(pid)
+        os.kill(pid, signal.SIGHUP)  # while the terminal is there
+        eventually(lambda: b"still starting" in os.read(terminal, 4096), 10)
+        assert not gone({pid})
+    finally:
+        os.close(terminal)
+    eventually(lambda: os.waitpid(pid, os.WNOHANG)[0], 10)
+    assert gone(pids) and not leavings()
+
+
+def test_serve_announces_itself_hears_hang_ups_and_ends_cleanly(
+    needs_server, hand_made, leavings, eventually
+):
     process = run_serve(hand_made())
-    seen = []
-    for line in process.stderr:
-        seen.append(line)
-        if "ready: http" in line:
-            break
+    seen = read_to(process, "ready: http")
     pids = descendants(process.pid)
-    assert len(pids) == 4  # this process, the server, two models
+    assert len(pids) == 5  # this process, the server, two models, and what cleans up after all
     assert len(leavings()) == 3  # the folder, and shared memory of two models
+    process.send_signal(signal.SIGHUP)
+    # What was made by hand has no manifests, so that it is found unfit.
+    text = "".join(read_to(process, "served on."))
+    assert "The update failed" in text and "not fit to be served" in text
+    assert pids <= descendants(process.pid)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=15)
     assert process.returncode == 0, error
@@ -89,17 +108,49 @@ def test_serve_announces_itself_and_ends_cleanly(needs_server, hand_made, leavin
     assert gone(pids) and not leavings()
 
 
-def test_killed_supervisor_takes_the_server_with_it(needs_server, hand_made, leavings, eventually):
-    process = run_serve(hand_made())
-    while "ready: http" not in process.stderr.readline():
-        assert process.poll() is None
-    pids = descendants(process.pid)
-    running = next(pid for pid in pids if "tritonserver" in program_of(pid))
-    assert leavings()
-    process.kill()
+@pytest.mark.parametrize("victim", ["serve", "reaper first"])
+def test_nothing_outlives_a_killed_supervisor(
+    victim, needs_server, small_repository, leavings, eventually, load
+):
+    process = run_serve(small_repository)
+    where = SimpleNamespace(url=url_in(read_to(process, "gRPC ")[-1]), model="tiny")
+    read_to(process, "ready: http")
+    with load(where, 1.0, 0.5, timeout_s=1) as calls:
+        eventually(lambda: len(calls[0.5].errors) > 20, 10)
+        if victim == "reaper first":
+            before = reapers(process.pid)
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            eventually(lambda: reapers(process.pid) - before, 5)
+            assert not any(calls[1.0].errors + calls[0.5].errors)
+        pids = descendants(process.pid)
+        assert len(pids) == 6 and leavings()
+        process.kill()
+        process.wait()
+        eventually(lambda: gone(pids) and not leavings(), KILLED_S)
     process.communicate(timeout=10)
-    eventually(lambda: gone({running}), 2)
-    with RunFolder():
-        pass  # the next run removes what the killed one could not
-    assert not leavings()
-    eventually(lambda: gone(pids), 2)
+
+
+def reapers(pid: int) -> set[int]:
+    return {each for each in descendants(pid) if b"reaper.py" in cmdline(each)}
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def read_to(process: "subprocess.Popen[str]", text: str) -> list[str]:
+    """The lines up to the first that holds `text`."""
+    found = []
+    for line in process.stderr:
+        found.append(line)
+        if text in line:
+            return found
+    raise AssertionError("".join(found))
+
+
+def url_in(line: str) -> str:
+    return line.partition("gRPC ")[2].split()[0]

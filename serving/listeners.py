@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which process listens on a port that several share, and which of them new connections go to.
+
+With SO_REUSEPORT the kernel spreads new connections over all sockets that listen on the port. A
+program of one instruction, attached to that group of sockets, names one of them instead: so a
+second server can listen beside the first and get no caller before it is wanted.
+"""
+
+import ctypes
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SO_ATTACH_REUSEPORT_CBPF = 51
+_RETURN_CONSTANT = 0x06  # BPF_RET | BPF_K
+_LISTEN, _ESTABLISHED = "0A", "01"
+_TABLES = {"/proc/net/tcp": socket.AF_INET, "/proc/net/tcp6": socket.AF_INET6}
+
+
+@dataclass(frozen=True)
+class Socket:
+    """One TCP socket of this machine."""
+
+    family: socket.AddressFamily
+    host: str
+    port: int
+    inode: str
+
+
+def listening(port: int) -> list[Socket]:
+    """The sockets that listen on a port."""
+    return _sockets(port, _LISTEN)
+
+
+def own(sockets: Iterable[Socket], pid: int) -> list[Socket]:
+    """Those that a process of this user has open."""
+    inodes = _inodes_of(pid)
+    return [each for each in sockets if each.inode in inodes]
+
+
+def connections(port: int, pid: int) -> int:
+    """How many callers are connected to a process at a port."""
+    return len(own(_sockets(port, _ESTABLISHED), pid))
+
+
+def send_callers_to(sockets: list[Socket], index: int) -> None:
+    """Let new connections to the port of these sockets go to the one of this place among all.
+
+    Places are in the order of listening; where there is none of that number, all share them.
+    Raises: OSError where the kernel does not do that.
+    """
+    first = sockets[0]
+    with socket.socket(first.family, socket.SOCK_STREAM) as member:
+        if first.family == socket.AF_INET6:
+            member.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        member.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        member.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        member.bind((first.host, first.port))
+        # Only a member may attach the program, which stays when the member leaves.
+        member.listen(1)
+        instruction = struct.pack("HBBI", _RETURN_CONSTANT, 0, 0, index)
+        kept = ctypes.create_string_buffer(instruction)
+        program = struct.pack("HP", 1, ctypes.addressof(kept))
+        member.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, program)
+
+
+def _sockets(port: int, state: str) -> list[Socket]:
+    found = []
+    for table, family in _TABLES.items():
+        with suppress(OSError), Path(table).open(encoding="ascii") as lines:
+            next(lines)
+            for line in lines:
+                words = line.split()
+                host, _, number = words[1].partition(":")
+                if words[3] == state and int(number, 16) == port:
+                    found.append(Socket(family, _host(host, family), port, words[9]))
+    return found
+
+
+def _host(text: str, family: socket.AddressFamily) -> str:
+    # The kernel prints each word of an address in the machine's own order of bytes.
+    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words))
+
+
+def _inodes_of(pid: int) -> set[str]:
+    found = set()
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                target = str(entry.readlink())
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    return found
