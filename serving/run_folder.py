@@ -51,6 +51,13 @@ def remove_regions(prefix: str) -> None:
             region.unlink()
 
 
+def close_regions(prefix: str) -> None:
+    """Make shared memory whose name starts with `prefix` its user's alone."""
+    for region in SHARED_MEMORY.glob(f"{prefix}*"):
+        with suppress(OSError):
+            region.chmod(0o600)
+
+
 def _kill_stubs(run: str) -> None:
     # A stub ends when its server is gone, but not while that is a zombie nobody reaps.
     for entry in Path("/proc").glob("[0-9]*"):

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving.addresses import ServeOptions, address, is_loopback, with_ports
+from saccade.serving.exposure import check_repository, notices
 from saccade.serving.installation import (
     BUNDLED_LINE,
     Installation,
@@ -20,12 +21,16 @@ from saccade.serving.installation import (
     find_installation,
 )
 from saccade.serving.needs import Needs, needs_of, refuse_unrunnable
-from saccade.serving.readiness import Board, Readiness, ReadyEndpoint
+from saccade.serving.new_connection import NewCaller
+from saccade.serving.readiness import Board, Readiness
+from saccade.serving.ready_endpoint import ReadyEndpoint
 from saccade.serving.repository import read_repository
 from saccade.serving.run_folder import RunFolder
 from saccade.serving.server_log import ServerLog
 from saccade.serving.server_process import ServerProcess
 from saccade.serving.supervisor import Supervisor
+
+LOGGER = logging.getLogger("saccade.serve")
 
 __all__ = ["ServeOptions", "Server", "serve"]
 
@@ -49,6 +54,9 @@ class Server:
         deployment = read_repository(self.repository)
         needs = needs_of(self.repository)
         refuse_unrunnable(self.repository, needs, found)
+        check_repository(self.repository, needs, wanted)
+        for level, text in notices(self.repository, needs, wanted):
+            LOGGER.log(level, text)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
             check_installation(found)
@@ -69,6 +77,7 @@ class Server:
         def start(folder: RunFolder) -> ServerProcess:
             return ServerProcess(found, repository, options, folder, log, needs)
 
+        self._new_caller = NewCaller(options.host, options.grpc_port, options.probe_timeout_s)
         self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
         self._supervisor = Supervisor(start, options, self._board, log)
         try:
@@ -105,7 +114,12 @@ class Server:
 
     @property
     def http_url(self) -> str:
-        """The HTTP address."""
+        """The HTTP address.
+
+        Raises: SaccadeError where HTTP is off, as by default.
+        """
+        if not self.options.http:
+            raise SaccadeError("HTTP is off. Turn it on with ServeOptions(http=True), or --http.")
         return f"http://{address(self.options.host, self.options.http_port)}"
 
     @property
@@ -129,8 +143,8 @@ class Server:
         return self._supervisor.restarts if self._supervisor else 0
 
     def ready(self) -> Readiness:
-        """Which variants answer, as the supervisor last saw it."""
-        return self._board.readiness()
+        """Which variants answer, as the supervisor last saw it, and whether new callers do."""
+        return self._new_caller.sees(self._board.readiness())
 
     def wait(self) -> None:
         """Block until the server has failed for good.
@@ -212,7 +226,8 @@ def _ask_consent(options: ServeOptions) -> ServeOptions:
 
 def _announce(server: Server) -> None:
     _say(f"{server.model} with {len(server.variants)} variants: {', '.join(server.variants)}")
-    _say(f"gRPC {server.url}   HTTP {server.http_url}   metrics {server.metrics_url}")
+    over_http = f"HTTP {server.http_url}   " if server.options.http else ""
+    _say(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
     _say(f"ready: {server.ready_url}   (Ctrl-C stops)")
 
 

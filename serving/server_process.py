@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the server: its folders, its arguments, its stubs, its start and its end."""
 
-import http.client
 import os
 import re
 import secrets
@@ -20,10 +19,14 @@ from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving.addresses import ServeOptions, address
 from saccade.serving.installation import STUB, Installation
 from saccade.serving.needs import Needs
-from saccade.serving.run_folder import RunFolder, remove_regions
+from saccade.serving.new_connection import says_ready
+from saccade.serving.run_folder import RunFolder, close_regions, remove_regions
 from saccade.serving.server_log import ServerLog
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
+# A header that no request can have, so that there is no key to be read or guessed: a colon ends
+# its name in HTTP/1, and gRPC refuses one inside. Nothing here needs what is restricted.
+CLOSED = "closed:for-all=closed"
 _EXIT_TIMEOUT_S = 5
 _FLUSH_S = 0.2
 
@@ -58,9 +61,10 @@ class ServerProcess:
             backends = backend_folder(installation, folder.path / "backends")
             link_repository(repository, models)
         arguments = server_arguments(options, backends, models, self._regions) + needs.arguments
+        interpreter = (sys.executable, "-IS")
         leash = Path(__file__).with_name("leash.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-IS", leash, str(os.getpid()), installation.binary, *arguments],
+            [*interpreter, leash, str(os.getpid()), *limited(installation.binary), *arguments],
             env=installation.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -77,16 +81,8 @@ class ServerProcess:
 
     def loaded(self) -> bool:
         """Whether the server says that every model is loaded."""
-        options = self._options
-        place = address(options.host, options.http_port)
-        connection = http.client.HTTPConnection(place, timeout=1)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        close_regions(self._regions)
+        return says_ready(address(self._options.host, self._options.grpc_port))
 
     def find_stubs(self) -> tuple[Stub, ...]:
         """Look up the stubs; from now on `dead_stubs` knows them."""
@@ -133,11 +129,11 @@ class ServerProcess:
 
 
 def server_arguments(
-    options: ServeOptions, backends: Path, models: Path, regions: str
+    options: ServeOptions, backends: Path, models: Path, regions: str, key: str = CLOSED
 ) -> list[str]:
-    """What the server is told, secrets of this run included."""
-    restricted = f"{_RESTRICTED}:x-saccade-admin={secrets.token_hex(16)}"
-    return [
+    """What the server is told; `key` is the header that opens what is restricted."""
+    restricted = f"{_RESTRICTED}:{key}"
+    words = [
         f"--backend-directory={backends}",
         f"--model-repository={models}",
         "--model-control-mode=none",
@@ -155,6 +151,15 @@ def server_arguments(
         "--allow-vertex-ai=false",
         f"--backend-config=python,shm-region-prefix-name={regions}",
     ]
+    if options.http:
+        return words
+    return [*(word for word in words if not word.startswith("--http-")), "--allow-http=false"]
+
+
+def limited(program: Path) -> tuple[str, ...]:
+    """The first words of a command that runs a program with the server's umask and limits."""
+    limits = Path(__file__).with_name("process_limits.py")
+    return sys.executable, "-IS", str(limits), str(program)
 
 
 @contextmanager

@@ -65,8 +65,8 @@ def tiny_repository(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def server(needs_server: None, tiny_repository: Path) -> Iterator[Server]:
-    """The one server of the session: never kill it."""
-    with Server(tiny_repository, ServeOptions(**FREE_PORTS)) as running:
+    """The one server of the session, over HTTP too: never kill it."""
+    with Server(tiny_repository, ServeOptions(**FREE_PORTS, http=True)) as running:
         yield running
 
 
