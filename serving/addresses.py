@@ -19,7 +19,8 @@ class ServeOptions:
 
     host: str = "127.0.0.1"  # address to listen on; anything but loopback needs your consent
     grpc_port: int = 8001  # inference over gRPC
-    http_port: int = 8000  # inference over HTTP
+    http: bool = False  # also listen for HTTP, which one large request can end (docs/serving.md)
+    http_port: int = 8000  # inference over HTTP, where it is on
     metrics_port: int = 8002  # Prometheus metrics
     ready_port: int = 8003  # GET /ready answers 200 or 503
     start_timeout_s: float = 60  # the server has this long to load every model and answer
@@ -62,12 +63,13 @@ def with_ports(options: ServeOptions) -> ServeOptions:
     A host's name becomes its address, which the server's protocols would else choose each.
     Raises: SaccadeError naming the port that is taken and the flag that changes it.
     """
+    names = listening(options)
     options = replace(options, host=numeric(options.host))
     held: list[socket.socket] = []
     chosen: dict[str, int] = {}
     try:
         # All are held until the last is found, so that no two get the same one.
-        for name in sorted(PORTS, key=lambda name: getattr(options, name) == 0):
+        for name in sorted(names, key=lambda name: getattr(options, name) == 0):
             listener = _bind(options.host, getattr(options, name), name, chosen)
             held.append(listener)
             chosen[name] = listener.getsockname()[1]
@@ -75,6 +77,21 @@ def with_ports(options: ServeOptions) -> ServeOptions:
         for listener in held:
             listener.close()
     return replace(options, **chosen)  # type: ignore[arg-type]
+
+
+def listening(options: ServeOptions) -> tuple[str, ...]:
+    """The fields of the ports that are listened on.
+
+    Raises: SaccadeError for a port of HTTP where that is off.
+    """
+    if options.http:
+        return PORTS
+    if options.http_port not in (0, ServeOptions.http_port):
+        raise SaccadeError(
+            f"--http-port {options.http_port}: HTTP is off. Add --http to listen there (Python: "
+            "ServeOptions(http=True)), or leave the port out and call over gRPC."
+        )
+    return tuple(name for name in PORTS if name != "http_port")
 
 
 def address(host: str, port: int) -> str:

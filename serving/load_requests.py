@@ -4,10 +4,12 @@
 import io
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from saccade.plugins.errors import ServerFailed
+from saccade.serving.wire import as_texts, is_text
 
 _DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}
 _NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
@@ -75,12 +77,8 @@ def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
             raise ServerFailed(
                 f"{url}: {error.code().name}: {error.details()}. Look at the server's log."
             ) from error
-    return {
-        output.name: _array(output.datatype, raw).reshape(tuple(output.shape))
-        if output.datatype != "BYTES"
-        else _strings(raw)
-        for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
-    }
+    pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
+    return {output.name: _values(output, raw) for output, raw in pairs}
 
 
 def server_version(url: str) -> str:
@@ -102,8 +100,11 @@ def _png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _array(datatype: str, raw_bytes: bytes) -> np.ndarray:
-    return np.frombuffer(raw_bytes, _DTYPES[datatype])
+def _values(output: Any, raw_bytes: bytes) -> np.ndarray | list[bytes]:
+    if output.datatype == "BYTES":
+        return _strings(raw_bytes)
+    found = np.frombuffer(raw_bytes, _DTYPES[output.datatype]).reshape(tuple(output.shape))
+    return list(as_texts(found)[:, 0]) if is_text(output.name, found) else found
 
 
 def _strings(raw_bytes: bytes) -> list[bytes]:

@@ -105,7 +105,8 @@ def router_config(
     for spec in tensors.outputs:
         _output(config, spec, tensors.labelled)
     for output in ("variant", "variant_sha256"):
-        config.output.add(name=output, data_type="TYPE_STRING", dims=[1])
+        # Bytes, not TYPE_STRING: the classes of a string end servers before July 2025.
+        config.output.add(name=output, data_type="TYPE_UINT8", dims=[-1])
     _shared(config, max_batch=max_images, preferred=1)
     config.instance_group.add(count=1, kind="KIND_CPU")
     return config_text(config)

@@ -9,6 +9,7 @@ from typing import Any
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.config_text import read_config
 from saccade.serving.installation import Installation
+from saccade.serving.model_config import data_type
 from saccade.serving.preflight.target import gpus
 
 RELEASE = "26.07"  # of NVIDIA's container, as docker/Dockerfile pins it
@@ -23,6 +24,7 @@ class Needs:
     tensorrt: bool = False
     rate_limit: bool = False
     op_libraries: tuple[str, ...] = ()
+    strings: tuple[str, ...] = ()  # outputs that are texts, as routers of older releases have them
 
     @property
     def arguments(self) -> list[str]:
@@ -53,7 +55,13 @@ def needs_of(repository: Path) -> Needs:
         tensorrt=tensorrt,
         rate_limit=any(group.HasField("rate_limiter") for group in groups),
         op_libraries=tuple(sorted(libraries)),
+        strings=tuple(sorted({name for config in configs for name in strings_in(config)})),
     )
+
+
+def strings_in(config: Any) -> list[str]:
+    """The outputs of a model that are strings."""
+    return [each.name for each in config.output if each.data_type == data_type("string")]
 
 
 def refuse_unrunnable(repository: Path, needs: Needs, server: Installation) -> None:

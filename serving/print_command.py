@@ -23,15 +23,18 @@ from saccade.serving.addresses import (
     ServeOptions,
     flag_of,
     is_loopback,
+    listening,
     numeric,
     refuse_shared,
 )
+from saccade.serving.exposure import check_repository
 from saccade.serving.installation import Installation, check_installation, find_installation
 from saccade.serving.needs import LIBRARIES, RELEASE, Needs, needs_of, refuse_unrunnable
 from saccade.serving.repository import read_repository
 from saccade.serving.server import refuse_exposure
 from saccade.serving.server_process import (
     backend_folder,
+    limited,
     link_repository,
     server_arguments,
     writable,
@@ -39,7 +42,8 @@ from saccade.serving.server_process import (
 
 IMAGE = f"saccade-server:{RELEASE}"  # as docker/Dockerfile makes it
 MODELS = PurePosixPath("/models")
-INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True)  # where the container's server listens
+# Where the container's server listens.
+INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True, http=True)
 SHARED_MEMORY_MIB = 256
 STOP_TIMEOUT_S = 15  # more than the server itself takes to finish what is in flight
 _PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth is the supervisor's own
@@ -52,14 +56,16 @@ def print_command(
 ) -> tuple[str, ...]:
     """The words of the command that serves a repository: here, or in NVIDIA's container.
 
-    The key of the restricted protocols is another one each time.
+    The key of the container's restricted protocols is another one each time; the embedded
+    server has none.
 
     Raises: SaccadeError for wrong input, a port 0 or the same one twice, a host beyond loopback
         without consent, and a repository that only the other server can run; MissingPackage
         without a server here.
     """
     repository, options = Path(repository), options or ServeOptions()
-    _check_ports(options)
+    # The container's HTTP is on: Docker asks it whether the server is healthy.
+    _check_ports(options, _PORTS if container else listening(options))
     options = replace(options, host=numeric(options.host))
     read_repository(repository)
     needs = needs_of(repository)
@@ -81,7 +87,8 @@ def as_text(words: tuple[str, ...]) -> str:
 
 def container_arguments(needs: Needs) -> list[str]:
     """What the server in the container is told; the only place that says it."""
-    arguments = server_arguments(INSIDE, Path(_BACKENDS), Path(MODELS), "saccade-")
+    key = f"x-saccade-admin={secrets.token_hex(16)}"
+    arguments = server_arguments(INSIDE, Path(_BACKENDS), Path(MODELS), "saccade-", key)
     return arguments + needs.arguments
 
 
@@ -125,6 +132,7 @@ def _embedded(repository: Path, options: ServeOptions, needs: Needs) -> tuple[st
     found = find_installation()
     refuse_unrunnable(repository, needs, found)
     refuse_exposure(options, found)
+    check_repository(repository, needs, options)
     check_installation(found)
     folder = _prepared(found, repository)
     backends = found.backends if found.has_onnxruntime else folder / "backends"
@@ -135,7 +143,7 @@ def _embedded(repository: Path, options: ServeOptions, needs: Needs) -> tuple[st
         if name == "ORT_DISABLE_TELEMETRY" or value != os.environ.get(name)
     ]
     arguments = server_arguments(options, backends, folder / "models", regions)
-    return ("env", *changed, str(found.binary), *arguments, *needs.arguments)
+    return ("env", *changed, *limited(found.binary), *arguments, *needs.arguments)
 
 
 def _prepared(found: Installation, repository: Path) -> Path:
@@ -173,9 +181,11 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _check_ports(options: ServeOptions) -> None:
+def _check_ports(options: ServeOptions, names: tuple[str, ...]) -> None:
     chosen: dict[str, int] = {}
-    for name in _PORTS:
+    for name in names:
+        if name not in _PORTS:
+            continue
         port = getattr(options, name)
         if port == 0:
             raise SaccadeError(

@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether every variant answers, and the one place that says so: `GET /ready`."""
+"""Whether every variant answers, and new callers get through to them."""
 
-import json
-import socketserver
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
-
-from saccade.plugins.errors import SaccadeError
 
 State = Literal["starting", "serving", "restarting", "stopped", "failed"]
 
@@ -23,11 +17,13 @@ class Readiness:
     router: bool
     variants: dict[str, bool]
     reasons: dict[str, str] = field(default_factory=dict)
+    new_connections: bool = True  # whether they are taken
 
     @property
     def ready(self) -> bool:
-        """Whether the router and every variant answer."""
-        return self.state == "serving" and self.router and all(self.variants.values())
+        """Whether the router and every variant answer, and whoever comes now reaches them."""
+        answer = self.router and all(self.variants.values())
+        return self.state == "serving" and answer and self.new_connections
 
     def __bool__(self) -> bool:
         return self.ready
@@ -40,6 +36,7 @@ class Readiness:
             "model": self.model,
             "router": self.router,
             "variants": self.variants,
+            "new_connections": self.new_connections,
             "reasons": self.reasons,
         }
 
@@ -96,59 +93,3 @@ class Board:
                 {name: name not in reasons for name in self.variants},
                 reasons,
             )
-
-
-class ReadyEndpoint:
-    """`GET /ready` on a thread of its own: 200 or 503, and the readiness as JSON."""
-
-    def __init__(self, host: str, port: int, ask: Callable[[], Readiness]) -> None:
-        handler = type("Handler", (_Handler,), {"ask": staticmethod(ask)})
-        try:
-            self._server = _Endpoint((host, port), handler)
-        except OSError as error:
-            raise SaccadeError(
-                f"Port {port} on {host} cannot be used ({error.strerror}). "
-                "End what holds it, or choose another with --ready-port (0 takes a free one)."
-            ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.2,), name="ready", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop answering and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    ask: Callable[[], Readiness]
-    timeout = 5  # a caller that sends nothing does not keep a thread
-    server_version = "saccade"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        if self.path.partition("?")[0] not in ("/ready", "/"):
-            self.send_error(404, "Ask for /ready")
-            return
-        readiness = type(self).ask()
-        body = json.dumps(readiness.to_dict()).encode() + b"\n"
-        self.send_response(200 if readiness else 503)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: health checks come every second."""
-
-
-class _Endpoint(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        """Bind without the look-up of the host's name, which may take seconds."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]

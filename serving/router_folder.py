@@ -163,7 +163,7 @@ def _caption_outputs(plan: RouterPlan) -> tuple[TensorSpec, ...]:
     if "attention" not in outputs:
         raise SaccadeError(f"{plan.model}: its step has no output 'attention'. Export it again.")
     axes = " ".join(["b", "steps", *outputs["attention"].axes.split()[1:]])
-    return TensorSpec("caption", "b 1", "string"), TensorSpec("attention", axes, "float32")
+    return TensorSpec("caption", "b bytes", "uint8"), TensorSpec("attention", axes, "float32")
 
 
 def _description(plan: RouterPlan) -> dict[str, Any]:

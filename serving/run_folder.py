@@ -19,7 +19,7 @@ from saccade.serving.reaper import (
     remove_regions,
 )
 
-__all__ = ["SHARED_MEMORY", "RunFolder", "remove_regions"]
+__all__ = ["SHARED_MEMORY", "RunFolder", "close_regions", "remove_regions"]
 
 _PREFIX = "saccade-serve-"
 _LOCK = "lock"
@@ -83,6 +83,13 @@ def _start_reaper(folder: Path) -> "subprocess.Popen[bytes]":
         bufsize=0,
         start_new_session=True,  # a terminal's Ctrl-C is for the run, not for it
     )
+
+
+def close_regions(prefix: str) -> None:
+    """Make shared memory whose name starts with `prefix` its user's alone."""
+    for region in SHARED_MEMORY.glob(f"{prefix}*"):
+        with suppress(OSError):
+            region.chmod(0o600)
 
 
 def _remove_leftovers() -> None:

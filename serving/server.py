@@ -12,6 +12,7 @@ from types import TracebackType
 
 from saccade.plugins.errors import SaccadeError, ServerFailed
 from saccade.serving.addresses import ServeOptions, address, is_loopback, with_ports
+from saccade.serving.exposure import check_repository, notices
 from saccade.serving.handover import Replacement, Start
 from saccade.serving.installation import (
     BUNDLED_LINE,
@@ -21,15 +22,19 @@ from saccade.serving.installation import (
 )
 from saccade.serving.metrics_relay import MetricsRelay
 from saccade.serving.needs import Needs, needs_of, refuse_unrunnable
+from saccade.serving.new_connection import NewCaller
 from saccade.serving.preflight.report import render
 from saccade.serving.preflight.verb import preflight
-from saccade.serving.readiness import Board, Readiness, ReadyEndpoint
+from saccade.serving.readiness import Board, Readiness
+from saccade.serving.ready_endpoint import ReadyEndpoint
 from saccade.serving.repository import read_repository
 from saccade.serving.run_folder import RunFolder
 from saccade.serving.server_log import ServerLog
 from saccade.serving.server_process import ServerProcess
 from saccade.serving.signals import signals
 from saccade.serving.supervisor import Supervisor
+
+LOGGER = logging.getLogger("saccade.serve")
 
 __all__ = ["ServeOptions", "Server", "serve"]
 
@@ -56,6 +61,9 @@ class Server:
         deployment = read_repository(self.repository)
         needs = needs_of(self.repository)
         refuse_unrunnable(self.repository, needs, found)
+        check_repository(self.repository, needs, wanted)
+        for level, text in notices(self.repository, needs, wanted):
+            LOGGER.log(level, text)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
             check_installation(found)
@@ -74,6 +82,7 @@ class Server:
         options, self._log = self.options, log
         start = self._starter(self.repository.resolve(), found, needs)
         supervisor = Supervisor(start, options, self._board, log)
+        self._new_caller = NewCaller(options.host, options.grpc_port, options.probe_timeout_s)
         self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
         try:
             self._metrics = MetricsRelay(
@@ -124,6 +133,7 @@ class Server:
             raise SaccadeError("No server runs that could be replaced. Start one first.")
         deployment, needs = read_repository(repository), needs_of(repository)
         refuse_unrunnable(repository, needs, found)
+        check_repository(repository, needs, self.options)
         report = preflight(repository)
         if not report.passed:
             raise SaccadeError(f"It is not fit to be served.\n{render(report)}")
@@ -151,7 +161,12 @@ class Server:
 
     @property
     def http_url(self) -> str:
-        """The HTTP address."""
+        """The HTTP address.
+
+        Raises: SaccadeError where HTTP is off, as by default.
+        """
+        if not self.options.http:
+            raise SaccadeError("HTTP is off. Turn it on with ServeOptions(http=True), or --http.")
         return f"http://{address(self.options.host, self.options.http_port)}"
 
     @property
@@ -185,8 +200,8 @@ class Server:
         return self._supervisor.replacements if self._supervisor else 0
 
     def ready(self) -> Readiness:
-        """Which variants answer, as the supervisor last saw it."""
-        return self._board.readiness()
+        """Which variants answer, as the supervisor last saw it, and whether new callers do."""
+        return self._new_caller.sees(self._board.readiness())
 
     def wait(self) -> None:
         """Block until the server has failed for good.
@@ -272,7 +287,8 @@ def _ask_consent(options: ServeOptions) -> ServeOptions:
 
 def _announce(server: Server) -> None:
     _say(f"{server.model} with {len(server.variants)} variants: {', '.join(server.variants)}")
-    _say(f"gRPC {server.url}   HTTP {server.http_url}   metrics {server.metrics_url}")
+    over_http = f"HTTP {server.http_url}   " if server.options.http else ""
+    _say(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
     _say(f"ready: {server.ready_url}   (Ctrl-C stops)")
 
 

@@ -22,11 +22,14 @@ from saccade.serving.addresses import ServeOptions
 from saccade.serving.installation import STUB, Installation
 from saccade.serving.metrics_relay import hold_port, metrics
 from saccade.serving.needs import Needs
-from saccade.serving.run_folder import RunFolder, remove_regions
+from saccade.serving.run_folder import RunFolder, close_regions, remove_regions
 from saccade.serving.server_log import ServerLog
 from saccade.serving.stubs import Stub, is_alive, stubs_in, wait_gone
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
+# A header that no request can have, so that there is no key to be read or guessed: a colon ends
+# its name in HTTP/1, and gRPC refuses one inside. Nothing here needs what is restricted.
+CLOSED = "closed:for-all=closed"
 _EXIT_TIMEOUT_S = 5
 _FLUSH_S = 0.2
 # gRPC moves a connection of this age, give or take a tenth, to a new one, and no call notices:
@@ -62,9 +65,10 @@ class ServerProcess:
         self._options = replace(options, metrics_port=self._metrics_port.getsockname()[1])
         arguments = server_arguments(self._options, backends, models, self._regions)
         arguments = [*supervised(arguments), *needs.arguments]
+        interpreter = (sys.executable, "-IS")
         leash = Path(__file__).with_name("leash.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-IS", leash, str(os.getpid()), installation.binary, *arguments],
+            [*interpreter, leash, str(os.getpid()), *limited(installation.binary), *arguments],
             env=installation.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -86,6 +90,7 @@ class ServerProcess:
 
     def loaded(self) -> bool:
         """Whether every model is loaded: its metrics are the last that the server opens."""
+        close_regions(self._regions)
         return metrics(self._options.host, self.metrics_port, timeout_s=1)[0] == 200
 
     def find_stubs(self) -> tuple[Stub, ...]:
@@ -171,11 +176,11 @@ class ServerProcess:
 
 
 def server_arguments(
-    options: ServeOptions, backends: Path, models: Path, regions: str
+    options: ServeOptions, backends: Path, models: Path, regions: str, key: str = CLOSED
 ) -> list[str]:
-    """What the server is told, secrets of this run included."""
-    restricted = f"{_RESTRICTED}:x-saccade-admin={secrets.token_hex(16)}"
-    return [
+    """What the server is told; `key` is the header that opens what is restricted."""
+    restricted = f"{_RESTRICTED}:{key}"
+    words = [
         f"--backend-directory={backends}",
         f"--model-repository={models}",
         "--model-control-mode=none",
@@ -193,6 +198,15 @@ def server_arguments(
         "--allow-vertex-ai=false",
         f"--backend-config=python,shm-region-prefix-name={regions}",
     ]
+    if options.http:
+        return words
+    return [*(word for word in words if not word.startswith("--http-")), "--allow-http=false"]
+
+
+def limited(program: Path) -> tuple[str, ...]:
+    """The first words of a command that runs a program with the server's umask and limits."""
+    limits = Path(__file__).with_name("process_limits.py")
+    return sys.executable, "-IS", str(limits), str(program)
 
 
 def supervised(arguments: list[str]) -> list[str]:

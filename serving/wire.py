@@ -12,6 +12,9 @@ from saccade.serving.images import MAX_IMAGES, Image, encoded, requests
 
 DEFAULT_URL = "127.0.0.1:8001"
 Budget = float | str  # a share of the full model, or a setting by its name, such as fast or t2
+# Outputs of the router that are texts. They come as rows of bytes in UTF-8 with zeros behind; of
+# repositories that were written before this, as strings.
+TEXTS = ("variant", "variant_sha256", "caption")
 Call = dict[str, Any]  # arguments of `infer`, the deadline excepted
 
 
@@ -129,7 +132,7 @@ def check_timeout(timeout_s: float) -> float:
 
 
 def output(result: Any, name: str) -> np.ndarray:
-    """An output of an answer.
+    """An output of an answer; texts as an array of bytes objects [b 1].
 
     Raises: ServerFailed if it is not there.
     """
@@ -138,7 +141,22 @@ def output(result: Any, name: str) -> np.ndarray:
         raise ServerFailed(
             f"The answer has no {name}. The server must run with numpy < 2: see `saccade doctor`."
         )
-    return np.asarray(found)
+    return as_texts(found) if is_text(name, found) else np.asarray(found)
+
+
+def is_text(name: str, found: np.ndarray) -> bool:
+    """Whether an output is a text in rows of bytes, and not a string of an older repository."""
+    return name in TEXTS and found.dtype == np.uint8
+
+
+def as_texts(rows: np.ndarray) -> np.ndarray:
+    """The texts of an answer's rows.
+
+    Shapes: uint8 [b bytes], zeros behind a shorter text -> object [b 1] of bytes.
+    """
+    found = np.empty((len(rows), 1), dtype=object)
+    found[:, 0] = [row.tobytes().rstrip(b"\0") for row in rows]
+    return found
 
 
 def texts(result: Any, name: str) -> list[str]:

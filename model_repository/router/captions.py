@@ -9,6 +9,7 @@ from calls import Refused, call, remaining_us
 from caption_search import Caption, WrongSearch, best_captions, check_search, step_of
 from lane import Ticket
 from routes import Route, Routes
+from texts import text_rows
 
 SPECIAL = 4  # tokens in front of the first word: padding, start, end, a word not known
 
@@ -18,7 +19,7 @@ def answer(
 ) -> dict[str, np.ndarray]:
     """The sentences of one request's images and the attention map of each word.
 
-    Shapes: -> caption object [b 1], attention float32 [b steps h w], zeros behind a sentence.
+    Shapes: -> caption uint8 [b bytes], attention float32 [b steps h w], zeros behind a sentence.
     Raises: Refused if the search cannot be made, or the caller's time runs out.
     """
     facts = route.facts
@@ -32,8 +33,7 @@ def answer(
     maps = np.zeros((len(found), steps, *found[0].attention.shape[1:]), np.float32)
     for row, each in zip(maps, found, strict=True):
         row[: len(each.attention)] = each.attention
-    texts = np.array([[text.encode()] for text in sentences], dtype=object)
-    return {"caption": texts, "attention": maps}
+    return {"caption": text_rows(sentences), "attention": maps}
 
 
 def search_settings(facts: dict[str, Any], given: dict[str, Any]) -> dict[str, int]:

@@ -28,6 +28,7 @@ from lane import Lane, Ticket
 from limits import check_numbers
 from PIL import Image
 from routes import Route, read_routes
+from texts import text_rows
 from waiting import Waiting
 
 MAX_WAITING = 4 * 64  # requests of a variant: four batches of single images
@@ -224,6 +225,6 @@ def send(ticket: Ticket, arrays: dict[str, np.ndarray], route: Route) -> None:
 def repeated(text: str, count: int) -> np.ndarray:
     """The text once for each image.
 
-    Shapes: -> object [count 1].
+    Shapes: -> uint8 [count bytes].
     """
-    return np.full((count, 1), text.encode(), dtype=object)
+    return np.repeat(text_rows([text]), count, axis=0)

@@ -10,7 +10,9 @@ import numpy as np
 
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
+from saccade.serving.exposure import MENDED_LINE
 from saccade.serving.model_config import MAX_BATCH, data_type
+from saccade.serving.needs import strings_in
 from saccade.serving.preflight.config_checks import differing_labels, label_lines
 from saccade.serving.preflight.opened import Opened
 from saccade.serving.preflight.report import NotChecked
@@ -41,6 +43,11 @@ def check_router_config(repository: Opened, target: Target) -> Iterator[str]:
         yield f"it is {config.name!r} with backend {config.backend!r}, expected python's."
     if config.model_warmup:
         yield "it has a warm-up, whose calls would come before the variants are ready."
+    if not target.knows(MENDED_LINE) and (strings := strings_in(config)):
+        yield (
+            f"{', '.join(strings)} are strings, and one request that asks for their classes ends "
+            f"a server older than {MENDED_LINE}. Run `saccade repository` again."
+        )
     said = config.parameters["variants"].string_value if "variants" in config.parameters else ""
     if said.split(",") != list(repository.deployment.variants):
         yield f"it names the variants {said!r}, expected those of the description."

@@ -72,8 +72,8 @@ def small_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(needs_server: None, tiny_repository: Path) -> Iterator[Server]:
-    """The one server of the session: never kill it."""
-    with Server(tiny_repository, ServeOptions(**FREE_PORTS)) as running:
+    """The one server of the session, over HTTP too: never kill it."""
+    with Server(tiny_repository, ServeOptions(**FREE_PORTS, http=True)) as running:
         yield running
 
 

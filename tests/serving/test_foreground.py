@@ -105,6 +105,8 @@ def test_serve_announces_itself_hears_hang_ups_and_ends_cleanly(
     assert process.returncode == 0, error
     assert "Traceback" not in error
     assert any("m-b1000-fp32" in line for line in seen)
+    assert not any("HTTP" in line for line in seen)  # off by default
+    assert any("MemoryMax" in line for line in seen)  # what stays open is said
     assert gone(pids) and not leavings()
 
 

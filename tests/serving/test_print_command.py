@@ -2,7 +2,6 @@
 """The printed command is the one that runs: here it is run, and its words are compared."""
 
 import csv
-import http.client
 import json
 import shlex
 import shutil
@@ -20,6 +19,7 @@ from saccade.serving.addresses import ServeOptions, with_ports
 from saccade.serving.client import Client
 from saccade.serving.installation import find_installation
 from saccade.serving.needs import Needs, needs_of
+from saccade.serving.new_connection import says_ready
 from saccade.serving.preflight.target import Gpu
 from saccade.serving.print_command import as_text, container_arguments
 from saccade.serving.repository import read_repository
@@ -72,7 +72,9 @@ def test_the_printed_command_serves(
         ["bash", "-c", f"exec {text}"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     ) as process:
         try:
-            eventually(lambda: is_ready(ports.http_port) or process.poll() is not None, 30)
+            eventually(
+                lambda: says_ready(f"127.0.0.1:{ports.grpc_port}") or process.poll() is not None, 30
+            )
             with Client(
                 f"127.0.0.1:{ports.grpc_port}", read_repository(tiny_repository).model
             ) as c:
@@ -81,15 +83,6 @@ def test_the_printed_command_serves(
             process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
     read_repository(tiny_repository)  # nothing was left beside the hashed files
-
-
-def is_ready(port: int) -> bool:
-    try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-        connection.request("GET", "/v2/health/ready")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
 
 
 def test_json_is_the_same_words(tiny_repository, capsys):

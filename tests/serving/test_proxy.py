@@ -128,10 +128,19 @@ def test_a_message_over_the_cap_is_refused_and_the_server_lives(proxy, server, t
         assert status_of(lambda: ask(connection, under)) == "INVALID_ARGUMENT"
     status, said = proxy.http("POST", INFER, over)
     assert status == 413 and b"larger" in said
-    parts = [over[:MIB]] * 3
-    assert proxy.http("POST", INFER, iter(parts), transfer_encoding="chunked")[0] == 413
     assert proxy.http("POST", INFER, under)[0] in (400, 500)
     assert server.pid == pid and len(through.classify([digit])) == 1
+
+
+def test_a_body_in_chunks_does_not_reach_the_server(proxy, server):
+    pid = server.pid
+    parts = [b"{", b" ", b"}"]
+    chunked = {"transfer_encoding": "chunked"}
+    assert proxy.http("POST", INFER, iter(parts), **chunked)[0] == 411
+    assert proxy.http("GET", "/v2", iter(parts), **chunked)[0] == 411
+    assert proxy.http("POST", INFER, b"".join(parts))[0] in (400, 500)
+    assert proxy.http("GET", "/v2")[0] == 200
+    assert server.pid == pid
 
 
 def test_only_so_many_messages_are_taken_at_once(proxy, eventually):

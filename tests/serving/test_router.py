@@ -3,7 +3,6 @@
 
 import asyncio
 import io
-import json
 import re
 import urllib.error
 import urllib.request
@@ -54,6 +53,11 @@ def tensor(pixels, datatype="UINT8"):
     return [given]
 
 
+def names(result, output="variant") -> set[str]:
+    """The texts of an output, as a caller without saccade reads them."""
+    return {row.tobytes().decode() for row in result.as_numpy(output)}
+
+
 @pytest.fixture(scope="module")
 def connection(server):
     with grpc.InferenceServerClient(server.url) as made:
@@ -93,20 +97,21 @@ def test_a_routed_answer_is_the_in_process_one(connection, in_process, tiny_fold
     result = connection.infer("nac", files(*contents), parameters={"budget": budget})
     assert_answers(result, in_process[BUDGETS[budget]], slice(None))
     hashes = {each.variant.name: each.file.sha256 for each in read_folder(tiny_folder)}
-    assert set(result.as_numpy("variant").ravel()) == {BUDGETS[budget].encode()}
-    assert set(result.as_numpy("variant_sha256").ravel()) == {hashes[BUDGETS[budget]].encode()}
+    assert names(result, "variant") == {BUDGETS[budget]}
+    assert names(result, "variant_sha256") == {hashes[BUDGETS[budget]]}
+    assert len(result.as_numpy("variant")) == len(PIXELS)
 
 
 @pytest.mark.parametrize("value", ["0.25", 0.25, 0.3])
 def test_parameters_are_read_from_every_kind_of_value(connection, value):
     result = connection.infer("nac", files(png(PIXELS[0])), parameters={"budget": value})
-    assert result.as_numpy("variant")[0, 0] == b"nac-b0250-fp32"
+    assert names(result) == {"nac-b0250-fp32"}
 
 
 def test_the_default_is_the_full_budget_and_only_what_was_asked_for_is_sent(connection):
     wanted = [grpc.InferRequestedOutput("variant")]
     result = connection.infer("nac", files(png(PIXELS[0])), outputs=wanted)
-    assert result.as_numpy("variant")[0, 0] == b"nac-b1000-fp32"
+    assert names(result) == {"nac-b1000-fp32"}
     assert [each.name for each in result.get_response().outputs] == ["variant"]
 
 
@@ -132,31 +137,6 @@ def test_classification_extension(connection, in_process, tiny_folder, routed):
             assert float(score) == pytest.approx(expected[index], abs=1e-4)
 
 
-def test_over_http_too(server, in_process):
-    body = png(PIXELS[3])
-    payload = len(body).to_bytes(4, "little") + body
-    head = json.dumps(
-        {
-            "inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES",
-                        "parameters": {"binary_data_size": len(payload)}}],
-            "outputs": [{"name": "logits", "parameters": {"binary_data": False}},
-                        {"name": "variant", "parameters": {"binary_data": False}}],
-            "parameters": {"budget": 0.25},
-        }
-    ).encode()  # fmt: skip
-    url = server.http_url if "://" in server.http_url else f"http://{server.http_url}"
-    request = urllib.request.Request(
-        f"{url}/v2/models/nac/infer", head + payload,
-        {"Inference-Header-Content-Length": str(len(head))},
-    )  # fmt: skip
-    with urllib.request.urlopen(request, timeout=30) as response:
-        outputs = {each["name"]: each["data"] for each in json.load(response)["outputs"]}
-    assert outputs["variant"] == ["nac-b0250-fp32"]
-    np.testing.assert_allclose(
-        outputs["logits"], in_process["nac-b0250-fp32"]["logits"][3], rtol=1e-4, atol=1e-5
-    )
-
-
 def test_a_load_of_mixed_budgets_gets_its_own_variant_and_rows(server, in_process):
     async def load():
         from tritonclient.grpc import aio
@@ -170,7 +150,7 @@ def test_a_load_of_mixed_budgets_gets_its_own_variant_and_rows(server, in_proces
                 result = await connection.infer(
                     "nac", files(*contents), parameters={"budget": budget}
                 )
-                assert set(result.as_numpy("variant").ravel()) == {BUDGETS[budget].encode()}
+                assert names(result) == {BUDGETS[budget]}
                 assert_answers(result, in_process[BUDGETS[budget]], rows)
 
             await asyncio.gather(*(one(index) for index in range(200)))
@@ -276,7 +256,6 @@ def test_unknown_names_leak_nothing(server, connection):
         with pytest.raises(grpc.InferenceServerException) as caught:
             connection.infer(model, files(GOOD), model_version=version)
         assert not LEAK.search(caught.value.message().replace(model, ""))
-    url = server.http_url if "://" in server.http_url else f"http://{server.http_url}"
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{url}/v2/models/nac/infer", b"nonsense", timeout=30)
+        urllib.request.urlopen(f"{server.http_url}/v2/models/nac/infer", b"nonsense", timeout=30)
     assert not LEAK.search(refused.value.read().decode())

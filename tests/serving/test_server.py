@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from saccade.serving import installation, server_process
 from saccade.serving import server as server_module
 from saccade.serving.addresses import with_ports
 from saccade.serving.server import ServeOptions, Server, serve
+from saccade.serving.server_process import server_arguments
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 
@@ -46,12 +48,15 @@ def test_ready_url_names_every_variant(server):
 @pytest.mark.parametrize(
     "path", ["repository/index", "systemsharedmemory/region/x/register", "logging", "trace/setting"]
 )
-def test_administration_needs_the_key_of_the_run(server, path):
-    status, body = get(f"{server.http_url}/v2/{path}", method="POST")
-    assert status == 403, body
-    assert "restricted" in body
-    guess = {"x-saccade-admin": "0" * 32}
-    assert get(f"{server.http_url}/v2/{path}", guess, method="POST")[0] == 403
+def test_administration_is_closed_over_http(server, path):
+    name, _, value = server_process.CLOSED.partition("=")
+    short = name.partition(":")[0]
+    for header in (name, f"{name} ", f'"{name}"', short, f"{short}\\", "x-saccade-admin"):
+        head = f"POST /v2/{path} HTTP/1.1\r\nHost: x\r\n{header}: {value}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.options.http_port), 10) as raw:
+            raw.sendall(head.encode())
+            said = raw.recv(4096)
+        assert said.startswith(b"HTTP/1.1 403 ") and f"header '{name}'".encode() in said
 
 
 def test_the_repository_stays_as_it_was(server, tiny_repository):
@@ -63,7 +68,7 @@ def test_taken_port_is_named_before_anything_starts(option, tiny_repository, mon
     monkeypatch.setattr(server_process.subprocess, "Popen", None)
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        options = ServeOptions(**{**FREE_PORTS, option: port})
+        options = ServeOptions(**{**FREE_PORTS, option: port}, http=True)
         with pytest.raises(SaccadeError, match=str(port)) as error:
             Server(tiny_repository, options).__enter__()
     assert "--" + option.replace("_", "-") in str(error.value)
@@ -77,11 +82,11 @@ def test_a_missing_repository_is_named_before_a_taken_port(tmp_path):
 
 
 def test_ports_are_distinct_and_given_ones_kept():
-    found = with_ports(ServeOptions(**FREE_PORTS))
+    found = with_ports(ServeOptions(**FREE_PORTS, http=True))
     assert len({found.grpc_port, found.http_port, found.metrics_port, found.ready_port}) == 4
     assert with_ports(found) == found
     with pytest.raises(SaccadeError, match="both"):
-        with_ports(ServeOptions(grpc_port=found.grpc_port, http_port=found.grpc_port))
+        with_ports(dataclasses.replace(found, http_port=found.grpc_port))
     assert with_ports(ServeOptions(host="localhost", **FREE_PORTS)).host == "127.0.0.1"
     for host in ("::1", "no.such.host.invalid", "192.0.2.1"):
         with pytest.raises(SaccadeError, match=f"--host {host}"):
@@ -90,6 +95,19 @@ def test_ports_are_distinct_and_given_ones_kept():
         ServeOptions(grpc_port=70000)
     with pytest.raises(SaccadeError, match="start-timeout-s"):
         ServeOptions(start_timeout_s=0)
+
+
+def test_http_is_off_unless_asked_for():
+    arguments = server_arguments(ServeOptions(), Path("b"), Path("m"), "r-")
+    assert "--allow-http=false" in arguments
+    assert not any(each.startswith("--http") for each in arguments)
+    over_http = server_arguments(ServeOptions(http=True), Path("b"), Path("m"), "r-")
+    assert {"--http-address=127.0.0.1", "--http-port=8000"} < set(over_http)
+    assert with_ports(ServeOptions(**FREE_PORTS)).http_port == 0
+    with pytest.raises(SaccadeError, match=r"--http-port 9000: HTTP is off\. Add --http"):
+        with_ports(ServeOptions(**{**FREE_PORTS, "http_port": 9000}))
+    with pytest.raises(SaccadeError, match="HTTP is off"):
+        _ = Server("nowhere", ServeOptions()).http_url
 
 
 def test_exposure_needs_consent(tiny_repository):

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of an answer, a row of bytes each: names, hashes, captions.
+
+Not strings: where a caller asks for the classes of an output of strings, servers before July 2025
+divide by zero and end (triton-inference-server/server#8267).
+"""
+
+import numpy as np
+
+
+def text_rows(texts: list[str]) -> np.ndarray:
+    """The bytes of each text, in UTF-8, with zeros behind a shorter one.
+
+    Shapes: -> uint8 [texts bytes]; at least one byte wide, since the server drops empty outputs.
+    """
+    encoded = [text.encode() for text in texts]
+    width = max(1, *(len(each) for each in encoded))
+    padded = b"".join(each.ljust(width, b"\0") for each in encoded)
+    return np.frombuffer(padded, np.uint8).reshape(len(texts), width)
