@@ -29,10 +29,10 @@ from saccade.serving.addresses import (
 from saccade.serving.installation import Installation, check_installation, find_installation
 from saccade.serving.needs import LIBRARIES, RELEASE, Needs, needs_of, refuse_unrunnable
 from saccade.serving.repository import read_repository
+from saccade.serving.served_copy import copy_repository
 from saccade.serving.server import refuse_exposure
 from saccade.serving.server_process import (
     backend_folder,
-    link_repository,
     server_arguments,
     writable,
 )
@@ -139,7 +139,7 @@ def _embedded(repository: Path, options: ServeOptions, needs: Needs) -> tuple[st
 
 
 def _prepared(found: Installation, repository: Path) -> Path:
-    """A folder with the backends and with links to the models, made once for a repository.
+    """A folder with the backends and a copy of the models, made once for a repository.
 
     The server leaves caches beside the models that it runs, which must not lie among hashed files.
     """
@@ -157,7 +157,7 @@ def _prepared(found: Installation, repository: Path) -> Path:
             # Whoever makes it at the same time makes the same.
             with new_folder(folder, force=True) as partial:
                 backend_folder(found, partial / "backends")
-                link_repository(repository, partial / "models")
+                copy_repository(repository, partial / "models")
     _refuse_foreign(folder.parent)
     _refuse_foreign(folder)
     return folder

@@ -21,6 +21,7 @@ from saccade.serving.addresses import ServeOptions, address
 from saccade.serving.installation import STUB, Installation
 from saccade.serving.needs import Needs
 from saccade.serving.run_folder import RunFolder, remove_regions
+from saccade.serving.served_copy import copy_repository
 from saccade.serving.server_log import ServerLog
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
@@ -56,7 +57,7 @@ class ServerProcess:
         models = folder.path / "models"
         with writable(folder.path, "TMPDIR"):
             backends = backend_folder(installation, folder.path / "backends")
-            link_repository(repository, models)
+            copy_repository(repository, models)
         arguments = server_arguments(options, backends, models, self._regions) + needs.arguments
         leash = Path(__file__).with_name("leash.py")
         self._process = subprocess.Popen(
@@ -194,18 +195,6 @@ def backend_folder(installation: Installation, folder: Path) -> Path:
         if file.name.endswith(".py"):
             (folder / "onnxruntime" / file.name).write_bytes(file.read_bytes())
     return folder
-
-
-def link_repository(repository: Path, folder: Path) -> None:
-    """The repository as links, so that Python's caches do not land beside hashed files."""
-    shutil.rmtree(folder, ignore_errors=True)
-    source = repository.resolve()
-    # Only folders are models; what lies beside them describes the repository.
-    for path in source.glob("*/**/*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            link = folder / path.relative_to(source)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path)
 
 
 def _stubs_in(group: int) -> list[Stub]:

@@ -268,7 +268,7 @@ HASHES = {
     "missing": (remove(f"{FULL}/1/model.onnx"), "model.onnx is missing"),
     "added": (write(f"{MODEL}/1/sitecustomize.py", b"x"), "was not written by saccade"),
     "a link out": (link_out, "is a link to"),
-    "a pipe": (pipe, "or is no file"),
+    "a pipe": (pipe, "is neither a file nor a folder"),
     "a name out": (
         edit_json("saccade.json", lambda it: it["files"].update({"../x": "f" * 64})),
         r"\.\./x leads out",

@@ -19,6 +19,7 @@ from saccade.serving.preflight import (
 from saccade.serving.preflight.opened import Opened, OpenedModel, opened
 from saccade.serving.preflight.report import Finding, NotChecked
 from saccade.serving.preflight.target import Target
+from saccade.serving.repository_files import entries
 
 MOST_REASONS = 5  # of one check and model: more of the same kind say nothing new
 REPOSITORY: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
@@ -76,11 +77,11 @@ def steps(
     Models that are `unloadable` are not loaded: their library has ended a process before.
     """
     found: list[tuple[str, str, Callable[[], Finding]]] = []
-    odd = next((each for each in repository.folder.rglob("*") if _is_odd(each)), None)
+    odd = _odd(repository.folder)
 
     def blocked() -> Iterator[str]:
-        # Who reads a pipe waits for ever.
-        raise NotChecked(f"{odd} is neither a file nor a folder")
+        # Who reads a pipe waits for ever, and who follows a link reads and loads another's files.
+        raise NotChecked(f"{odd} is no file of the repository")
 
     def unloaded() -> Iterator[str]:
         raise NotChecked("its library of ops cannot be loaded")
@@ -121,8 +122,12 @@ def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
     )
 
 
-def _is_odd(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
+def _odd(folder: Path) -> str | None:
+    """The first entry that must not be opened; None where all are files that can be read."""
+    try:
+        return next((each.name for each in entries(folder) if each.kind != "file"), None)
+    except OSError as error:
+        return str(error.filename)
 
 
 def _finding(check: str, model: str, run: Callable[[], Iterator[str]]) -> Finding:

@@ -42,6 +42,7 @@ def written(tmp_path, monkeypatch):
         (folder / "m" / "1").mkdir(parents=True)
         (folder / "m" / "config.pbtxt").write_bytes(config.encode("utf-8", "surrogatepass"))
         monkeypatch.setattr(print_command, "read_repository", lambda folder: None)
+        monkeypatch.setattr(print_command, "copy_repository", lambda *places: None)
         return folder
 
     return write
