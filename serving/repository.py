@@ -14,6 +14,7 @@ from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, new_folder, refuse_existing, sha256_of
 from saccade.serving.frontier import FILE_NAME as FRONTIER
 from saccade.serving.frontier import Entry
+from saccade.serving.image_caps import absurd_caps
 from saccade.serving.model_config import MAX_BATCH
 from saccade.serving.plans import Plans, check_batches, read_plans
 from saccade.serving.repository_checks import check_alike, chosen, measurements
@@ -221,6 +222,8 @@ def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
             f"max_images is {caps.max_images}, a variant takes at most {MAX_BATCH} at once. "
             "Pass a smaller --max-images; the client splits larger lists into requests."
         )
+    if absurd := next(absurd_caps(caps), None):
+        raise SaccadeError(f"{absurd}. Pass a smaller one to `saccade repository`.")
     return caps
 
 

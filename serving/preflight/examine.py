@@ -10,7 +10,9 @@ from saccade.plugins.errors import MissingPackage, SaccadeError
 from saccade.serving.preflight import (
     answer_checks,
     config_checks,
+    content_checks,
     engine_checks,
+    field_checks,
     file_checks,
     machine_checks,
     model_checks,
@@ -25,12 +27,15 @@ MOST_REASONS = 5  # of one check and model: more of the same kind say nothing ne
 REPOSITORY: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
     "files": file_checks.check_files,
     "models": file_checks.check_models,
+    "top": content_checks.check_top,
     "machine": machine_checks.check_machine,
 }
 ROUTER: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
     "configuration": lambda found, target: config_checks.check_config(found.router, target),
     "versions": lambda found, target: config_checks.check_versions(found.router, target),
     "paths": lambda found, target: config_checks.check_paths(found.router, target),
+    "content": content_checks.check_router_content,
+    "fields": field_checks.check_router_fields,
     "router": router_checks.check_router_config,
     "code": router_checks.check_router_code,
     "routes": router_checks.check_routes,
@@ -39,6 +44,8 @@ ROUTER: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
 }
 MODEL: dict[str, Callable[[OpenedModel, Target], Iterator[str]]] = {
     "configuration": config_checks.check_config,
+    "fields": field_checks.check_variant_fields,
+    "content": content_checks.check_model_content,
     "backend": config_checks.check_backend,
     "paths": config_checks.check_paths,
     "versions": config_checks.check_versions,
@@ -62,8 +69,8 @@ MODEL: dict[str, Callable[[OpenedModel, Target], Iterator[str]]] = {
 LAST: dict[str, Callable[[Opened, Target], Iterator[str]]] = {"memory": machine_checks.check_memory}
 # What can be said of a repository without loading anything: `deploy` holds its own work to them.
 RULES = (
-    "configuration", "backend", "paths", "versions", "batches", "parameters", "labels", "engines",
-    "profiles", "sample", "warm-up",
+    "configuration", "fields", "content", "backend", "paths", "versions", "batches", "parameters",
+    "labels", "engines", "profiles", "sample", "warm-up",
 )  # fmt: skip
 _OF_PLANS = {"engines", "profiles", "capabilities", "plugins"}
 _OF_FILES = {"model", "weights", "library"}

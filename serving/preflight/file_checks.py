@@ -13,6 +13,7 @@ from saccade.serving.preflight.target import Target
 from saccade.serving.repository import DESCRIPTION
 from saccade.serving.repository_files import entries, fault_of
 
+MOST_MODELS = 512
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -53,6 +54,8 @@ def _content(path: Path, name: str, digest: str) -> Iterator[str]:
 def check_models(repository: Opened, target: Target) -> Iterator[str]:
     """A folder for each model of the description, and none that the server would load beside."""
     said = [repository.deployment.model, *repository.deployment.variants]
+    if len(said) > MOST_MODELS:
+        yield f"it names {len(said)} models, expected at most {MOST_MODELS}: each is a process."
     folders = sorted(path.name for path in repository.folder.iterdir() if path.is_dir())
     for name in said:
         if not _NAME.fullmatch(name):
