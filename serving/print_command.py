@@ -29,7 +29,7 @@ from saccade.serving.addresses import (
 from saccade.serving.installation import Installation, check_installation, find_installation
 from saccade.serving.needs import LIBRARIES, RELEASE, Needs, needs_of, refuse_unrunnable
 from saccade.serving.repository import read_repository
-from saccade.serving.served_copy import copy_repository
+from saccade.serving.served_copy import link_models
 from saccade.serving.server import refuse_exposure
 from saccade.serving.server_process import (
     backend_folder,
@@ -41,6 +41,7 @@ IMAGE = f"saccade-server:{RELEASE}"  # as docker/Dockerfile makes it
 MODELS = PurePosixPath("/models")
 INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True)  # where the container's server listens
 SHARED_MEMORY_MIB = 256
+PIDS = 4096  # threads count: each model's process has some, and those of its NumPy
 STOP_TIMEOUT_S = 15  # more than the server itself takes to finish what is in flight
 _PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth is the supervisor's own
 _BACKENDS = PurePosixPath("/opt/tritonserver/backends")
@@ -51,8 +52,6 @@ def print_command(
     repository: Path | str, options: ServeOptions | None = None, *, container: bool = False
 ) -> tuple[str, ...]:
     """The words of the command that serves a repository: here, or in NVIDIA's container.
-
-    The key of the restricted protocols is another one each time.
 
     Raises: SaccadeError for wrong input, a port 0 or the same one twice, a host beyond loopback
         without consent, and a repository that only the other server can run; MissingPackage
@@ -104,7 +103,9 @@ def _container(repository: Path, options: ServeOptions, needs: Needs) -> tuple[s
         for port in _PORTS
     ]
     return (
-        *("docker", "run", "--rm", f"--user={_USER}", "--read-only", "--tmpfs=/tmp"),
+        # Never fetched: the image is built here, and its name on a registry is not ours.
+        *("docker", "run", "--rm", "--pull=never"),
+        *(f"--user={_USER}", "--read-only", "--tmpfs=/tmp", f"--pids-limit={PIDS}"),
         *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
         *(f"--shm-size={SHARED_MEMORY_MIB}m", f"--stop-timeout={STOP_TIMEOUT_S}"),
         *(["--gpus=all"] if needs.gpu else []),
@@ -157,7 +158,7 @@ def _prepared(found: Installation, repository: Path) -> Path:
             # Whoever makes it at the same time makes the same.
             with new_folder(folder, force=True) as partial:
                 backend_folder(found, partial / "backends")
-                copy_repository(repository, partial / "models")
+                link_models(repository, partial / "copy", partial / "models")
     _refuse_foreign(folder.parent)
     _refuse_foreign(folder)
     return folder

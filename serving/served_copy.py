@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes that are served: a copy of the repository, held to its hashes while it is made.
+"""The bytes that are served: a copy of the models, held to the hashes while it is made.
 
 Hashes of the repository itself would say nothing about what a restarted server finds there later.
 A hard link would be no protection either: whoever writes to one name changes the other.
@@ -22,10 +22,25 @@ _FICLONE = 0x40049409  # linux/fs.h: share the blocks of a file until one of the
 _CHUNK = 1 << 20
 
 
-def copy_repository(repository: Path, folder: Path) -> None:
-    """The models' files in a folder of their own, which Python's caches may be written beside.
+def link_models(repository: Path, copy: Path, models: Path) -> None:
+    """Links to a copy of the models, so that Python's caches do not land beside hashed files.
 
-    Made once: a server that is started again finds it there, whatever became of the repository.
+    The copy is made once: who starts a server again from it serves the same bytes, whatever
+    became of the repository. A repository that is to be read anew gets another copy.
+
+    Raises: what `copy_repository` does.
+    """
+    copy_repository(repository, copy)
+    shutil.rmtree(models, ignore_errors=True)
+    for path in regular_files(copy).values():
+        link = models / path.relative_to(copy)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        # Relative: the folder of both may be made under another name.
+        link.symlink_to(os.path.relpath(path, link.parent))
+
+
+def copy_repository(repository: Path, folder: Path) -> None:
+    """The models' files in a folder of their own; nothing is done where it is there already.
 
     Raises: SaccadeError for a file that is not the one described, and for a link; OSError if the
         folder cannot be written or has too little room.

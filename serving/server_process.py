@@ -21,10 +21,13 @@ from saccade.serving.addresses import ServeOptions, address
 from saccade.serving.installation import STUB, Installation
 from saccade.serving.needs import Needs
 from saccade.serving.run_folder import RunFolder, remove_regions
-from saccade.serving.served_copy import copy_repository
+from saccade.serving.served_copy import link_models
 from saccade.serving.server_log import ServerLog
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
+# A header that no request can have, so that there is no key to be read or guessed: a colon ends
+# its name in HTTP/1, and gRPC refuses one inside. Nothing here needs what is restricted.
+CLOSED = "closed:for-all=closed"
 _EXIT_TIMEOUT_S = 5
 _FLUSH_S = 0.2
 
@@ -57,7 +60,7 @@ class ServerProcess:
         models = folder.path / "models"
         with writable(folder.path, "TMPDIR"):
             backends = backend_folder(installation, folder.path / "backends")
-            copy_repository(repository, models)
+            link_models(repository, folder.path / "copy", models)
         arguments = server_arguments(options, backends, models, self._regions) + needs.arguments
         leash = Path(__file__).with_name("leash.py")
         self._process = subprocess.Popen(
@@ -136,8 +139,8 @@ class ServerProcess:
 def server_arguments(
     options: ServeOptions, backends: Path, models: Path, regions: str
 ) -> list[str]:
-    """What the server is told, secrets of this run included."""
-    restricted = f"{_RESTRICTED}:x-saccade-admin={secrets.token_hex(16)}"
+    """What the server is told; there is no secret among it."""
+    restricted = f"{_RESTRICTED}:{CLOSED}"
     return [
         f"--backend-directory={backends}",
         f"--model-repository={models}",
