@@ -4,8 +4,9 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 EXTRAS := export,cpu,serve,bench,rtx,dev
 STAMP := $(VENV)/.saccade-installed
+TOOLS := build/supply-tools
 
-.PHONY: help demo test check bench plugins plugins-tensorrt check-native wheel
+.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -16,7 +17,7 @@ demo: $(STAMP) ## train, export, verify, serve and benchmark; ends with a table 
 test: $(STAMP) ## the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-check: $(STAMP) ## ruff, ruff format, mypy on the built wheel
+check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/typecheck build/lib build/bdist.*
@@ -24,6 +25,7 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel
 	$(BIN)/python -m zipfile -e build/typecheck/saccade-*.whl build/typecheck/site
 	cd build/typecheck && MYPYPATH=site ../../$(BIN)/python -m mypy \
 		--config-file ../../pyproject.toml -p saccade
+	$(MAKE) --no-print-directory check-supply
 
 bench: $(STAMP) ## the figures of the README: fold, served against in-process, mixed load
 	$(BIN)/python benchmarks/fold.py nac
@@ -39,9 +41,22 @@ plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 	$(BIN)/python -m pytest -q tests/native/check_fuzz.py
 
-wheel: plugins ## a wheel for this platform with the kernels built in, into dist
-	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist \
-		--config-settings=--build-option=--plat-name=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_platform().replace('-', '_'))") .
+# What cannot be asked (no network, a service that is down) is said and is no failure.
+check-supply: $(STAMP) ## known advisories of the packages that are pinned, by PyPI and OSV
+	-@$(MAKE) --no-print-directory -s $(TOOLS)/.installed
+	$(BIN)/python supply_chain/advisories.py --program $(TOOLS)/bin/pip-audit
+
+check-wheel: $(STAMP) ## build the wheel twice, kernels and all, and compare the bytes
+	$(BIN)/python -m pytest -q tests/check_wheel.py
+
+wheel: plugins $(TOOLS)/.installed ## a wheel with the kernels built in and its bill of materials, into dist
+	wheel="$$($(BIN)/python supply_chain/wheel.py)" && echo "$$wheel" \
+		&& $(BIN)/python supply_chain/sbom.py "$$wheel" --program $(TOOLS)/bin/cyclonedx-py
+
+$(TOOLS)/.installed: supply_chain/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install -q --no-compile -r supply_chain/tools.txt
+	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -31,11 +31,11 @@ from saccade.serving.exposure import check_repository
 from saccade.serving.installation import Installation, check_installation, find_installation
 from saccade.serving.needs import LIBRARIES, RELEASE, Needs, needs_of, refuse_unrunnable
 from saccade.serving.repository import read_repository
+from saccade.serving.served_copy import link_models
 from saccade.serving.server import refuse_exposure
 from saccade.serving.server_process import (
     backend_folder,
     limited,
-    link_repository,
     server_arguments,
     writable,
 )
@@ -45,6 +45,7 @@ MODELS = PurePosixPath("/models")
 # Where the container's server listens.
 INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True, http=True)
 SHARED_MEMORY_MIB = 256
+PIDS = 4096  # threads count: each model's process has some, and those of its NumPy
 STOP_TIMEOUT_S = 15  # more than the server itself takes to finish what is in flight
 _PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth is the supervisor's own
 _BACKENDS = PurePosixPath("/opt/tritonserver/backends")
@@ -55,9 +56,6 @@ def print_command(
     repository: Path | str, options: ServeOptions | None = None, *, container: bool = False
 ) -> tuple[str, ...]:
     """The words of the command that serves a repository: here, or in NVIDIA's container.
-
-    The key of the container's restricted protocols is another one each time; the embedded
-    server has none.
 
     Raises: SaccadeError for wrong input, a port 0 or the same one twice, a host beyond loopback
         without consent, and a repository that only the other server can run; MissingPackage
@@ -87,8 +85,7 @@ def as_text(words: tuple[str, ...]) -> str:
 
 def container_arguments(needs: Needs) -> list[str]:
     """What the server in the container is told; the only place that says it."""
-    key = f"x-saccade-admin={secrets.token_hex(16)}"
-    arguments = server_arguments(INSIDE, Path(_BACKENDS), Path(MODELS), "saccade-", key)
+    arguments = server_arguments(INSIDE, Path(_BACKENDS), Path(MODELS), "saccade-")
     return arguments + needs.arguments
 
 
@@ -111,7 +108,9 @@ def _container(repository: Path, options: ServeOptions, needs: Needs) -> tuple[s
         for port in _PORTS
     ]
     return (
-        *("docker", "run", "--rm", f"--user={_USER}", "--read-only", "--tmpfs=/tmp"),
+        # Never fetched: the image is built here, and its name on a registry is not ours.
+        *("docker", "run", "--rm", "--pull=never"),
+        *(f"--user={_USER}", "--read-only", "--tmpfs=/tmp", f"--pids-limit={PIDS}"),
         *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
         *(f"--shm-size={SHARED_MEMORY_MIB}m", f"--stop-timeout={STOP_TIMEOUT_S}"),
         *(["--gpus=all"] if needs.gpu else []),
@@ -147,7 +146,7 @@ def _embedded(repository: Path, options: ServeOptions, needs: Needs) -> tuple[st
 
 
 def _prepared(found: Installation, repository: Path) -> Path:
-    """A folder with the backends and with links to the models, made once for a repository.
+    """A folder with the backends and a copy of the models, made once for a repository.
 
     The server leaves caches beside the models that it runs, which must not lie among hashed files.
     """
@@ -165,7 +164,7 @@ def _prepared(found: Installation, repository: Path) -> Path:
             # Whoever makes it at the same time makes the same.
             with new_folder(folder, force=True) as partial:
                 backend_folder(found, partial / "backends")
-                link_repository(repository, partial / "models")
+                link_models(repository, partial / "copy", partial / "models")
     _refuse_foreign(folder.parent)
     _refuse_foreign(folder)
     return folder

@@ -14,9 +14,11 @@ from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, new_folder, refuse_existing, sha256_of
 from saccade.serving.frontier import FILE_NAME as FRONTIER
 from saccade.serving.frontier import Entry
+from saccade.serving.image_caps import absurd_caps
 from saccade.serving.model_config import MAX_BATCH
 from saccade.serving.plans import Plans, check_batches, read_plans
 from saccade.serving.repository_checks import check_alike, chosen, measurements
+from saccade.serving.repository_files import regular_files
 from saccade.serving.repository_options import RUNTIMES, RepositoryOptions
 from saccade.serving.repository_parts import PartPlan, op_library, write_part
 from saccade.serving.router_folder import RouterPlan, write_router
@@ -30,6 +32,7 @@ SCHEMA = "saccade.repository"
 VERSION = 2
 DEFAULT_RUN_BATCH = 8
 DESCRIPTION = "saccade.json"
+MAX_DESCRIPTION_BYTES = 16 << 20  # a hundred bytes a file: what is larger is no description
 _AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --force"
 
 
@@ -121,11 +124,11 @@ def _write(
 def read_repository(folder: Path) -> Deployment:
     """A repository that `deploy` wrote, if every file in it is still as it was written.
 
-    Raises: SaccadeError for another folder, another version, and a file that is missing, changed
-        or not one of those written.
+    Raises: SaccadeError for another folder, another version, a link, and a file that is missing,
+        changed or not one of those written.
     """
     deployment, files = read_description(folder)
-    present = {each.relative_to(folder).as_posix(): each for each in _files(Path(folder))}
+    present = regular_files(Path(folder))
     if odd := sorted(set(files) ^ (set(present) - {DESCRIPTION})):
         state = "is missing" if odd[0] in files else "was not written by saccade"
         raise SaccadeError(f"{Path(folder) / odd[0]}: {state}. {_AGAIN}")
@@ -148,6 +151,8 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
             "repository ARTEFACT --out REPOSITORY"
         )
     try:
+        if (size := path.stat().st_size) > MAX_DESCRIPTION_BYTES:
+            raise ValueError(f"has {size} bytes, expected at most {MAX_DESCRIPTION_BYTES}")
         content = json.loads(path.read_bytes())
         found = content["schema"], content["version"]
         if found != (SCHEMA, VERSION):
@@ -217,6 +222,8 @@ def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
             f"max_images is {caps.max_images}, a variant takes at most {MAX_BATCH} at once. "
             "Pass a smaller --max-images; the client splits larger lists into requests."
         )
+    if absurd := next(absurd_caps(caps), None):
+        raise SaccadeError(f"{absurd}. Pass a smaller one to `saccade repository`.")
     return caps
 
 
@@ -243,11 +250,5 @@ def _description(partial: Path, deployment: Deployment, plan: RouterPlan) -> dic
         "version": VERSION,
         **content,
         "preprocessing": plan.preprocessing.to_dict() if plan.preprocessing else None,
-        "files": {
-            path.relative_to(partial).as_posix(): sha256_of(path) for path in _files(partial)
-        },
+        "files": {name: sha256_of(path) for name, path in sorted(regular_files(partial).items())},
     }
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -11,15 +11,16 @@ from saccade.plugins.path_fields import PathFields
 
 Runtime = Literal["onnxruntime", "tensorrt"]
 RUNTIMES = ("onnxruntime", "tensorrt")
+MOST_THREADS, MOST_PRIORITIES = 256, 100
 # Beyond that a number is a slip of the pen, and a server would take it.
 _RANGES: dict[str, tuple[float, float]] = {
     "instance_count": (1, 64),
-    "threads": (0, 256),
-    "inter_op_threads": (0, 256),
+    "threads": (0, MOST_THREADS),
+    "inter_op_threads": (0, MOST_THREADS),
     "graph_level": (-1, 2),
     "max_queue": (1, 1_000_000),
     "queue_timeout_ms": (0.001, 3_600_000),
-    "priority_levels": (2, 100),
+    "priority_levels": (2, MOST_PRIORITIES),
 }
 
 

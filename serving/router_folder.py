@@ -24,6 +24,7 @@ from saccade.serving.variant_parts import INNER, VariantParts, encoded, filled
 SHARED = ("image_decoding.py",)
 SHARED_OF = {"captioner": ("caption_search.py",)}
 ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 3
+MAX_ROUTES_BYTES = 64 << 20  # with a vocabulary in the facts of every variant
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,17 @@ def write_router(place: Path, plan: RouterPlan) -> None:
         "variants": [route_fields(plan, variant) for variant in plan.variants],
     }
     (place / "1" / "routes.json").write_bytes(json_bytes(content))
-    models = [part.variant.name for each in plan.variants for part in each.parts.values()]
-    config = router_config(plan.model, _tensors(plan), variants=models, max_images=plan.max_images)
-    (place / "config.pbtxt").write_text(config, "utf-8")
+    (place / "config.pbtxt").write_text(router_text(plan), "utf-8")
     write_labels(place, plan.labels)
+
+
+def router_text(plan: RouterPlan) -> str:
+    """The router's configuration; of the measurements and the size of a run it says nothing.
+
+    Raises: SaccadeError if one router cannot answer for all variants.
+    """
+    models = [part.variant.name for each in plan.variants for part in each.parts.values()]
+    return router_config(plan.model, _tensors(plan), variants=models, max_images=plan.max_images)
 
 
 def write_labels(place: Path, labels: Sequence[str]) -> None:

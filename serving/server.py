@@ -2,6 +2,7 @@
 """The server as a context manager, and `saccade serve` in the foreground."""
 
 import logging
+import secrets
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from saccade.serving.readiness import Board, Readiness
 from saccade.serving.ready_endpoint import ReadyEndpoint
 from saccade.serving.repository import read_repository
 from saccade.serving.run_folder import RunFolder
+from saccade.serving.served_copy import COPY
 from saccade.serving.server_log import ServerLog
 from saccade.serving.server_process import ServerProcess
 from saccade.serving.signals import signals
@@ -99,9 +101,11 @@ class Server:
 
     def _starter(self, repository: Path, found: Installation, needs: Needs) -> Start:
         options, log = self.options, self._log
+        # A restart serves the bytes of the first start; another repository gets a copy of its own.
+        copy = f"{COPY}{secrets.token_hex(3)}"
 
         def start(folder: RunFolder) -> ServerProcess:
-            return ServerProcess(found, repository, options, folder, log, needs)
+            return ServerProcess(found, repository, options, folder, log, needs, copy)
 
         return start
 

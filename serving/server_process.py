@@ -23,6 +23,7 @@ from saccade.serving.installation import STUB, Installation
 from saccade.serving.metrics_relay import hold_port, metrics
 from saccade.serving.needs import Needs
 from saccade.serving.run_folder import RunFolder, close_regions, remove_regions
+from saccade.serving.served_copy import link_models
 from saccade.serving.server_log import ServerLog
 from saccade.serving.stubs import Stub, is_alive, stubs_in, wait_gone
 
@@ -49,15 +50,18 @@ class ServerProcess:
         folder: RunFolder,
         log: ServerLog,
         needs: Needs,
+        copy: str,
     ) -> None:
+        """`copy` is the name, in the run's folder, of the bytes that are served."""
         self._log = log
+        self.copy = folder.path / copy
         self._regions = f"{folder.path.name}-{secrets.token_hex(3)}-"
         self._stubs: tuple[Stub, ...] = ()
         self._idle = threading.Event()
         self._models = models = folder.path / f"models-{secrets.token_hex(3)}"
         with writable(folder.path, "TMPDIR"):
             backends = backend_folder(installation, folder.path / "backends")
-            link_repository(repository, models)
+            link_models(repository, self.copy, models)
         # Else the server takes the caches of a model's first run for a change of the model.
         compileall.compile_dir(models, quiet=2)
         self._metrics_port = hold_port(options.host)
@@ -176,10 +180,10 @@ class ServerProcess:
 
 
 def server_arguments(
-    options: ServeOptions, backends: Path, models: Path, regions: str, key: str = CLOSED
+    options: ServeOptions, backends: Path, models: Path, regions: str
 ) -> list[str]:
-    """What the server is told; `key` is the header that opens what is restricted."""
-    restricted = f"{_RESTRICTED}:{key}"
+    """What the server is told; there is no secret among it."""
+    restricted = f"{_RESTRICTED}:{CLOSED}"
     words = [
         f"--backend-directory={backends}",
         f"--model-repository={models}",
@@ -261,15 +265,3 @@ def backend_folder(installation: Installation, folder: Path) -> Path:
         if file.name.endswith(".py"):
             (folder / "onnxruntime" / file.name).write_bytes(file.read_bytes())
     return folder
-
-
-def link_repository(repository: Path, folder: Path) -> None:
-    """The repository as links, so that Python's caches do not land beside hashed files."""
-    shutil.rmtree(folder, ignore_errors=True)
-    source = repository.resolve()
-    # Only folders are models; what lies beside them describes the repository.
-    for path in source.glob("*/**/*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            link = folder / path.relative_to(source)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path)

@@ -20,6 +20,7 @@ from saccade.serving.handover import (
 from saccade.serving.probe import Prober
 from saccade.serving.readiness import Board
 from saccade.serving.run_folder import RunFolder
+from saccade.serving.served_copy import remove_other_copies
 from saccade.serving.server_log import ServerLog
 from saccade.serving.server_process import ServerProcess
 from saccade.serving.variant_reload import VariantReload
@@ -256,6 +257,7 @@ class Supervisor(threading.Thread):
             self._drains = [drain for drain in self._drains if not drain.ended()]
             if not self._drains:
                 receive_callers(process)  # its place is another one since the old one has gone
+                remove_other_copies(process.copy)
         if reload.count >= RELOADS_A_PROCESS and self._wanted is None and not reload.down():
             self._wanted = Replacement(self._start_process, self._board.model, self._board.variants)
         wanted = self._wanted
@@ -276,6 +278,7 @@ class Supervisor(threading.Thread):
         if wanted.failure:
             LOGGER.error("%s The server goes on as it was.", wanted.failure)
             self._wanted = None
+            remove_other_copies(process.copy)
         return False
 
     def _judge(self, prober: Prober, misses: dict[str, int]) -> str | None:

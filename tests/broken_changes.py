@@ -28,6 +28,16 @@ def edit(change, model=FULL):
     return apply
 
 
+def also(*changes):
+    """Several changes one after the other."""
+    return lambda repository: [change(repository) for change in changes]
+
+
+def parameter(key, value):
+    """Set a parameter of a configuration's message."""
+    return lambda config: setattr(config.parameters[key], "string_value", value)
+
+
 def edit_json(name, change):
     """Change a JSON file of the repository."""
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel holds what the editable install shows, and a missing extra explains itself."""
 
+import importlib.util
 import subprocess
 import sys
 import zipfile
@@ -14,27 +15,53 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def builder():
+    """The script that builds wheels."""
+    path = ROOT / "supply_chain" / "wheel.py"
+    spec = importlib.util.spec_from_file_location("supply_chain_wheel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def names():
+    """All files that are no build's: those that are not committed yet, too."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return list(filter(None, listed.stdout.split("\0")))
+
+
+@pytest.fixture(scope="module")
+def wheel(builder, names, tmp_path_factory):
     """A wheel built from a copy, so that nothing is left in the tree."""
-    work = tmp_path_factory.mktemp("wheel")
-    tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("\0")
-    for name in filter(None, tracked):
-        target = work / "source" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_file():
-            target.write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    built = subprocess.run(
-        [*command, "-w", str(work), str(work / "source")], capture_output=True, text=True
-    )
-    assert built.returncode == 0, built.stderr
-    return next(work.glob("*.whl"))
+    return builder.build(ROOT, tmp_path_factory.mktemp("wheel"), pure=True, names=names)
+
+
+def test_what_a_zip_file_keeps_of_the_machine_is_put_away(builder, tmp_path):
+    def zipped(name, order, when, mode):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            for each in order:
+                entry = zipfile.ZipInfo(each, when)
+                entry.external_attr = mode << 16
+                file.writestr(entry, b"b,1\na,2\n" if order[0] == "a" else b"a,2\nb,1\n")
+        builder.normalise(tmp_path / name, tmp_path / f"same-{name}")
+        return (tmp_path / f"same-{name}").read_bytes()
+
+    record = "x.dist-info/RECORD"
+    first = zipped("one", ["a", record], (2026, 1, 1, 0, 0, 0), 0o600)
+    second = zipped("two", [record, "a"], (1999, 1, 1, 0, 0, 0), 0o664)
+    assert first != second  # the file `a` differs
+    names = [each.filename for each in zipfile.ZipFile(tmp_path / "same-two").infolist()]
+    assert names == ["a", record]
+    lists = [zipfile.ZipFile(tmp_path / f"same-{name}").read(record) for name in ("one", "two")]
+    assert lists[0] == lists[1]
+    modes = {
+        (each.date_time, each.external_attr >> 16)
+        for name in ("one", "two")
+        for each in zipfile.ZipFile(tmp_path / f"same-{name}").infolist()
+    }
+    assert modes == {((1980, 1, 1, 0, 0, 0), 0o100644)}
 
 
 def test_wheel_holds_every_source_file(wheel):

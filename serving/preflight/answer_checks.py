@@ -13,24 +13,28 @@ from saccade.export.compare import THRESHOLDS, one_minus_cosine, row_errors
 from saccade.export.runners import onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 from saccade.plugins.errors import MissingPackage, SaccadeError
+from saccade.plugins.files import sha256_of
+from saccade.plugins.native.library import built_library
 from saccade.serving.preflight.config_checks import type_name
 from saccade.serving.preflight.opened import OpenedModel
 from saccade.serving.preflight.report import NotChecked
 from saccade.serving.preflight.target import Target
 from saccade.serving.stored_sample import FOLDER, read_sample
 
-_ELF = b"\x7fELF"
 _BYTES = {"TYPE_UINT8": 1, "TYPE_FP32": 4, "TYPE_INT64": 8}
 _ENTRY = "RegisterCustomOps"
 
 
 def check_library(model: OpenedModel, target: Target) -> Iterator[str]:
-    """The library of custom ops is one, loads here, and has the entry that ONNX Runtime calls."""
+    """The library of custom ops is saccade's, loads here, and has ONNX Runtime's entry.
+
+    It is compared before it is loaded: loading runs what is in it.
+    """
     for path in libraries(model):
         if not path.is_file():
             yield f"{path.name} is missing from the version's folder."
-        elif path.open("rb").read(4) != _ELF:
-            yield f"{path.name} is no shared library."
+        elif fault := _foreign_library(path):
+            yield fault
         else:
             try:
                 found = hasattr(ctypes.CDLL(str(path)), _ENTRY)
@@ -39,6 +43,23 @@ def check_library(model: OpenedModel, target: Target) -> Iterator[str]:
                 continue
             if not found:
                 yield f"{path.name} has no {_ENTRY}, by which ONNX Runtime takes its ops."
+
+
+def _foreign_library(path: Path) -> str | None:
+    """Why a library must not be loaded; None for the one that saccade has here."""
+    own = built_library()
+    if own is None:
+        return (
+            f"{path.name} is code, and there is no library here to compare it with, so that it was "
+            "not loaded. Build that with: saccade ops --build"
+        )
+    if (found := sha256_of(path)) == (expected := sha256_of(own)):
+        return None
+    return (
+        f"{path.name} has the SHA-256 {found[:12]}..., the library of saccade here "
+        f"{expected[:12]}...: it is other code and was not loaded. Write the repository again with "
+        "the saccade that is here, or check it with the one that wrote it."
+    )
 
 
 def libraries(model: OpenedModel) -> list[Path]:
@@ -83,6 +104,8 @@ def check_warmup(model: OpenedModel, target: Target) -> Iterator[str]:
                 continue
             pairs = list(zip_longest(tensor.dims, own.dims))
             fits = all(a is not None and a > 0 and b in (a, -1) for a, b in pairs)
+            # Zeros have no file whose size would bound them.
+            fits &= not tensor.zero_data or all(b in (a, -a) for a, b in pairs)
             if tensor.data_type != own.data_type or not fits:
                 yield (
                     f"{warmup.name!r} gives {name!r} as {type_name(tensor.data_type)} "

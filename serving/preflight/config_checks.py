@@ -8,12 +8,20 @@ from typing import Any
 
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.config_text import messages, set_fields
-from saccade.serving.model_config import LABELS_FILE, MAX_BATCH, MODEL_FILE, RUN_BATCH
+from saccade.serving.model_config import (
+    LABELS_FILE,
+    MAX_BATCH,
+    MODEL_FILE,
+    OP_LIBRARY_FILE,
+    RUN_BATCH,
+)
 from saccade.serving.preflight.opened import OpenedModel
 from saccade.serving.preflight.report import NotChecked
 from saccade.serving.preflight.target import NEWER_FIELDS, Target
+from saccade.serving.repository_options import MOST_PRIORITIES, MOST_THREADS
 from saccade.serving.stored_sample import FOLDER
 
+_WHOLE = re.compile(r"[0-9]{1,9}")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 BACKENDS = {"onnxruntime": ("onnxruntime", ""), "tensorrt": ("tensorrt", "tensorrt_plan")}
 PARAMETERS = {
@@ -57,6 +65,10 @@ def check_paths(model: OpenedModel, target: Target) -> Iterator[str]:
             yield f"{field} is {name!r}, expected the plain name of a file."
         elif not (folder / name).is_file():
             yield f"{field} is {name!r}, but {folder.name} has no such file."
+        elif field.startswith("label_filename") and name != LABELS_FILE:
+            yield f"{field} is {name!r}, expected {LABELS_FILE!r}."
+        elif field == "op_library_filename" and name != OP_LIBRARY_FILE:
+            yield f"{field} is {name!r}, expected {OP_LIBRARY_FILE!r}."
     default = model.config.default_model_filename
     if model.runtime == "onnxruntime" and default not in ("", MODEL_FILE):
         yield f"default_model_filename is {default!r}, expected {MODEL_FILE!r}."
@@ -79,6 +91,7 @@ def check_batches(model: OpenedModel, target: Target) -> Iterator[str]:
     """Batch sizes within what the model takes; queues with limits that can be met."""
     config = model.config
     largest = config.max_batch_size
+    # The server makes a queue for each priority, and a thread for each of the threads.
     if not 1 <= largest <= MAX_BATCH:
         yield f"max_batch_size is {largest}, expected 1 to {MAX_BATCH}."
         return
@@ -89,6 +102,10 @@ def check_batches(model: OpenedModel, target: Target) -> Iterator[str]:
     for warmup in config.model_warmup:
         if not 1 <= warmup.batch_size <= largest:
             yield f"warm-up {warmup.name!r} is of batch {warmup.batch_size}, above {largest}."
+    if batching.priority_levels > MOST_PRIORITIES:
+        yield f"priority_levels is {batching.priority_levels}, expected at most {MOST_PRIORITIES}."
+    if len(config.model_warmup) > 2:
+        yield f"it has {len(config.model_warmup)} warm-ups, expected 2 at most."
     if batching.priority_levels and not (
         1 <= batching.default_priority_level <= batching.priority_levels
     ):
@@ -123,8 +140,10 @@ def check_parameters(model: OpenedModel, target: Target) -> Iterator[str]:
     for key, value in sorted(model.config.parameters.items()):
         if model.runtime == "tensorrt" or key not in PARAMETERS:
             yield f"parameter {key!r} is not known to the {model.runtime} backend."
-        elif not value.string_value.isdecimal():
-            yield f"parameter {key!r} is {value.string_value!r}, expected a whole number."
+        elif not _WHOLE.fullmatch(value.string_value):
+            yield f"parameter {key!r} is {value.string_value!r:.40}, expected a whole number."
+        elif int(value.string_value) > MOST_THREADS:
+            yield f"parameter {key!r} is {value.string_value}, expected at most {MOST_THREADS}."
     level = model.config.optimization.graph.level
     if level not in (-1, 0, 1, 2):
         yield f"optimization graph level is {level}, expected -1, 0, 1 or 2."

@@ -10,7 +10,9 @@ from saccade.plugins.errors import MissingPackage, SaccadeError
 from saccade.serving.preflight import (
     answer_checks,
     config_checks,
+    content_checks,
     engine_checks,
+    field_checks,
     file_checks,
     machine_checks,
     model_checks,
@@ -19,17 +21,21 @@ from saccade.serving.preflight import (
 from saccade.serving.preflight.opened import Opened, OpenedModel, opened
 from saccade.serving.preflight.report import Finding, NotChecked
 from saccade.serving.preflight.target import Target
+from saccade.serving.repository_files import entries
 
 MOST_REASONS = 5  # of one check and model: more of the same kind say nothing new
 REPOSITORY: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
     "files": file_checks.check_files,
     "models": file_checks.check_models,
+    "top": content_checks.check_top,
     "machine": machine_checks.check_machine,
 }
 ROUTER: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
     "configuration": lambda found, target: config_checks.check_config(found.router, target),
     "versions": lambda found, target: config_checks.check_versions(found.router, target),
     "paths": lambda found, target: config_checks.check_paths(found.router, target),
+    "content": content_checks.check_router_content,
+    "fields": field_checks.check_router_fields,
     "router": router_checks.check_router_config,
     "code": router_checks.check_router_code,
     "routes": router_checks.check_routes,
@@ -38,6 +44,8 @@ ROUTER: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
 }
 MODEL: dict[str, Callable[[OpenedModel, Target], Iterator[str]]] = {
     "configuration": config_checks.check_config,
+    "fields": field_checks.check_variant_fields,
+    "content": content_checks.check_model_content,
     "backend": config_checks.check_backend,
     "paths": config_checks.check_paths,
     "versions": config_checks.check_versions,
@@ -61,8 +69,8 @@ MODEL: dict[str, Callable[[OpenedModel, Target], Iterator[str]]] = {
 LAST: dict[str, Callable[[Opened, Target], Iterator[str]]] = {"memory": machine_checks.check_memory}
 # What can be said of a repository without loading anything: `deploy` holds its own work to them.
 RULES = (
-    "configuration", "backend", "paths", "versions", "batches", "parameters", "labels", "engines",
-    "profiles", "sample", "warm-up",
+    "configuration", "fields", "content", "backend", "paths", "versions", "batches", "parameters",
+    "labels", "engines", "profiles", "sample", "warm-up",
 )  # fmt: skip
 _OF_PLANS = {"engines", "profiles", "capabilities", "plugins"}
 _OF_FILES = {"model", "weights", "library"}
@@ -76,11 +84,11 @@ def steps(
     Models that are `unloadable` are not loaded: their library has ended a process before.
     """
     found: list[tuple[str, str, Callable[[], Finding]]] = []
-    odd = next((each for each in repository.folder.rglob("*") if _is_odd(each)), None)
+    odd = _odd(repository.folder)
 
     def blocked() -> Iterator[str]:
-        # Who reads a pipe waits for ever.
-        raise NotChecked(f"{odd} is neither a file nor a folder")
+        # Who reads a pipe waits for ever, and who follows a link reads and loads another's files.
+        raise NotChecked(f"{odd} is no file of the repository")
 
     def unloaded() -> Iterator[str]:
         raise NotChecked("its library of ops cannot be loaded")
@@ -121,8 +129,12 @@ def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
     )
 
 
-def _is_odd(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
+def _odd(folder: Path) -> str | None:
+    """The first entry that must not be opened; None where all are files that can be read."""
+    try:
+        return next((each.name for each in entries(folder) if each.kind != "file"), None)
+    except OSError as error:
+        return str(error.filename)
 
 
 def _finding(check: str, model: str, run: Callable[[], Iterator[str]]) -> Finding:

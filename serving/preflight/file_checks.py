@@ -11,30 +11,28 @@ from saccade.serving.model_config import LABELS_FILE
 from saccade.serving.preflight.opened import Opened
 from saccade.serving.preflight.target import Target
 from saccade.serving.repository import DESCRIPTION
+from saccade.serving.repository_files import entries, fault_of
 
+MOST_MODELS = 512
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 def check_files(repository: Opened, target: Target) -> Iterator[str]:
-    """Every file of the description, and no other, with the bytes of its hash."""
-    root = repository.folder.resolve()
-    present = {
-        path.relative_to(repository.folder).as_posix()
-        for path in repository.folder.rglob("*")
-        if path.is_symlink() or not path.is_dir()
-    }
-    for name in sorted(present - set(repository.files) - {DESCRIPTION}):
-        yield f"{name} was not written by saccade. Remove it."
+    """Every file of the description, and no other, with the bytes of its hash; no link."""
+    present = {each.name: each for each in entries(repository.folder)}
+    for name, entry in present.items():
+        if entry.kind != "file":
+            yield f"{name} {fault_of(entry)}"
+    for name in sorted(set(present) - set(repository.files) - {DESCRIPTION}):
+        if present[name].kind == "file":
+            yield f"{name} was not written by saccade. Remove it."
     for name, digest in sorted(repository.files.items()):
-        path = repository.folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
             yield f"{name} leads out of the repository."
-        elif path.is_symlink() and not path.resolve().is_relative_to(root):
-            yield f"{name} is a link to {path.resolve()}, out of the repository."
-        elif not path.is_file():
+        elif name not in present:
             yield f"{name} is missing, or is no file."
-        else:
-            yield from _content(path, name, digest)
+        elif present[name].kind == "file":
+            yield from _content(present[name].path, name, digest)
 
 
 def _content(path: Path, name: str, digest: str) -> Iterator[str]:
@@ -56,6 +54,8 @@ def _content(path: Path, name: str, digest: str) -> Iterator[str]:
 def check_models(repository: Opened, target: Target) -> Iterator[str]:
     """A folder for each model of the description, and none that the server would load beside."""
     said = [repository.deployment.model, *repository.deployment.variants]
+    if len(said) > MOST_MODELS:
+        yield f"it names {len(said)} models, expected at most {MOST_MODELS}: each is a process."
     folders = sorted(path.name for path in repository.folder.iterdir() if path.is_dir())
     for name in said:
         if not _NAME.fullmatch(name):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A repository as the checks see it: what it says of itself, and each model's files when asked."""
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from saccade.serving.config_text import read_config
 from saccade.serving.model_config import MODEL_FILE
 from saccade.serving.preflight.report import NotChecked
 from saccade.serving.repository import Deployment, read_description
+from saccade.serving.router_folder import MAX_ROUTES_BYTES
 from saccade.serving.stored_sample import FILE, FOLDER
 
 if TYPE_CHECKING:
@@ -119,6 +121,19 @@ class Opened:
     def router(self) -> OpenedModel:
         """The router's folder."""
         return OpenedModel(self.folder / self.deployment.model, self.deployment.runtime)
+
+    @cached_property
+    def routes(self) -> dict[str, Any]:
+        """What the router knows of its variants."""
+        path = self.router.version / "routes.json"
+        try:
+            if (size := path.stat().st_size) > MAX_ROUTES_BYTES:
+                raise ValueError(f"has {size} bytes, expected at most {MAX_ROUTES_BYTES}")
+            content: dict[str, Any] = json.loads(path.read_bytes())
+            _ = content["family"], content["variants"], content["preprocessing"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise NotChecked(f"routes.json cannot be read ({error!r:.200})") from error
+        return content
 
 
 def opened(folder: Path) -> Opened:

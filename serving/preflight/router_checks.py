@@ -2,8 +2,8 @@
 """The router: this release's code, and routes that lead to the models that are there."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.exposure import MENDED_LINE
+from saccade.serving.image_caps import MOST, absurd_caps
 from saccade.serving.model_config import MAX_BATCH, data_type
 from saccade.serving.needs import strings_in
 from saccade.serving.preflight.config_checks import differing_labels, label_lines
@@ -21,11 +22,18 @@ from saccade.serving.router_folder import ROUTES_SCHEMA, ROUTES_VERSION, router_
 from saccade.serving.router_view import DESCRIBED
 from saccade.serving.variant_parts import INNER, VariantParts, encoded, filled, grouped
 
+_CONTENT = {"schema", "version", "model", "family", "preprocessing", "parts", "variants"}
+_ROUTE = {
+    "name", "sha256", "budget", "setting", "precision", "multiply_adds", "run_batch", "parts",
+    "facts", "classes", "score_name", "score_unit", "score", "lower_bound",
+    "inferences_per_second", "p95_ms",
+}  # fmt: skip
+
 
 def check_router_code(repository: Opened, target: Target) -> Iterator[str]:
     """The code in the router's folder is that of this release: it is run, so it is compared."""
     folder = repository.router.version
-    expected = router_code(str(_routes(repository)["family"]))
+    expected = router_code(str(repository.routes["family"]))
     present = {path.name: path for path in folder.iterdir() if path.suffix != ".npy"}
     for name in sorted(set(expected) - set(present)):
         yield f"{name} is missing from the router's code."
@@ -41,6 +49,10 @@ def check_router_config(repository: Opened, target: Target) -> Iterator[str]:
     config = repository.router.config
     if (config.name, config.backend) != (repository.deployment.model, "python"):
         yield f"it is {config.name!r} with backend {config.backend!r}, expected python's."
+    groups = [(each.count, type(each).Kind.Name(each.kind)) for each in config.instance_group]
+    if groups != [(1, "KIND_CPU")]:
+        # A second instance would have lanes, and bounds, of its own.
+        yield f"its instances are {groups}, expected one of KIND_CPU."
     if config.model_warmup:
         yield "it has a warm-up, whose calls would come before the variants are ready."
     if not target.knows(MENDED_LINE) and (strings := strings_in(config)):
@@ -64,7 +76,7 @@ def check_router_config(repository: Opened, target: Target) -> Iterator[str]:
 def check_routes(repository: Opened, target: Target) -> Iterator[str]:
     """Every route leads to models that are there, in the order of their budgets."""
     try:
-        content = _routes(repository)
+        content = repository.routes
     except NotChecked as error:
         yield f"{error}."
         return
@@ -72,12 +84,12 @@ def check_routes(repository: Opened, target: Target) -> Iterator[str]:
     if found != (ROUTES_SCHEMA, ROUTES_VERSION):
         yield f"routes.json is {found}, expected {(ROUTES_SCHEMA, ROUTES_VERSION)}."
         return
-    if (declared := content["preprocessing"]) is not None:
-        try:
-            Preprocessing.from_dict(declared)
-        except SaccadeError as error:
-            yield f"routes.json: {error}"
-    variants = {each.name: each for each in grouped([each.manifest for each in repository.models])}
+    if odd := set(content) ^ _CONTENT:
+        yield f"routes.json does not have the keys that saccade writes ({min(odd)!r})."
+        return
+    grouped_models = grouped([each.manifest for each in repository.models])
+    yield from _whose(repository, grouped_models)
+    variants = {each.name: each for each in grouped_models}
     routes = {str(each["name"]): each for each in content["variants"]}
     for name in sorted(set(routes) ^ set(variants)):
         where = "has a route, but no model" if name in routes else "is a model without a route"
@@ -89,9 +101,37 @@ def check_routes(repository: Opened, target: Target) -> Iterator[str]:
         yield f"budgets are in the order {budgets}, expected the largest first."
 
 
+def _whose(repository: Opened, variants: Sequence[VariantParts]) -> Iterator[str]:
+    """The routes are of these models' family and preprocessing, with caps that are some."""
+    content = repository.routes
+    family = variants[0].main.variant.family
+    expected = repository.deployment.model, family
+    if (content["model"], content["family"]) != expected:
+        found = content["model"], content["family"]
+        yield f"routes.json is of {found!r:.80}, expected {expected}."
+    declared, promised = content["preprocessing"], variants[0].preprocessing
+    if declared is None or promised is None:
+        if (declared is None) != (promised is None):
+            yield "routes.json and the manifests do not agree whether images are taken."
+        return
+    try:
+        found = Preprocessing.from_dict(declared)
+    except SaccadeError as error:
+        yield f"routes.json: {error}"
+        return
+    for reason in absurd_caps(found):
+        yield f"routes.json: {reason}."
+    for name in sorted(set(declared) - set(MOST)):
+        if declared[name] != promised.to_dict()[name]:
+            yield (
+                f"routes.json has the preprocessing {name} {declared[name]!r:.40}, its manifest "
+                f"{promised.to_dict()[name]!r:.40}."
+            )
+
+
 def check_parts(repository: Opened, target: Target) -> Iterator[str]:
     """What the router takes and answers, by routes and configuration, is what the models do."""
-    content, config = _routes(repository), repository.router.config
+    content, config = repository.routes, repository.router.config
     first = grouped([each.manifest for each in repository.models])[0]
     family = first.main.variant.family
     inputs: dict[str, int] = {}
@@ -125,7 +165,7 @@ def check_router_labels(repository: Opened, target: Target) -> Iterator[str]:
     """The router's labels are the models', or as many as there are vectors of labels."""
     lines = label_lines(repository.router)
     variants = grouped([each.manifest for each in repository.models])
-    zero_shot = any(each["classes"] is not None for each in _routes(repository)["variants"])
+    zero_shot = any(each["classes"] is not None for each in repository.routes["variants"])
     if not zero_shot:
         yield from differing_labels(lines, variants[0].labels)
 
@@ -152,6 +192,11 @@ def _route(repository: Opened, route: dict[str, Any], variant: VariantParts) -> 
                 f"the route of {variant.name} says {key} {route[key]!r:.80}, its manifest "
                 f"{value!r:.80}."
             )
+    if odd := set(route) ^ _ROUTE:
+        yield f"the route of {variant.name} has or lacks {min(odd)!r}."
+    for key in ("score", "lower_bound", "inferences_per_second", "p95_ms"):
+        if route[key] is not None and not _is_figure(route[key]):
+            yield f"the route of {variant.name} says {key} {route[key]!r:.40}, expected a number."
     if type(route["run_batch"]) is not int or not 1 <= route["run_batch"] <= MAX_BATCH:
         yield f"the route of {variant.name} has runs of {route['run_batch']!r:.80} images."
     if route["classes"] is not None:
@@ -164,7 +209,9 @@ def _classes(repository: Opened, name: str, variant: VariantParts) -> Iterator[s
         return
     labels = label_lines(repository.router)
     try:
-        vectors = np.load(repository.router.version / name, allow_pickle=False)
+        # Mapped, so that a header that claims more than the file has is refused, not allocated.
+        path = repository.router.version / name
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         yield f"the labels of {variant.name} cannot be read ({error})."
         return
@@ -172,11 +219,5 @@ def _classes(repository: Opened, name: str, variant: VariantParts) -> Iterator[s
         yield f"{name} has vectors of shape {vectors.shape} for {len(labels)} labels."
 
 
-def _routes(repository: Opened) -> dict[str, Any]:
-    path: Path = repository.router.version / "routes.json"
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        _ = content["family"], content["variants"], content["preprocessing"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise NotChecked(f"routes.json cannot be read ({error!r})") from error
-    return content
+def _is_figure(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(float(str(value)))

@@ -21,6 +21,7 @@ from saccade.serving.print_command import (
     STOP_TIMEOUT_S,
     container_arguments,
 )
+from saccade.serving.server_process import CLOSED
 
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
 kubernetes_validate = pytest.importorskip(
@@ -33,25 +34,20 @@ OLDEST = "1.30"  # the first whose pods may sleep before they stop, without a pr
 ON_GPU = Needs(gpu=True, tensorrt=True, rate_limit=True)
 
 
-def the_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_chart", DEPLOY / "make_chart.py")
+def the_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DEPLOY / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-make_chart = the_script()
+make_chart = the_script("make_chart")
 render = make_chart.render
 
 
 @pytest.fixture(scope="module")
 def rendered():
     return {name: render(DEPLOY / name) for name in (*FOLDERS, "kserve")}
-
-
-def same_key(arguments: list[str]) -> list[str]:
-    """The key is another one in each place, and never one that stands in a file."""
-    return [re.sub(r"(x-saccade-admin)=.+", r"\1=KEY", argument) for argument in arguments]
 
 
 def container_of(deployment: dict[str, Any]) -> dict[str, Any]:
@@ -107,15 +103,40 @@ def test_kustomize_renders_the_same(rendered, folder):
 )
 def test_arguments_are_those_that_are_printed(rendered, folder, needs):
     container = container_of(rendered[folder]["Deployment", "saccade-server"])
-    assert same_key(container["args"]) == same_key(["tritonserver", *container_arguments(needs)])
-    assert container["image"] == IMAGE
-    assert all(
-        argument.endswith("=$(SACCADE_ADMIN_KEY)")
-        for argument in container["args"]
-        if "x-saccade-admin" in argument
-    )
-    (variable,) = container["env"]
-    assert variable["name"] == "SACCADE_ADMIN_KEY" and "secretKeyRef" in variable["valueFrom"]
+    assert container["args"] == ["tritonserver", *container_arguments(needs)]
+    assert container["image"].partition("@")[0] == IMAGE
+    # Arguments can be read by whoever sees the process: there is no key, in them or beside them.
+    restricted = [each for each in container["args"] if "-restricted-" in each]
+    assert len(restricted) == 2 and all(each.endswith(f":{CLOSED}") for each in restricted)
+    assert "env" not in container
+
+
+def test_images_are_named_by_their_digest(tmp_path, monkeypatch):
+    script = the_script("pin_images")
+    for path in DEPLOY.rglob("*.yaml"):
+        for line in path.read_text().splitlines():
+            if named := re.search(r"\S*saccade-(server|proxy):\S*", line):
+                assert script.PINNED.fullmatch(named[0]), f"{path.name}: {line}"
+    copied = Path(shutil.copytree(DEPLOY, tmp_path / "deploy"))
+    monkeypatch.setattr(script, "DEPLOY", copied)
+    images = [
+        f"registry.example:5000/a/saccade-{name}:1.0@sha256:{digit * 64}"
+        for name, digit in (("server", "a"), ("proxy", "b"))
+    ]
+    script.pin(images)
+    assert not [path for path in copied.rglob("*.yaml") if "0" * 64 in path.read_text()]
+    for folder in ("overlays/cpu", "overlays/gpu", "proxy"):
+        (deployment,) = (
+            each for (kind, _), each in render(copied / folder).items() if kind == "Deployment"
+        )
+        assert container_of(deployment)["image"] in images
+    assert yaml.safe_load((copied / "chart" / "values.yaml").read_text())["image"] == images[0]
+    images[0] = images[0].replace("a" * 64, "c" * 64)
+    script.pin(images)  # another version later
+    assert "a" * 64 not in (copied / "overlays" / "cpu" / "deployment.yaml").read_text()
+    for wrong in ("saccade-server:26.07", "nginx@sha256:" + "a" * 64, "saccade-server@sha256:0"):
+        with pytest.raises(ValueError, match="as `docker push` says it"):
+            script.pin([wrong])
 
 
 def test_a_pod_stops_after_what_is_in_flight(rendered):
@@ -145,7 +166,14 @@ def test_pods_are_closed(rendered, folder):
             assert own["readOnlyRootFilesystem"] is True
             assert own["allowPrivilegeEscalation"] is False
             assert own["capabilities"] == {"drop": ["ALL"]}
-            assert "memory" in container["resources"]["limits"]
+            limits, asked = (container["resources"][kind] for kind in ("limits", "requests"))
+            assert set(limits) >= {"cpu", "memory", "ephemeral-storage"} == set(asked)
+            # What may be written counts: a pod over its limit is ended, not the node.
+            written = [each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each]
+            scratch = sum(
+                int(each["sizeLimit"][:-2]) for each in written if each.get("medium") != "Memory"
+            )
+            assert scratch <= int(asked["ephemeral-storage"][:-2])
 
 
 @pytest.mark.parametrize("folder", ["overlays/cpu", "overlays/gpu"])

@@ -23,6 +23,7 @@ from ops_implementations import built_library
 from tiny_artefacts import FULL, HALF, examine
 
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.native import library as native
 from saccade.serving.cli import run
 from saccade.serving.client import Client
 from saccade.serving.preflight.target import target_of
@@ -66,7 +67,7 @@ def library(tmp_path):
 
     def make(words):
         source, built = tmp_path / "hostile.c", tmp_path / "hostile.so"
-        head = "#include <stdlib.h>\n#include <unistd.h>\n"
+        head = "#include <fcntl.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
         source.write_text(
             head + f"__attribute__((constructor)) static void f(void) {{ {words} }}\n"
         )
@@ -113,14 +114,41 @@ def test_a_newer_server_knows_newer_fields(repository):
     for line in ("24.10", "2.51", "24.11"):
         target = target_of(line, None, None, "onnxruntime")
         findings = examine(repository, target)
-        found[line] = [each.check for each in findings if each.verdict == "failed"]
-    assert found == {"24.10": ["configuration"], "2.51": ["configuration"], "24.11": []}
+        found[line] = [
+            each.verdict for each in findings if (each.check, each.model) == ("configuration", FULL)
+        ]
+    assert found == {"24.10": ["failed"], "2.51": ["failed"], "24.11": ["passed"]}
+
+
+def test_a_library_is_compared_before_it_is_loaded(repository, library, tmp_path):
+    mark = tmp_path / "loaded"
+    hostile = library(f'creat("{mark}", 0600); _exit(0);')
+    with_library(lambda: hostile)(repository)
+    tiny.rehash(repository)
+    report = preflight(repository, PreflightOptions("24.10"))
+    found = {(each.check, each.model): each for each in report.findings}
+    assert "was not loaded" in found["library", FULL].reasons[0]
+    assert found["answer", FULL].verdict == "not checked"
+    assert found["answer", HALF].verdict == "passed"
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_what_ends_the_process_is_named_and_the_rest_is_checked(repository, library, case):
+def test_what_ends_the_process_is_named_and_the_rest_is_checked(
+    repository, library, case, tmp_path, monkeypatch
+):
+    if (native.PACKAGED / native.RECORD).exists():
+        pytest.skip("a library is packaged here, before which none of the cache is taken")
     words, expected, timeout_s = HOSTILE[case]
-    with_library(lambda: library(words))(repository)
+    hostile = library(words)
+    with_library(lambda: hostile)(repository)
+    # Ours itself, as a broken build of it: another one would not be loaded.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own = native.cached_folder()
+    own.mkdir(parents=True, mode=0o700)
+    (own / native.NAME).write_bytes(hostile)
+    (own / native.NAME).chmod(0o700)
+    native.write_record(own)
     tiny.rehash(repository)
     report = preflight(repository, PreflightOptions("24.10", timeout_s=timeout_s))
     found = {(each.check, each.model): each for each in report.findings}

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the images of your registry into the manifests and the chart, by their digests.
+
+python deploy/pin_images.py REGISTRY/saccade-server:26.07@sha256:... REGISTRY/saccade-proxy:...
+
+The digest is what `docker push` says. The manifests come with one of zeros, which no image has.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+DEPLOY = Path(__file__).resolve().parent
+PINNED = re.compile(
+    r"(?P<place>[a-z0-9./:_-]+/)?(?P<name>saccade-server|saccade-proxy)(?P<tag>:[\w.-]+)?"
+    r"@sha256:[0-9a-f]{64}"
+)
+
+
+def pin(images: list[str]) -> list[Path]:
+    """Replace every mention of the images by these; the chart is written anew.
+
+    Raises: ValueError for an image without a digest, or of another name.
+    """
+    chosen = {}
+    for image in images:
+        found = PINNED.fullmatch(image)
+        if found is None or image.endswith("0" * 64):
+            raise ValueError(
+                f"{image!r} is no saccade-server or saccade-proxy with its digest, expected "
+                "REGISTRY/saccade-server:26.07@sha256:... as `docker push` says it"
+            )
+        chosen[found["name"]] = image
+    changed = []
+    for path in sorted(DEPLOY.rglob("*.yaml")):
+        before = path.read_text()
+        after = PINNED.sub(lambda found: chosen.get(found["name"], found[0]), before)
+        if after != before:
+            path.write_text(after)
+            changed.append(path)
+    return changed
+
+
+def main() -> None:
+    """Pin the images that are named."""
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    try:
+        changed = pin(sys.argv[1:])
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    for path in changed:
+        print(path.relative_to(DEPLOY.parent))
+
+
+if __name__ == "__main__":
+    main()

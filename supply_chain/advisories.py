@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Known advisories of the packages, or that nobody could be asked: python advisories.py
+
+pip-audit asks PyPI and OSV, each for itself. A package that a service does not know was not
+checked by it, and what neither has checked is said: an exit code of 0 alone proves nothing.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from packages import ROOT, brought_along, normal, pinned
+
+SERVICES = ("pypi", "osv")
+TIMEOUT_S = 180
+# One line each, `ID reason`: advisories that do not reach what saccade does with a package.
+ACCEPTED = Path(__file__).with_name("accepted.txt")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the services said of packages, each as name==version."""
+
+    checked: frozenset[str]
+    unchecked: dict[str, str]  # package -> why
+    known: dict[str, frozenset[str]]  # package -> advisories
+    silent: tuple[str, ...] = ()  # services that did not answer
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a known advisory; what could not be checked is not a failure of the code."""
+        return 1 if self.known else 0
+
+
+def audit(answers: dict[str, Any], pins: list[str], accepted: frozenset[str]) -> Audit:
+    """The answers of the services together; a service that failed answers with its words."""
+    checked: set[str] = set()
+    reasons: dict[str, list[str]] = {pin: [] for pin in pins}
+    known: dict[str, set[str]] = {}
+    for service, answer in answers.items():
+        if isinstance(answer, str):
+            for pin in pins:
+                reasons[pin].append(f"{service}: {answer}")
+            continue
+        said = {normal(each["name"]): each for each in answer["dependencies"]}
+        for pin in pins:
+            each = said.get(normal(pin.partition("==")[0]), {"skip_reason": "no answer"})
+            if "skip_reason" in each:
+                reasons[pin].append(f"{service}: {each['skip_reason']}")
+                continue
+            checked.add(pin)
+            names = {v["id"]: {v["id"], *v.get("aliases", ())} for v in each["vulns"]}
+            if left := {name for name, also in names.items() if not also & accepted}:
+                known.setdefault(pin, set()).update(left)
+    return Audit(
+        checked=frozenset(checked),
+        unchecked={pin: "; ".join(why) for pin, why in reasons.items() if pin not in checked},
+        known={pin: frozenset(found) for pin, found in known.items()},
+        silent=tuple(each for each, answer in answers.items() if isinstance(answer, str)),
+    )
+
+
+def render(found: Audit) -> str:
+    """For a reader: what is known, then what nobody was asked about."""
+    lines = [f"{pin}: {', '.join(sorted(known))}" for pin, known in sorted(found.known.items())]
+    total = len(found.checked) + len(found.unchecked)
+    if found.checked:
+        lines.append(
+            f"advisories: {len(found.checked)} of {total} packages checked, "
+            f"{len(found.known)} with known advisories"
+            + (f" ({', '.join(found.silent)} did not answer)." if found.silent else ".")
+        )
+    if found.unchecked:
+        pin, why = min(found.unchecked.items())
+        lines.append(
+            f"advisories: NOT CHECKED: {len(found.unchecked)} of {total} packages. "
+            f"{pin}: {why:.400}"
+        )
+    return "\n".join(lines)
+
+
+def ask(service: str, packages: Path, program: str) -> Any:
+    """What pip-audit says for one service: its JSON, or in words why there is none."""
+    command = [program, "--requirement", str(packages), "--no-deps", "--disable-pip"]
+    command += ["--vulnerability-service", service, "--format", "json", "--progress-spinner=off"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        return json.loads(done.stdout)
+    except OSError as error:
+        return f"{program} could not be started ({error.strerror})"
+    except subprocess.TimeoutExpired:
+        return f"no answer within {TIMEOUT_S} s"
+    except ValueError:
+        last = done.stderr.strip().splitlines()[-1:] or ["no words"]
+        return f"pip-audit ended with {done.returncode} ({last[0]:.200})"
+
+
+def main(
+    program: str = "pip-audit",
+    constraints: Path = ROOT / "constraints.txt",
+    strict: Annotated[bool, tyro.conf.arg(help="fail for what could not be checked, too")] = False,
+) -> None:
+    """Check what is pinned and what that brings along; exit 1 if an advisory is known of one."""
+    lines = ACCEPTED.read_text().splitlines()
+    accepted = frozenset(line.split()[0] for line in lines if line and line[0] != "#")
+    own = pinned(constraints)
+    pins = [f"{name}=={version}" for name, version in (own | brought_along(set(own))).items()]
+    with tempfile.TemporaryDirectory(prefix="saccade-advisories-") as folder:
+        listed = Path(folder) / "requirements.txt"
+        listed.write_text("".join(f"{pin}\n" for pin in pins))
+        found = audit({each: ask(each, listed, program) for each in SERVICES}, pins, accepted)
+    print(render(found))
+    sys.exit(found.exit_code or int(strict and bool(found.unchecked)))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

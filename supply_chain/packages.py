@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packages that saccade is installed with: those that are pinned, and what they bring along."""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pinned(constraints: Path = ROOT / "constraints.txt") -> dict[str, str]:
+    """The packages of a constraints file and their versions."""
+    lines = (line.partition("#")[0].strip() for line in constraints.read_text().splitlines())
+    return {name: version for name, _, version in (line.partition("==") for line in lines if line)}
+
+
+def brought_along(names: set[str]) -> dict[str, str]:
+    """What saccade and these packages need, and what that needs, as far as it is installed here."""
+    own = {normal(name) for name in names}
+    found: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
+    # Each with one of the extras that are asked of it, or none: `tritonclient[grpc]` brings more.
+    left = [(name, "") for name in own] + _asked(_of_the_project())
+    while left:
+        name, extra = each = left.pop()
+        if each in seen or not (version := installed(name)):
+            continue
+        seen.add(each)
+        found[name] = version
+        left += _asked(metadata.requires(name) or (), extra)
+    return {name: version for name, version in sorted(found.items()) if name not in own}
+
+
+def _asked(requirements: Iterable[str], extra: str = "") -> list[tuple[str, str]]:
+    needs = [Requirement(text) for text in requirements]
+    wanted = [each for each in needs if not each.marker or each.marker.evaluate({"extra": extra})]
+    return [(normal(each.name), own) for each in wanted for own in ("", *each.extras)]
+
+
+def _of_the_project() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+
+
+def installed(name: str) -> str | None:
+    """The version that is installed here; None where none is."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def normal(name: str) -> str:
+    """A package's name as indices compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the wheel's bill of materials (CycloneDX) beside it: python supply_chain/sbom.py WHEEL
+
+It lists the environment that the wheel was built and tested in, which is more than a wheel needs
+that is installed without extras: the tools of the tests are in it. Nothing in it depends on when
+or where it was written.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import tyro
+from packages import ROOT
+
+from saccade.plugins.files import json_bytes, sha256_of, write_atomically
+
+_SUFFIX = ".cdx.json"
+
+
+def bill(wheel: Path, program: str) -> dict[str, Any]:
+    """The environment's components, with the wheel as what they are for.
+
+    Raises: CalledProcessError if cyclonedx-py fails.
+    """
+    command = [program, "environment", "--output-reproducible", "--output-format", "JSON"]
+    command += ["--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "library"]
+    done = subprocess.run([*command, sys.executable], capture_output=True, check=True)
+    content: dict[str, Any] = json.loads(done.stdout)
+    own = content["metadata"]["component"]
+    own["hashes"] = [{"alg": "SHA-256", "content": sha256_of(wheel)}]
+    own["purl"] = f"pkg:pypi/{own['name']}@{own['version']}"
+    # The same package as it is installed here, from this machine's folder.
+    others = [each for each in content["components"] if each["name"] != own["name"]]
+    content["components"] = [_without_places(each) for each in others]
+    known = {own["bom-ref"], *(each["bom-ref"] for each in content["components"])}
+    content["dependencies"] = [
+        each | {"dependsOn": sorted(known.intersection(each.get("dependsOn", ())))}
+        for each in content["dependencies"]
+        if each["ref"] in known
+    ]
+    return content
+
+
+def _without_places(component: dict[str, Any]) -> dict[str, Any]:
+    kept = [
+        each
+        for each in component.get("externalReferences", ())
+        if not str(each.get("url", "")).startswith("file:")
+    ]
+    rest = {key: value for key, value in component.items() if key != "externalReferences"}
+    return rest | ({"externalReferences": kept} if kept else {})
+
+
+def main(wheel: tyro.conf.Positional[Path], program: str = "cyclonedx-py") -> None:
+    """Write the bill of a wheel and print where it is."""
+    target = wheel.with_name(wheel.name.removesuffix(".whl") + _SUFFIX)
+    write_atomically(target, json_bytes(bill(wheel, program)))
+    print(target)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

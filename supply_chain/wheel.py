@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the wheel so that the same sources give the same bytes: python supply_chain/wheel.py
+
+Built from a copy of the tracked files, so that nothing which lies about gets in. What a zip file
+keeps of the machine (times, modes, order) is then put to fixed values.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = Path("plugins/native/lib")
+# The first time that a zip file can hold; SOURCE_DATE_EPOCH, where it is set, says another.
+_OLDEST = 315532800
+
+
+def build(source: Path, into: Path, *, pure: bool, names: Sequence[str] = ()) -> Path:
+    """The wheel of a tree; with its kernels and for this platform unless it is `pure`.
+
+    `names` are the files that are taken, by default those that git tracks.
+
+
+    Raises: CalledProcessError if pip fails.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="saccade-wheel-") as folder:
+        tree, built = Path(folder) / "source", Path(folder) / "built"
+        for name in names or tracked(source):
+            if (source / name).is_file():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, tree / name)
+        if not pure:
+            shutil.copytree(source / KERNELS, tree / KERNELS)
+        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+        if not pure:
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            command += [f"--config-settings=--build-option=--plat-name={platform}"]
+        subprocess.run([*command, "-w", built, tree], check=True)
+        (found,) = built.glob("*.whl")
+        partial = into / f".{found.name}"
+        normalise(found, partial)
+        return partial.replace(into / found.name)
+
+
+def normalise(wheel: Path, target: Path) -> None:
+    """Write a wheel anew, with fixed times and modes and its files in the order of their names."""
+    when = time.gmtime(max(_OLDEST, int(os.environ.get("SOURCE_DATE_EPOCH", _OLDEST))))[:6]
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(target, "w") as after:
+        # The list of files comes last, as the format recommends.
+        for name in sorted(before.namelist(), key=lambda each: (each.endswith("/RECORD"), each)):
+            data = before.read(name)
+            if name.endswith("/RECORD"):
+                data = b"".join(sorted(data.splitlines(keepends=True)))
+            entry = zipfile.ZipInfo(name, when)
+            entry.create_system = 3  # Unix, on which the modes are
+            entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            after.writestr(entry, data, compresslevel=9)
+
+
+def tracked(source: Path) -> list[str]:
+    """The files of a tree that git tracks."""
+    command = ["git", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=source, capture_output=True, text=True, check=True)
+    return list(filter(None, listed.stdout.split("\0")))
+
+
+def main(into: Path = ROOT / "dist", pure: bool = False) -> None:
+    """Build the wheel and print where it is.
+
+    Args:
+        into: the folder to put it in.
+        pure: without the compiled kernels, for any platform.
+    """
+    print(build(ROOT, into, pure=pure))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two builds of the wheel, kernels and all, give the same bytes: `make check-wheel`, minutes."""
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from saccade.plugins.files import sha256_of
+from saccade.plugins.native import compiler, library
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def the_builder():
+    path = ROOT / "supply_chain" / "wheel.py"
+    spec = importlib.util.spec_from_file_location("supply_chain_wheel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def built(place: Path, monkeypatch: pytest.MonkeyPatch, *, mask: int, when: int) -> Path:
+    """A wheel made from nothing: another folder, another user's umask, files of another time."""
+    builder = the_builder()
+    names, tree = builder.tracked(ROOT), place / "source"
+    before = os.umask(mask)
+    try:
+        for name in names if mask else reversed(names):
+            if (ROOT / name).is_file():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, tree / name)
+                os.utime(tree / name, (when, when))
+        monkeypatch.setattr(compiler, "NATIVE", tree / "plugins" / "native")
+        lib = tree / builder.KERNELS
+        compiler.compile_library(lib / library.NAME)
+        library.source_hash.cache_clear()
+        library.write_record(lib)
+        return builder.build(tree, place, pure=False, names=names)
+    finally:
+        os.umask(before)
+
+
+def test_two_builds_give_the_same_bytes(tmp_path, monkeypatch):
+    (tmp_path / "another place").mkdir()
+    one = built(tmp_path, monkeypatch, mask=0o022, when=2**30)
+    other = built(tmp_path / "another place", monkeypatch, mask=0o077, when=1_700_000_000)
+    assert one.name == other.name
+    assert sha256_of(one) == sha256_of(other)
