@@ -23,6 +23,7 @@ class Readiness:
     router: bool
     variants: dict[str, bool]
     reasons: dict[str, str] = field(default_factory=dict)
+    busy: dict[str, str] = field(default_factory=dict)  # those that answer, but not at once
 
     @property
     def ready(self) -> bool:
@@ -41,6 +42,7 @@ class Readiness:
             "router": self.router,
             "variants": self.variants,
             "reasons": self.reasons,
+            "busy": self.busy,
         }
 
 
@@ -53,6 +55,7 @@ class Board:
         self._lock = threading.Lock()
         self._state: State = "starting"
         self._reasons: dict[str, str] = {}
+        self._busy: dict[str, str] = {}
         self.reset("starting")
 
     def reset(self, state: State) -> None:
@@ -60,6 +63,7 @@ class Board:
         with self._lock:
             self._state = state
             self._reasons = dict.fromkeys((self.model, *self.variants), state)
+            self._busy = {}
 
     def enter(self, state: State) -> None:
         """Enter a state and keep what is known of each model."""
@@ -73,16 +77,23 @@ class Board:
             self._reasons[name] = reason
             return before != reason
 
+    def mark_busy(self, name: str, text: str) -> None:
+        """Note how much waits for a model that answers, or `""` if nothing does."""
+        with self._lock:
+            self._busy[name] = text
+
     def readiness(self) -> Readiness:
         """The present state."""
         with self._lock:
             reasons = {name: reason for name, reason in self._reasons.items() if reason}
+            busy = {name: text for name, text in self._busy.items() if text}
             return Readiness(
                 self._state,
                 self.model,
                 self.model not in reasons,
                 {name: name not in reasons for name in self.variants},
                 reasons,
+                busy,
             )
 
 

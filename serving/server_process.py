@@ -93,6 +93,11 @@ class ServerProcess:
         self._stubs = tuple(_stubs_in(self.pid))
         return self._stubs
 
+    @property
+    def stubs(self) -> tuple[Stub, ...]:
+        """The stubs as `find_stubs` saw them."""
+        return self._stubs
+
     def exit_text(self) -> str | None:
         """How the server ended, None while it runs."""
         code = self._process.poll()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from saccade.plugins.errors import ServerFailed
 from saccade.serving.addresses import ServeOptions, address
+from saccade.serving.liveness import Liveness
+from saccade.serving.patience import FORGIVEN_AFTER_S, Patience
 from saccade.serving.probe import Prober
 from saccade.serving.readiness import Board
 from saccade.serving.run_folder import RunFolder
@@ -17,9 +19,6 @@ from saccade.serving.server_process import ServerProcess
 LOGGER = logging.getLogger("saccade.serve")
 
 LIVENESS_INTERVAL_S = 0.25
-MISSES = 3  # probes in a row without an answer before the server counts as hung
-TROUBLES = 5  # restarts without a minute of service between them
-CALM_S = 60
 
 
 class Supervisor(threading.Thread):
@@ -77,22 +76,23 @@ class Supervisor(threading.Thread):
             self.finished.set()
 
     def _serve(self, folder: RunFolder) -> None:
-        troubles = 0
+        patience = Patience()
         while True:
-            trouble, calm_s = self._one_life(folder)
+            trouble, served_s = self._one_life(folder)
             if trouble is None:
                 return
             if not self.settled.is_set() or not self._options.restart:
                 raise ServerFailed(f"{trouble} Its last lines:\n{self._log.last_lines()}")
-            troubles = 1 if calm_s > CALM_S else troubles + 1
-            if troubles > TROUBLES:
+            wait_s = patience.after(served_s)
+            if wait_s is None:
                 raise ServerFailed(
-                    f"{trouble} It was restarted {TROUBLES} times without a minute of service "
-                    f"between. Its last lines:\n{self._log.last_lines()}"
+                    f"{trouble} It was restarted {self.restarts} times, with less than "
+                    f"{FORGIVEN_AFTER_S:g} s of service for each. Its last lines:\n"
+                    f"{self._log.last_lines()}"
                 )
             LOGGER.error("%s Restarting it.", trouble)
             self._board.reset("restarting")
-            if self._ending.wait(0 if troubles == 1 else 2.0 ** (troubles - 2)):
+            if self._ending.wait(wait_s):
                 return
             self.restarts += 1
 
@@ -140,23 +140,12 @@ class Supervisor(threading.Thread):
         return None
 
     def _watch(self, process: ServerProcess, prober: Prober) -> str | None:
-        models = (self._board.model, *self._board.variants)
-        misses = dict.fromkeys(models, 0)
-        # Spread over the interval, so that probes never come as a burst beside real requests.
-        step_s = self._options.probe_interval_s / len(models)
-        turn, next_ask = 0, time.monotonic() + step_s
-        while not self._ending.wait(LIVENESS_INTERVAL_S):
-            if trouble := self._dead(process):
-                return trouble
-            if trouble := self._judge(prober, misses):
-                return trouble
-            for model, count in misses.items():
-                if count:
-                    prober.ask(model)
-            if time.monotonic() >= next_ask:
-                prober.ask(models[turn % len(models)])
-                turn, next_ask = turn + 1, time.monotonic() + step_s
-        return None
+        liveness = Liveness(process, prober, self._board, self._options.probe_interval_s)
+        trouble = None
+        while trouble is None and not self._ending.wait(LIVENESS_INTERVAL_S):
+            trouble = self._dead(process) or liveness.look()
+            self._hangs = liveness.hangs
+        return trouble
 
     def _dead(self, process: ServerProcess) -> str | None:
         if ended := process.exit_text():
@@ -173,20 +162,3 @@ class Supervisor(threading.Thread):
             # Whoever asks /ready can turn away before the other variants pause, too.
             self._ending.wait(self._options.grace_s)
         return f"The process of {names} has died (out of memory, or killed)."
-
-    def _judge(self, prober: Prober, misses: dict[str, int]) -> str | None:
-        for probe in prober.answers():
-            busy: bool | None = False
-            if not probe.late:
-                self._hangs = False
-            elif not self._hangs:
-                # Perhaps many others wait for this model, and it answers them.
-                busy = prober.is_busy(probe.model)
-                self._hangs = busy is None
-            reason = "" if busy else probe.reason
-            misses[probe.model] = misses[probe.model] + 1 if reason else 0
-            if self._board.mark(probe.model, reason) and reason:
-                LOGGER.warning("%s does not answer: %s", probe.model, reason)
-            if misses[probe.model] >= MISSES:
-                return f"{probe.model} does not answer: {reason}."
-        return None
