@@ -95,7 +95,7 @@ class Prober:
         for model in models:
             self.ask(model)
         found: dict[str, Probe] = {}
-        end = time.monotonic() + self.timeout_s
+        end = time.monotonic() + self.timeout_s + 1
         while len(found) < len(models) and time.monotonic() < end:
             found |= {probe.model: probe for probe in self.answers(0.1)}
         return [found.get(model) or self.late_probe(model) for model in models]
