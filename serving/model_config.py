@@ -13,6 +13,7 @@ from saccade.models.interface import TensorSpec
 from saccade.plugins.errors import SaccadeError
 from saccade.serving.config_text import config_text, messages, parse_config
 from saccade.serving.repository_options import RepositoryOptions
+from saccade.serving.router_view import LANES
 
 __all__ = ["MAX_BATCH", "parse_config", "router_config", "variant_config"]
 
@@ -107,6 +108,7 @@ def router_config(
     for output in ("variant", "variant_sha256"):
         # Bytes, not TYPE_STRING: the classes of a string end servers before July 2025.
         config.output.add(name=output, data_type="TYPE_UINT8", dims=[-1])
+    config.output.add(name=LANES, data_type="TYPE_UINT8", dims=[-1])
     _shared(config, max_batch=max_images, preferred=1)
     config.instance_group.add(count=1, kind="KIND_CPU")
     return config_text(config)
@@ -166,8 +168,8 @@ def _instances(config: Any, options: RepositoryOptions | None) -> None:
 
 def _queue(config: Any, options: RepositoryOptions | None) -> None:
     # By default no queue policy. In the 24.10 line any of them (a size, a timeout) makes one in a
-    # few hundred requests wait 500 ms where there is one instance. The router's lanes bound what
-    # waits.
+    # few hundred requests wait 500 ms where there is one instance: the batcher then waits for a
+    # free instance, and now and then misses that there is one. The router's lanes bound what waits.
     if options is None:
         return
     batching = config.dynamic_batching

@@ -2,6 +2,7 @@
 """One small inference of a model, to see whether it answers."""
 
 import io
+import json
 import queue
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.serving.connection import connect_alone
-from saccade.serving.router_view import probe_of
+from saccade.serving.router_view import LANES, PROBE, probe_of
 from saccade.serving.rpc_errors import is_queue_full, short
 
 _STATISTICS_S = 0.5
@@ -20,18 +21,21 @@ _STATISTICS_S = 0.5
 class Probe:
     """What came of one: no reason means that the model answered.
 
-    `late` is set where nothing at all came back within the deadline.
+    `late` is set where nothing at all came back in time. `lanes` is what the router told of its
+    own: for each variant and part its progress and what waits.
     """
 
     model: str
     reason: str = ""
     late: bool = False
+    lanes: tuple[dict[str, Any], ...] = ()
 
 
 class Prober:
     """Sends probes over one connection and collects what comes back; nothing here waits.
 
-    Units: timeout_s is seconds, the deadline of one probe.
+    A probe that is late stays out: a call that is cancelled costs the server more than one that
+    waits. Units: timeout_s is seconds, after which a probe is late.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -40,27 +44,30 @@ class Prober:
         self._client = connect_alone(url)
         self._requests: dict[str, dict[str, Any]] = {}
         self._answers: queue.SimpleQueue[Probe] = queue.SimpleQueue()
-        self._asked: set[str] = set()
+        self._asked: dict[str, float] = {}
 
-    def ask(self, model: str) -> None:
-        """Send a probe, unless one of this model is still out."""
+    def ask(self, model: str) -> bool:
+        """Send a probe, unless one of this model is still out. Returns whether it was sent."""
         from tritonclient.utils import InferenceServerException
 
         if model in self._asked:
-            return
-        self._asked.add(model)
+            return False
+        self._asked[model] = time.monotonic()
 
         def answered(result: Any, error: Any) -> None:
-            self._answers.put(self._judge(model, error))
+            self._answers.put(self._judge(model, result, error))
 
         try:
             if model not in self._requests:
                 self._requests[model] = self._request(model)
-            self._client.async_infer(
-                model, callback=answered, client_timeout=self.timeout_s, **self._requests[model]
-            )
+            self._client.async_infer(model, callback=answered, **self._requests[model])
         except InferenceServerException as error:
             answered(None, error)
+        return True
+
+    def forget(self, model: str) -> None:
+        """Ask a model anew, even if a probe is out: its process has gone, perhaps with the probe."""
+        self._asked.pop(model, None)
 
     def answers(self, wait_s: float = 0) -> list[Probe]:
         """Probes that came to an end; waits for the first up to `wait_s` seconds."""
@@ -73,8 +80,19 @@ class Prober:
                 found.append(self._answers.get_nowait())
         except queue.Empty:
             pass
-        self._asked -= {probe.model for probe in found}
+        for probe in found:
+            self._asked.pop(probe.model, None)
         return found
+
+    def late(self) -> dict[str, float]:
+        """Models whose probe has had no answer in time, and for how many seconds it is out."""
+        now = time.monotonic()
+        out = {model: now - asked for model, asked in self._asked.items()}
+        return {model: seconds for model, seconds in out.items() if seconds > self.timeout_s}
+
+    def late_probe(self, model: str) -> Probe:
+        """The probe of a model that has not answered in time."""
+        return Probe(model, f"no answer within {self.timeout_s:g} s", late=True)
 
     def all_of(self, models: tuple[str, ...]) -> list[Probe]:
         """Probe these models and wait for each."""
@@ -84,7 +102,7 @@ class Prober:
         end = time.monotonic() + self.timeout_s + 1
         while len(found) < len(models) and time.monotonic() < end:
             found |= {probe.model: probe for probe in self.answers(0.1)}
-        return [found.get(model, Probe(model, "no answer", late=True)) for model in models]
+        return [found.get(model) or self.late_probe(model) for model in models]
 
     def is_busy(self, model: str) -> bool | None:
         """Whether the model has made an inference within the last deadline, for whomever.
@@ -109,12 +127,15 @@ class Prober:
         config = self._client.get_model_config(model, client_timeout=self.timeout_s)
         return probe_request(metadata, probe_of(config))
 
-    def _judge(self, model: str, error: Any) -> Probe:
-        if error is None or is_queue_full(error):
-            return Probe(model)
-        late = str(error.status()).endswith("DEADLINE_EXCEEDED")
-        text = f"no answer within {self.timeout_s:g} s" if late else short(error)
-        return Probe(model, text, late)
+    def _judge(self, model: str, result: Any, error: Any) -> Probe:
+        if error is None:
+            return Probe(model, lanes=_lanes(result))
+        return Probe(model) if is_queue_full(error) else Probe(model, short(error))
+
+
+def _lanes(result: Any) -> tuple[dict[str, Any], ...]:
+    told = result.as_numpy(LANES)
+    return () if told is None else tuple(json.loads(told.tobytes()))
 
 
 def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -123,7 +144,7 @@ def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[s
     Whole numbers are ones: as sizes, counts, lengths and ids all models take them. Of a router
     `wanted` says which of its inputs make a request, and with which parameters.
     """
-    from tritonclient.grpc import InferInput
+    from tritonclient.grpc import InferInput, InferRequestedOutput
     from tritonclient.utils import triton_to_np_dtype
 
     inputs = []
@@ -139,7 +160,10 @@ def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[s
             found.set_data_from_numpy(make(shape, triton_to_np_dtype(declared.datatype)))
         inputs.append(found)
     parameters = wanted["parameters"] if wanted else {}
-    return {"inputs": inputs, **({"parameters": parameters} if parameters else {})}
+    request = {"inputs": inputs, **({"parameters": parameters} if parameters else {})}
+    if PROBE in parameters:
+        request["outputs"] = [InferRequestedOutput(LANES)]
+    return request
 
 
 def small_picture() -> bytes:

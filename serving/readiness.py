@@ -18,6 +18,7 @@ class Readiness:
     variants: dict[str, bool]
     reasons: dict[str, str] = field(default_factory=dict)
     new_connections: bool = True  # whether they are taken
+    busy: dict[str, str] = field(default_factory=dict)  # those that answer, but not at once
 
     @property
     def ready(self) -> bool:
@@ -38,6 +39,7 @@ class Readiness:
             "variants": self.variants,
             "new_connections": self.new_connections,
             "reasons": self.reasons,
+            "busy": self.busy,
         }
 
 
@@ -50,6 +52,7 @@ class Board:
         self._lock = threading.Lock()
         self._state: State = "starting"
         self._reasons: dict[str, str] = {}
+        self._busy: dict[str, str] = {}
         self.reset("starting")
 
     def reset(self, state: State) -> None:
@@ -57,6 +60,7 @@ class Board:
         with self._lock:
             self._state = state
             self._reasons = dict.fromkeys((self.model, *self.variants), state)
+            self._busy = {}
 
     def enter(self, state: State) -> None:
         """Enter a state and keep what is known of each model."""
@@ -82,14 +86,21 @@ class Board:
             self._reasons[name] = reason
             return before != reason
 
+    def mark_busy(self, name: str, text: str) -> None:
+        """Note how much waits for a model that answers, or `""` if nothing does."""
+        with self._lock:
+            self._busy[name] = text
+
     def readiness(self) -> Readiness:
         """The present state."""
         with self._lock:
             reasons = {name: reason for name, reason in self._reasons.items() if reason}
+            busy = {name: text for name, text in self._busy.items() if text}
             return Readiness(
                 self._state,
                 self.model,
                 self.model not in reasons,
                 {name: name not in reasons for name in self.variants},
                 reasons,
+                busy,
             )

@@ -17,7 +17,7 @@ from saccade.plugins.files import json_bytes
 from saccade.serving.frontier import Entry
 from saccade.serving.model_config import LABELS_FILE, MAX_BATCH, RouterTensors, router_config
 from saccade.serving.repository_checks import join
-from saccade.serving.router_view import DESCRIBED
+from saccade.serving.router_view import DESCRIBED, PROBE
 from saccade.serving.variant_parts import INNER, VariantParts, encoded, filled
 
 # Files of the layer below that run in the server too: they import numpy and Pillow only.
@@ -198,7 +198,6 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
         "labels": bool(plan.labels),
         "probe": {
             "inputs": [each.name for each in first.inputs if each.name not in filled(first)],
-            # A caption of one word is enough to see that both parts answer.
-            "parameters": {"max_length": 1, "beam": 1} if plan.family == "captioner" else {},
+            "parameters": {PROBE: "lanes"},
         },
     }

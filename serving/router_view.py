@@ -8,6 +8,9 @@ from typing import Any
 from saccade.plugins.errors import SaccadeError
 
 DESCRIBED = "saccade"  # the router's parameter that tells its callers what stands behind it
+# The request parameter by which a probe asks for the state of the lanes, and the output that has it
+# as JSON. The router answers such a request at once: it waits in no lane.
+PROBE, LANES = "saccade_probe", "saccade_lanes"
 
 
 @dataclass(frozen=True)

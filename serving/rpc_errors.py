@@ -15,11 +15,17 @@ _UNREACHABLE = re.compile(
 _DEAD = re.compile(
     r"'([a-z0-9-]+)_\d+_\d+' is not healthy|variant '([a-z0-9-]+)' (?:failed|has died)"
 )
+# The server's own words, then the router's: full, late, and what it says of a request's timeout.
+_BUSY = re.compile(
+    r"maximum queue size|queue of variant '[a-z0-9-]+' is full|variant '[a-z0-9-]+' is busy"
+    r"|request's timeout ran out",
+    re.IGNORECASE,
+)
 
 
 def is_queue_full(error: Any) -> bool:
     """Whether the server refused a request only because many others wait."""
-    return "maximum queue size" in str(error.message()).lower()
+    return _BUSY.search(str(error.message())) is not None
 
 
 def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
@@ -52,6 +58,8 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED"):
         return SaccadeError(f"{url}: {model} refuses the request: {said}")
     if status == "UNAVAILABLE":
+        if is_queue_full(error):
+            return ServerFailed(f"{url}: {model} is overloaded: {said}.")
         return ServerFailed(f"{url}: {model} takes no request now: {said} Try again later.")
     return ServerFailed(f"{url}: {model} failed ({status or 'no status'}): {said}")
 

@@ -17,6 +17,8 @@ from saccade.serving.handover import (
     foreign_listeners,
     receive_callers,
 )
+from saccade.serving.liveness import Liveness
+from saccade.serving.patience import FORGIVEN_AFTER_S, Patience
 from saccade.serving.probe import Prober
 from saccade.serving.readiness import Board
 from saccade.serving.run_folder import RunFolder
@@ -28,9 +30,6 @@ from saccade.serving.variant_reload import VariantReload
 LOGGER = logging.getLogger("saccade.serve")
 
 LIVENESS_INTERVAL_S = 0.25
-MISSES = 3  # probes in a row without an answer before the server counts as hung
-TROUBLES = 5  # restarts without a minute of service between them
-CALM_S = 60
 # The server keeps the dead instance of each model that was loaded again: about 1 MiB, a region of
 # shared memory and some 36 threads. A server of its age is replaced by a fresh one.
 RELOADS_A_PROCESS = 20
@@ -108,22 +107,23 @@ class Supervisor(threading.Thread):
             self.finished.set()
 
     def _serve(self, folder: RunFolder) -> None:
-        troubles = 0
+        patience = Patience()
         while True:
-            trouble, calm_s = self._one_life(folder)
+            trouble, served_s = self._one_life(folder)
             if trouble is None:
                 return
             if not self.settled.is_set() or not self._options.restart:
                 raise ServerFailed(f"{trouble} Its last lines:\n{self._log.last_lines()}")
-            troubles = 1 if calm_s > CALM_S else troubles + 1
-            if troubles > TROUBLES:
+            wait_s = patience.after(served_s)
+            if wait_s is None:
                 raise ServerFailed(
-                    f"{trouble} It was restarted {TROUBLES} times without a minute of service "
-                    f"between. Its last lines:\n{self._log.last_lines()}"
+                    f"{trouble} It was restarted {self.restarts} times, with less than "
+                    f"{FORGIVEN_AFTER_S:g} s of service for each. Its last lines:\n"
+                    f"{self._log.last_lines()}"
                 )
             LOGGER.error("%s Restarting it.", trouble)
             self._board.reset("restarting")
-            if self._ending.wait(0 if troubles == 1 else 2.0 ** (troubles - 2)):
+            if self._ending.wait(wait_s):
                 return
             self.restarts += 1
 
@@ -194,30 +194,20 @@ class Supervisor(threading.Thread):
 
     def _watch(self, process: ServerProcess, prober: Prober, folder: RunFolder) -> str | None:
         """What is wrong with the server; None when it is to end, or another has taken over."""
-        models = (self._board.model, *self._board.variants)
-        misses = dict.fromkeys(models, 0)
+        liveness = Liveness(process, prober, self._board, self._options.probe_interval_s)
         reload = VariantReload(process, self._board, self._options.start_timeout_s)
-        # Spread over the interval, so that probes never come as a burst beside real requests.
-        step_s = self._options.probe_interval_s / len(models)
-        turn, next_ask = 0, time.monotonic() + step_s
         while not self._ending.wait(LIVENESS_INTERVAL_S):
             folder.keep_reaper()
             if trouble := self._dead(process, reload, prober):
                 return trouble
-            if down := reload.down():
-                # Whoever is being loaded answers late, and so does the router that asks it.
-                misses |= dict.fromkeys((*down, self._board.model), 0)
-            if (trouble := self._judge(prober, misses)) and not self._end_hung(process, misses):
+            liveness.excuse(reload.down())
+            trouble = liveness.look()
+            self._hangs = liveness.hangs
+            if trouble and not self._end_hung(process, liveness.silent()):
                 return trouble
             self.reloads += reload.note_answers()
             if self._hand_over(process, folder, reload):
                 return None
-            for model, count in misses.items():
-                if count:
-                    prober.ask(model)
-            if time.monotonic() >= next_ask:
-                prober.ask(models[turn % len(models)])
-                turn, next_ask = turn + 1, time.monotonic() + step_s
         return None
 
     def _dead(self, process: ServerProcess, reload: VariantReload, prober: Prober) -> str | None:
@@ -233,18 +223,14 @@ class Supervisor(threading.Thread):
         names = ", ".join(stub.model or str(stub.pid) for stub in dead)
         return f"The process of {names} has died (out of memory, or killed)." if dead else None
 
-    def _end_hung(self, process: ServerProcess, misses: dict[str, int]) -> bool:
-        """Kill the process of a model that does not answer, to be loaded again like a dead one.
+    def _end_hung(self, process: ServerProcess, silent: tuple[str, ...]) -> bool:
+        """Kill the processes of models that do not answer, to be loaded again like dead ones.
 
         Whether there is such a one: not where the server as a whole does not answer.
         """
         if self._hangs or not self._options.restart:
             return False
-        # The router waits for a variant that hangs, and is not the one that does; which of the
-        # two was asked first is chance.
-        variants = [name for name in self._board.variants if misses[name] >= MISSES - 1]
-        culprits = variants or [name for name, count in misses.items() if count >= MISSES]
-        stubs = [stub for model in culprits for stub in process.stubs_of(model)]
+        stubs = [stub for model in silent for stub in process.stubs_of(model)]
         for stub in stubs:
             LOGGER.error("%s does not answer; its process is ended.", stub.model)
             with suppress(ProcessLookupError):
@@ -280,20 +266,3 @@ class Supervisor(threading.Thread):
             self._wanted = None
             remove_other_copies(process.copy)
         return False
-
-    def _judge(self, prober: Prober, misses: dict[str, int]) -> str | None:
-        for probe in prober.answers():
-            busy: bool | None = False
-            if not probe.late:
-                self._hangs = False
-            elif not self._hangs:
-                # Perhaps many others wait for this model, and it answers them.
-                busy = prober.is_busy(probe.model)
-                self._hangs = busy is None
-            reason = "" if busy else probe.reason
-            misses[probe.model] = misses[probe.model] + 1 if reason else 0
-            if self._board.mark(probe.model, reason) and reason:
-                LOGGER.warning("%s does not answer: %s", probe.model, reason)
-            if misses[probe.model] >= MISSES:
-                return f"{probe.model} does not answer: {reason}."
-        return None

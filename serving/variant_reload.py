@@ -51,6 +51,7 @@ class VariantReload:
         """Note who died, load who is due, ask who is down."""
         for stub in self._process.dead_stubs():
             self._note(stub)
+            prober.forget(stub.model)
         now = time.monotonic()
         for name in self.down():
             model = self._models[name]

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
-from lane import Ticket
+from ticket import Ticket
+
+ASK_EVERY_S = 0.05
 
 # In the server's words: a process that died, a model between two loads, a server that ends.
 AWAY = ("is not healthy", "is not ready", "Server not ready", "no available versions")
@@ -15,9 +17,33 @@ AWAY = ("is not healthy", "is not ready", "Server not ready", "no available vers
 class Refused(Exception):
     """A request's answer where it is not what was asked for: a text and the protocol's code."""
 
-    def __init__(self, message: str, code: Any) -> None:
+    def __init__(self, message: str, code: Any, *, of_inputs: bool = False) -> None:
         super().__init__(message)
         self.code = code
+        self.of_inputs = of_inputs  # whether other inputs might have been answered
+
+
+class CallerCheck:
+    """Whether the caller of a long request still waits, asked between its steps."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self._asked_s = ticket.arrived_s
+
+    def check(self, where: str) -> None:
+        """Go on.
+
+        Raises: Refused if the time has run out, or the caller has gone.
+        """
+        ticket = self._ticket
+        if ticket.is_late:
+            text = f"the request's timeout ran out {where}"
+            raise Refused(text, pb.TritonError.UNAVAILABLE)
+        # That is a question to the server: not worth asking at once, nor each time.
+        if time.monotonic() - self._asked_s > ASK_EVERY_S:
+            self._asked_s = time.monotonic()
+            if ticket.sender.is_cancelled():
+                raise Refused("the caller has gone", pb.TritonError.CANCELLED)
 
 
 def call(
@@ -40,10 +66,8 @@ def call(
 
 def remaining_us(tickets: list[Ticket]) -> int:
     """The longest time that a caller of the group still waits; 0 if one waits for ever."""
-    deadlines = [ticket.deadline_s for ticket in tickets if ticket.deadline_s is not None]
-    if len(deadlines) < len(tickets):
-        return 0
-    return max(1, int(1e6 * (max(deadlines) - time.monotonic())))
+    left_s = max(ticket.left_s for ticket in tickets)
+    return 0 if left_s == float("inf") else max(1, int(1e6 * left_s))
 
 
 def failure(variant: str, error: Any) -> Refused:
@@ -52,7 +76,8 @@ def failure(variant: str, error: Any) -> Refused:
     words = error.message()
     pb.Logger.log_warn(f"variant '{variant}' answered: {words}")
     if "maximum queue size" in words:
-        return Refused(queue_full(variant), pb.TritonError.UNAVAILABLE)
+        text = f"the queue of variant '{variant}' is full; send fewer requests at once, or later"
+        return Refused(text, pb.TritonError.UNAVAILABLE)
     if "timeout" in words.lower():
         text = f"the request's timeout ran out in the queue of variant '{variant}'"
         return Refused(text, pb.TritonError.UNAVAILABLE)
@@ -60,12 +85,7 @@ def failure(variant: str, error: Any) -> Refused:
         text = f"variant '{variant}' has died or is being loaded; try again in a second"
         return Refused(text, pb.TritonError.UNAVAILABLE)
     text = f"variant '{variant}' failed; the server's log says why"
-    return Refused(text, pb.TritonError.INTERNAL)
-
-
-def queue_full(variant: str) -> str:
-    """The refusal of a request that would have waited behind four batches."""
-    return f"the queue of variant '{variant}' is full; send fewer requests at once, or later"
+    return Refused(text, pb.TritonError.INTERNAL, of_inputs="not healthy" not in words)
 
 
 def refuse(sender: Any, text: str, code: Any) -> None:

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captioner's request: its encoder once, then its step by step under a search."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
-from calls import Refused, call, remaining_us
+from calls import CallerCheck, Refused, call, remaining_us
 from caption_search import Caption, WrongSearch, best_captions, check_search, step_of
-from lane import Ticket
 from routes import Route, Routes
 from texts import text_rows
+from ticket import Ticket
 
 SPECIAL = 4  # tokens in front of the first word: padding, start, end, a word not known
 
 
 def answer(
-    routes: Routes, route: Route, ticket: Ticket, inputs: dict[str, np.ndarray]
+    routes: Routes,
+    route: Route,
+    ticket: Ticket,
+    inputs: dict[str, np.ndarray],
+    step_done: Callable[[], None],
 ) -> dict[str, np.ndarray]:
     """The sentences of one request's images and the attention map of each word.
 
@@ -25,7 +30,7 @@ def answer(
     facts = route.facts
     try:
         settings = search_settings(facts, ticket.parameters)
-        found = search(routes, route, ticket, inputs, settings)
+        found = search(routes, route, ticket, inputs, settings, step_done)
     except WrongSearch as error:
         raise Refused(str(error), pb.TritonError.INVALID_ARG) from error
     sentences = [sentence(each, facts["words"]) for each in found]
@@ -57,18 +62,19 @@ def search(
     ticket: Ticket,
     inputs: dict[str, np.ndarray],
     settings: dict[str, int],
+    step_done: Callable[[], None],
 ) -> list[Caption]:
     """The best sentence of each image."""
     encode, parts = routes.parts["encode"], route.parts
     state = call(parts["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
+    waits = CallerCheck(ticket)
     taken = {spec.name for spec in routes.parts["step"].inputs}
     state = {name: value for name, value in state.items() if name in taken}
     outputs = list(routes.parts["step"].outputs)
 
     def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if ticket.is_late:
-            text = f"the request's timeout ran out in the search of variant '{route.name}'"
-            raise Refused(text, pb.TritonError.UNAVAILABLE)
+        step_done()
+        waits.check(f"in the search of variant '{route.name}'")
         arrays = {name: column(array) for name, array in arrays.items()}
         return call(parts["step"], arrays, outputs, remaining_us([ticket]))
 

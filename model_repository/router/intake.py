@@ -53,6 +53,14 @@ def own_parameters(
     return found
 
 
+def work_of(routes: Routes, route: Route, rows: int, parameters: dict[str, Any]) -> float:
+    """What the model does for a request: rows, or of a search at most so many hypotheses' steps."""
+    if routes.family != "captioner":
+        return float(rows)
+    beam = parameters.get("beam", route.facts.get("beam", 1))
+    return float(rows * beam * parameters.get("max_length", route.facts["max_length"]))
+
+
 def count_rows(inputs: dict[str, np.ndarray]) -> int:
     """How many samples the request has.
 

@@ -8,6 +8,7 @@ request.
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -18,23 +19,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb
-from calls import Refused, call, fail, queue_full, refuse, remaining_us
+from calls import ASK_EVERY_S, CallerCheck, Refused, call, fail, refuse, remaining_us
 from choose import RequestRefused, choose
-from image_decoding import ImageRefused, Wanted, decode
+from decoding import decoded, expected_megapixels
+from image_decoding import Wanted
 from initial_state import initial_state
-from intake import check_axes, count_rows, own_parameters, part_for
+from intake import check_axes, count_rows, own_parameters, part_for, work_of
 from labels import OUTPUTS, Labels
-from lane import Lane, Ticket
+from lane import Lane
 from limits import check_numbers
 from PIL import Image
 from routes import Route, read_routes
 from texts import text_rows
+from ticket import Ticket, caller_of, deadline
 from waiting import Waiting
 
-MAX_WAITING = 4 * 64  # requests of a variant: four batches of single images
-# Whether the caller still waits is a question to the server: not worth asking at once.
-ASK_AFTER_S = 0.05
 NAMES = ("variant", "variant_sha256")
+PROBE = "saccade_probe"  # the parameter by which a request asks for the lanes, and nothing else
+LANES = "saccade_lanes"  # the output with which it is answered
+EXPIRE_EVERY_S = 0.02
 
 
 class Ready(NamedTuple):
@@ -68,14 +71,17 @@ class TritonPythonModel:
         self.waiting = Waiting(args["model_name"])
         self.lanes = {
             (route.name, role): Lane(
-                self._answering(route, role), group_rows=route.run_batch, max_waiting=MAX_WAITING
+                route.name, self._answering(route, role), group_rows=route.run_batch
             )
             for route in self.routes.variants
             for role in self.routes.parts_to_ask()
         }
+        self.ended = threading.Event()
+        threading.Thread(target=self._expire, daemon=True).start()
 
     def finalize(self) -> None:
         """Answer what is queued."""
+        self.ended.set()
         for lane in self.lanes.values():
             lane.close()
         self.waiting.close()
@@ -91,87 +97,108 @@ class TritonPythonModel:
             except Exception as error:
                 fail(sender, "the router could not read the request", error)
 
+    def _expire(self) -> None:
+        while not self.ended.wait(EXPIRE_EVERY_S):
+            for lane in self.lanes.values():
+                lane.expire()
+
     def _route(self, request: Any, sender: Any) -> None:
         parameters = json.loads(request.parameters() or "{}")
+        if PROBE in parameters:
+            send_lanes(sender, self.lanes)
+            return
         route = choose(self.routes, parameters)
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         role = part_for(self.routes, set(inputs))
         check_axes(inputs, self.routes, role)
         check_numbers(inputs, route.facts)
-        now, timeout_us = time.monotonic(), request.timeout()
+        rows, now = count_rows(inputs), time.monotonic()
+        own = own_parameters(self.routes, route, role, set(inputs), parameters)
+        files = [file for name in self.routes.parts[role].encoded for file in inputs[name].flat]
         ticket = Ticket(
             role=role,
             inputs=inputs,
-            rows=count_rows(inputs),
-            parameters=own_parameters(self.routes, route, role, set(inputs), parameters),
+            rows=rows,
+            parameters=own,
             wanted=tuple(request.requested_output_names()),
             sender=sender,
-            deadline_s=now + timeout_us / 1e6 if timeout_us else None,
+            deadline_s=deadline(request.timeout(), now),
             arrived_s=now,
+            caller=caller_of(request.request_id()),
+            work=work_of(self.routes, route, rows, own),
+            megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
+            size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
         )
-        if not self.lanes[route.name, role].offer(ticket):
-            refuse(sender, queue_full(route.name), pb.TritonError.UNAVAILABLE)
+        if refusal := self.lanes[route.name, role].offer(ticket):
+            refuse(sender, refusal, pb.TritonError.UNAVAILABLE)
 
-    def _answering(self, route: Route, role: str) -> Callable[[list[Ticket]], None]:
-        def answer(group: list[Ticket]) -> None:
+    def _answering(self, route: Route, role: str) -> Callable[[Lane, list[Ticket]], float]:
+        def answer(lane: Lane, group: list[Ticket]) -> float:
             self.waiting.add(ticket.waited_s for ticket in group)
             kinds: dict[tuple[Any, ...], list[Ready]] = {}
             for ticket in group:
                 try:
-                    ready = Ready(ticket, self._prepare(route, ticket))
+                    ready = Ready(ticket, self._prepare(route, ticket, lane))
                     kinds.setdefault(ready.kind, []).append(ready)
                 except Refused as error:
                     refuse(ticket.sender, str(error), error.code)
                 except Exception as error:
                     fail(ticket.sender, "the inputs could not be prepared", error)
-            for mates in kinds.values():
-                if self.captions:
-                    # A search ends for each request at a time of its own.
-                    for each in mates:
-                        self._answer_group(route, role, [each])
-                else:
-                    self._answer_group(route, role, mates)
+            # A search ends for each request at a time of its own.
+            apart = [[ready] for mates in kinds.values() for ready in mates]
+            groups = apart if self.captions else list(kinds.values())
+            return sum(self._answer_group(route, role, mates, lane) for mates in groups)
 
         return answer
 
-    def _prepare(self, route: Route, ticket: Ticket) -> dict[str, np.ndarray]:
-        if ticket.is_late:
-            text = f"the request's timeout ran out before variant '{route.name}' was free"
-            raise Refused(text, pb.TritonError.UNAVAILABLE)
-        if ticket.waited_s > ASK_AFTER_S and ticket.sender.is_cancelled():
-            raise Refused("the caller has gone", pb.TritonError.CANCELLED)
+    def _prepare(self, route: Route, ticket: Ticket, lane: Lane) -> dict[str, np.ndarray]:
+        if ticket.is_late or ticket.waited_s > ASK_EVERY_S:
+            CallerCheck(ticket).check(f"before variant '{route.name}' was free")
         inputs, part = dict(ticket.inputs), self.routes.parts[ticket.role]
         for name in part.encoded:
-            inputs[name] = decoded(inputs[name].ravel().tolist(), self.wanted)
+            assert self.wanted is not None
+            inputs[name] = decoded(inputs[name].ravel().tolist(), self.wanted, ticket, lane)
         if "initial_state" in part.optional and "initial_state" not in inputs:
             inputs["initial_state"] = initial_state(route.facts, ticket.rows, **ticket.parameters)
         return inputs
 
-    def _answer_group(self, route: Route, role: str, group: list[Ready]) -> None:
-        """An answer to each of them, from one call for all where the family allows it."""
+    def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:
+        """An answer to each of them, from one call for all where the family allows it.
+
+        Returns the work that was run.
+        """
+        group = [ready for ready in group if still_waits(ready.ticket, route)]
+        if not group:
+            return 0.0
         try:
-            answers = self._call(route, role, group)
-        except Refused as error:
-            for each in group:
-                refuse(each.ticket.sender, str(error), error.code)
-            return
+            answers = self._call(route, role, group, lane)
         except Exception as error:
-            for each in group:
-                text = f"variant '{route.name}' could not be called"
-                fail(each.ticket.sender, text, error)
-            return
-        for each, arrays in zip(group, answers, strict=True):
+            if len(group) > 1 and may_be_one(error):
+                # One request may have spoilt the run for its mates: each gets one of its own.
+                return sum(self._answer_group(route, role, [ready], lane) for ready in group)
+            for ready in group:
+                if isinstance(error, Refused):
+                    refuse(ready.ticket.sender, str(error), error.code)
+                else:
+                    text = f"variant '{route.name}' could not be called"
+                    fail(ready.ticket.sender, text, error)
+            return 0.0
+        for ready, arrays in zip(group, answers, strict=True):
             try:
-                send(each.ticket, arrays, route)
+                send(ready.ticket, arrays, route)
             except Exception as error:
                 text = f"the answer of variant '{route.name}' was lost"
-                fail(each.ticket.sender, text, error)
+                fail(ready.ticket.sender, text, error)
+        return sum(ready.ticket.work for ready in group)
 
-    def _call(self, route: Route, role: str, group: list[Ready]) -> list[dict[str, np.ndarray]]:
+    def _call(
+        self, route: Route, role: str, group: list[Ready], lane: Lane
+    ) -> list[dict[str, np.ndarray]]:
         """One call of one model, and each request's own rows of what it answered."""
         if self.captions:
             return [
-                self.captions.answer(self.routes, route, each.ticket, each.inputs) for each in group
+                self.captions.answer(self.routes, route, each.ticket, each.inputs, lane.step)
+                for each in group
             ]
         outputs, tickets = self.routes.parts[role].outputs, [each.ticket for each in group]
         asked = {name for ticket in tickets for name in ticket.wanted}
@@ -183,6 +210,7 @@ class TritonPythonModel:
             name: np.concatenate([each.inputs[name] for each in group]) for name in group[0].inputs
         }
         arrays = call(route.parts[role], inputs, wanted, remaining_us(tickets))
+        lane.step()
         if scored:
             arrays |= self.labels.scores(route, arrays["embedding"])
         edges = np.cumsum([0] + [ticket.rows for ticket in tickets])
@@ -192,21 +220,27 @@ class TritonPythonModel:
         ]
 
 
-def decoded(files: list[bytes], wanted: Wanted | None) -> np.ndarray:
-    """The images of one request.
+def still_waits(ticket: Ticket, route: Route) -> bool:
+    """Whether the caller's time is not over; if it is, it hears so."""
+    if ticket.is_late:
+        text = f"the request's timeout ran out before variant '{route.name}' was run"
+        refuse(ticket.sender, text, pb.TritonError.UNAVAILABLE)
+    return not ticket.is_late
 
-    Shapes: -> uint8 [b h w c].
-    Raises: Refused naming the image.
-    """
-    images = []
-    assert wanted is not None
-    for index, data in enumerate(files):
-        try:
-            images.append(decode(data, wanted))
-        except ImageRefused as error:
-            where = f"image {index}: " if len(files) > 1 else ""
-            raise Refused(f"{where}{error}", pb.TritonError.INVALID_ARG) from error
-    return np.stack(images)
+
+def may_be_one(error: Exception) -> bool:
+    """Whether a group's failure may be one request's; a full queue or a dead process is not."""
+    return not isinstance(error, Refused) or error.of_inputs
+
+
+def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
+    """The answer to a probe, which waits in no lane."""
+    found = [{"variant": name, "part": role, **lanes[name, role].report()} for name, role in lanes]
+    text = np.frombuffer(json.dumps(found).encode(), np.uint8)
+    sender.send(
+        pb.InferenceResponse([pb.Tensor(LANES, text[None])]),
+        flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    )
 
 
 def send(ticket: Ticket, arrays: dict[str, np.ndarray], route: Route) -> None:

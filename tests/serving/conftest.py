@@ -2,6 +2,7 @@
 """One server a test session, and small repositories made by hand for what breaks servers."""
 
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -9,11 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from tiny_artefacts import write_repository
 
+from saccade.models import image_decoding
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, sha256_of
 from saccade.serving.client import Client
@@ -43,6 +47,64 @@ class TritonPythonModel:
         answer = np.zeros((1, 2), np.float32)
         return [pb.InferenceResponse([pb.Tensor("logits", answer)]) for _ in requests]
 """
+
+
+class ServerError(Exception):
+    """What the server's own module raises and sends, and an answer has."""
+
+    INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = (
+        "invalid",
+        "unavailable",
+        "internal",
+        "cancelled",
+    )
+
+    def __init__(self, message, code=INTERNAL):
+        super().__init__(message)
+        self.message, self.code = (lambda: message), (lambda: code)
+
+
+@pytest.fixture
+def pb(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A stand-in for the module that the server gives its Python models; its code can be imported.
+
+    A model calls others by `module.answer(request)`, which gives arrays by name, or raises.
+    """
+    module = ModuleType("triton_python_backend_utils")
+    module.TritonError, module.TritonModelException = ServerError, ServerError
+    module.log = []
+    module.Logger = SimpleNamespace(log_error=module.log.append, log_warn=module.log.append)
+    module.Tensor = lambda name, array: SimpleNamespace(name=name, as_numpy=lambda: array)
+    module.InferenceResponse = lambda tensors=(), error=None: SimpleNamespace(
+        tensors={each.name: each.as_numpy() for each in tensors}, error=error
+    )
+    module.get_input_tensor_by_name = lambda request, name: request.inputs[name]
+    module.get_output_tensor_by_name = lambda response, name: module.Tensor(
+        name, response.tensors[name]
+    )
+    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+    def call(**asked: Any) -> SimpleNamespace:
+        def run() -> SimpleNamespace:
+            try:
+                return SimpleNamespace(tensors=module.answer(asked), has_error=lambda: False)
+            except ServerError as failed:
+                error = failed
+            return SimpleNamespace(error=lambda: error, has_error=lambda: True)
+
+        return SimpleNamespace(exec=run)
+
+    module.InferenceRequest = call
+    metric = SimpleNamespace(increment=lambda value: None)
+    module.MetricFamily = lambda **_: SimpleNamespace(Metric=lambda labels: metric)
+    module.MetricFamily.COUNTER = 0
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+    monkeypatch.setitem(sys.modules, "image_decoding", image_decoding)
+    router = Path(__file__).resolve().parents[2] / "model_repository" / "router"
+    monkeypatch.syspath_prepend(str(router))
+    yield module
+    for source in router.glob("*.py"):
+        sys.modules.pop(source.stem, None)
 
 
 @pytest.fixture(scope="session")

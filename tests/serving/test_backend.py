@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs inside the server, without one: the backend's refusals, its runs, and the lanes."""
+"""What runs inside the server, without one: the backend's refusals and its runs."""
 
 import importlib.util
 import json
-import sys
-import threading
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -16,43 +13,6 @@ from saccade.export.manifest import read_folder
 from saccade.serving.model_config import RUN_BATCH, parse_config, variant_config
 
 ROOT = Path(__file__).resolve().parents[2] / "model_repository"
-
-
-class ServerError(Exception):
-    """What the server's own module raises and sends."""
-
-    INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = (
-        "invalid",
-        "unavailable",
-        "internal",
-        "cancelled",
-    )
-
-    def __init__(self, message, code=INTERNAL):
-        super().__init__(message)
-        self.message, self.code = (lambda: message), (lambda: code)
-
-
-@pytest.fixture
-def pb(monkeypatch):
-    """A stand-in for the module that the server gives its Python models."""
-    module = ModuleType("triton_python_backend_utils")
-    module.TritonError, module.TritonModelException = ServerError, ServerError
-    module.log = []
-    keep = module.log.append
-    module.Logger = SimpleNamespace(log_error=keep, log_warn=keep)
-    module.Tensor = lambda name, array: SimpleNamespace(name=name, as_numpy=lambda: array)
-    module.InferenceResponse = lambda tensors=(), error=None: SimpleNamespace(
-        tensors={each.name: each.as_numpy() for each in tensors}, error=error
-    )
-    module.get_input_tensor_by_name = lambda request, name: request.inputs[name]
-    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
-    monkeypatch.syspath_prepend(str(ROOT / "router"))
-    yield module
-    for source in (ROOT / "router").glob("*.py"):
-        if source.stem != "model":
-            sys.modules.pop(source.stem, None)
 
 
 def load(path: Path) -> ModuleType:
@@ -115,14 +75,14 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_the_backend_refuses_what_it_does_not_know(start, config, case):
+def test_the_backend_refuses_what_it_does_not_know(pb, start, config, case):
     change, words = UNKNOWN[case]
-    with pytest.raises(ServerError, match=f"nac-b1000-fp32.*{words}"):
+    with pytest.raises(pb.TritonError, match=f"nac-b1000-fp32.*{words}"):
         start({**config, **change})
 
 
-def test_the_backend_runs_on_processors_only(start, config):
-    with pytest.raises(ServerError, match="KIND_CPU"):
+def test_the_backend_runs_on_processors_only(pb, start, config):
+    with pytest.raises(pb.TritonError, match="KIND_CPU"):
         start(config, kind="GPU")
 
 
@@ -172,41 +132,7 @@ FAILURES = {
 @pytest.mark.parametrize("words", FAILURES)
 def test_a_variants_failure_names_it_and_keeps_the_servers_words(pb, words):
     code, expected = FAILURES[words]
-    refused = load(ROOT / "router" / "calls.py").failure("nac-b0250-fp32", ServerError(words))
+    refused = load(ROOT / "router" / "calls.py").failure("nac-b0250-fp32", pb.TritonError(words))
     assert refused.code == code
     assert expected in str(refused) and "'nac-b0250-fp32'" in str(refused)
     assert "secret" not in str(refused) and any(words in line for line in pb.log)
-
-
-def ticket(lane, images=1, deadline_s=None):
-    return lane.Ticket("", {}, images, {}, (), None, deadline_s, time.monotonic())
-
-
-def test_a_lane_groups_what_waits_and_refuses_beyond_its_bound(pb):
-    lane = load(ROOT / "router" / "lane.py")
-    go, groups = threading.Event(), []
-
-    def answer(group):
-        groups.append([each.rows for each in group])
-        go.wait(10)
-
-    busy = lane.Lane(answer, group_rows=8, max_waiting=4)
-    assert busy.offer(ticket(lane))
-    while not groups:
-        time.sleep(0.001)
-    assert [busy.offer(ticket(lane, images)) for images in (3, 5, 1, 64, 1)] == [True] * 4 + [False]
-    idle = lane.Lane(lambda group: groups.append("beside"), group_rows=8, max_waiting=1)
-    idle.offer(ticket(lane))
-    idle.close()
-    assert groups == [[1], "beside"], "a lane waited for another"
-    go.set()
-    busy.close()
-    # A request larger than a group is a group of its own.
-    assert groups == [[1], "beside", [3, 5], [1], [64]]
-
-
-def test_a_ticket_knows_when_its_caller_has_stopped_waiting(pb):
-    lane = load(ROOT / "router" / "lane.py")
-    assert not ticket(lane).is_late
-    assert ticket(lane, deadline_s=time.monotonic() - 1).is_late
-    assert not ticket(lane, deadline_s=time.monotonic() + 60).is_late

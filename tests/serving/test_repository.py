@@ -104,6 +104,7 @@ def test_the_routers_config(folder, out):
     config = config_of(out, "nac")
     assert (config.backend, config.max_batch_size) == ("python", 32)
     outputs = ["logits", "probabilities", "embedding", "variant", "variant_sha256"]
+    outputs.append("saccade_lanes")
     assert [each.name for each in config.output] == outputs
     # With a warm-up the start fails: the variants are not ready yet.
     assert not config.model_warmup

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits in a lane: a line for each caller, served in equal shares of work, and bounded."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ticket import Ticket
+
+MAX_REQUESTS = 4 * 64  # four batches of single images
+MAX_BYTES = 512 * 2**20
+GROUP_MEGAPIXELS = 32.0  # photographs cost more to decode than a larger batch saves
+
+Seconds = Callable[[float, float], float]  # how long work and megapixels will take
+
+
+class Line:
+    """The requests of one caller, and what they cost together."""
+
+    def __init__(self, done: float = 0.0) -> None:
+        self.tickets: deque[Ticket] = deque()
+        self.work, self.megapixels, self.size = 0.0, 0.0, 0
+        self.done = done  # work that was done for the caller
+
+    def add(self, ticket: Ticket) -> None:
+        """Put a request at the end."""
+        self.tickets.append(ticket)
+        self._count(ticket, 1)
+
+    def remove(self, at: int) -> Ticket:
+        """Take out the oldest (0) or the newest (-1)."""
+        ticket = self.tickets.pop() if at else self.tickets.popleft()
+        self._count(ticket, -1)
+        return ticket
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        self.work += sign * ticket.work
+        self.megapixels += sign * ticket.megapixels
+        self.size += sign * ticket.size
+
+
+class Backlog:
+    """The waiting requests of one lane.
+
+    The next request is of the caller that had the least work done so far; who comes after a pause
+    is treated as who had the least among those that wait.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+        self._least = 0.0  # what the caller that was served last had had
+
+    @property
+    def requests(self) -> int:
+        """How many wait."""
+        return sum(len(line.tickets) for line in self._lines.values())
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """Work and megapixels of all that wait."""
+        lines = self._lines.values()
+        return sum(line.work for line in lines), sum(line.megapixels for line in lines)
+
+    def add(self, ticket: Ticket) -> None:
+        """Put a request at the end of its caller's line."""
+        self._lines.setdefault(ticket.caller, Line(self._least)).add(ticket)
+
+    def take(self, rows: int, seconds: Seconds) -> list[Ticket]:
+        """The next requests, together at most so many rows, or one.
+
+        A caller whose oldest request comes too late has the newest answered first, and nobody
+        joins a group that would then be too late for one of its requests.
+        """
+        group: list[Ticket] = []
+        used, work, megapixels, time_s = 0, 0.0, 0.0, float("inf")
+        while self._lines:
+            caller = min(self._lines, key=lambda name: self._lines[name].done)
+            line = self._lines[caller]
+            oldest = line.tickets[0]
+            at = -1 if oldest.left_s < seconds(oldest.work, oldest.megapixels) else 0
+            ticket = line.tickets[at]
+            used, work = used + ticket.rows, work + ticket.work
+            megapixels, time_s = megapixels + ticket.megapixels, min(time_s, ticket.left_s)
+            too_large = used > rows or megapixels > GROUP_MEGAPIXELS
+            if group and (too_large or seconds(work, megapixels) > time_s):
+                break
+            self._least = line.done
+            line.done += ticket.work
+            group.append(self._remove(caller, at))
+        return group
+
+    def expired(self) -> list[Ticket]:
+        """Take out the requests whose time has run out."""
+        found, now_s = [], time.monotonic()
+        for caller, line in list(self._lines.items()):
+            late = [
+                each.deadline_s is not None and each.deadline_s <= now_s for each in line.tickets
+            ]
+            if not any(late):
+                continue
+            for is_late in late:
+                ticket = line.remove(0)
+                found.append(ticket) if is_late else line.add(ticket)
+            if not line.tickets:
+                del self._lines[caller]
+        return found
+
+    def ahead_of(self, ticket: Ticket) -> tuple[float, float]:
+        """Work and megapixels that are done before a request that comes now.
+
+        Of another caller's at most as much as of the request's own.
+        """
+        own = self._lines.get(ticket.caller)
+        mine = ticket.work + (own.work if own else 0.0)
+        work, megapixels = 0.0, 0.0
+        for line in self._lines.values():
+            share = 1.0 if line is own else min(1.0, mine / line.work)
+            work += share * line.work
+            megapixels += share * line.megapixels
+        return work, megapixels
+
+    def make_room(self, ticket: Ticket) -> list[Ticket] | None:
+        """Whose place the request takes: the newest of callers that have more waiting.
+
+        None if it finds no room.
+        """
+        removed: list[Ticket] = []
+        while self._lines and self._is_full(ticket):
+            heaviest = max(self._lines, key=lambda name: self._lines[name].work)
+            own = self._lines.get(ticket.caller)
+            mine = ticket.work + (own.work if own else 0.0)
+            if heaviest == ticket.caller or self._lines[heaviest].work <= mine:
+                for other in reversed(removed):
+                    self.add(other)
+                return None
+            removed.append(self._remove(heaviest, -1))
+        return removed
+
+    def _is_full(self, ticket: Ticket) -> bool:
+        size = sum(line.size for line in self._lines.values())
+        return self.requests >= MAX_REQUESTS or size + ticket.size > MAX_BYTES
+
+    def _remove(self, caller: str, at: int) -> Ticket:
+        ticket = self._lines[caller].remove(at)
+        if not self._lines[caller].tickets:
+            del self._lines[caller]
+        return ticket

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lane of the router without a server: who is refused at its door, who is answered, and when."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+FAR_S = 1e6  # a timeout that does not run out in a test
+
+
+class Caller:
+    """A caller's end of a request: what it was told."""
+
+    def __init__(self):
+        self.error, self.gone = None, False
+
+    def send(self, response, flags):
+        self.error = response.error
+
+    def is_cancelled(self):
+        return self.gone
+
+
+@pytest.fixture
+def lane(pb):
+    """A lane whose first group is held until `go` is set; `groups` are the callers of each."""
+    from lane import Lane
+
+    go, groups = threading.Event(), []
+
+    def answer(lane, group):
+        groups.append([ticket.caller or ticket.rows for ticket in group])
+        go.wait(30)
+        return 0.0  # the pace stays as the test sets it
+
+    made = Lane("nac-b1000-fp32", answer, group_rows=8)
+    made.go, made.groups = go, groups
+    yield made
+    go.set()
+    made.close()
+
+
+@pytest.fixture
+def ticket(pb):
+    """Make a ticket; its sender remembers what the caller heard."""
+    from ticket import Ticket
+
+    def make(rows=1, left_s=None, caller="", **more):
+        now = time.monotonic()
+        deadline = None if left_s is None else now + left_s
+        more = {"work": float(rows), **more}
+        return Ticket("", {}, rows, {}, (), Caller(), deadline, now, caller, **more)
+
+    return make
+
+
+def hold(lane, ticket):
+    """Let the lane be busy with a first request."""
+    assert lane.offer(ticket()) == ""
+    while not lane.groups:
+        time.sleep(0.001)
+    lane.groups.clear()
+
+
+def rest(lane, count):
+    """The groups after the held one, once they are as many."""
+    lane.go.set()
+    end = time.monotonic() + 30
+    while sum(map(len, lane.groups)) < count and time.monotonic() < end:
+        time.sleep(0.001)
+    return lane.groups
+
+
+def test_groups_of_what_waits(lane, ticket):
+    hold(lane, ticket)
+    for rows in (3, 5, 1, 64):
+        assert lane.offer(ticket(rows)) == ""
+    # A request larger than a group is a group of its own.
+    assert rest(lane, 4) == [[3, 5], [1], [64]]
+
+
+def test_photographs_are_not_grouped_as_small_images_are(lane, ticket):
+    hold(lane, ticket)
+    for rows in (1, 2, 3):
+        lane.offer(ticket(rows, megapixels=12.0))
+    assert rest(lane, 3) == [[1, 2], [3]]
+
+
+def test_the_door_refuses_what_cannot_be_answered_in_its_time(lane, ticket):
+    lane.pace.run.add(1, 0.1)
+    lane.pace.decode.add(1, 0.01)
+    assert lane.offer(ticket(rows=64, left_s=0.2)) == "", "an idle lane takes all, to measure"
+    while not lane.groups:
+        time.sleep(0.001)
+    held_s = 6.4
+    assert lane.offer(ticket(left_s=2 * held_s)) == ""
+    refused = lane.offer(ticket(left_s=1))
+    assert "'nac-b1000-fp32' is busy" in refused and "try again in about 5." in refused
+    # Its own decoding counts: 64 photographs of 12 megapixels take 7.7 s by this pace.
+    assert lane.offer(ticket(left_s=1.5 * held_s)) == ""
+    assert "is busy" in lane.offer(ticket(left_s=1.5 * held_s, megapixels=768.0))
+    assert "allow more time" in lane.offer(ticket(rows=64, left_s=1))
+    assert lane.offer(ticket()) == "", "whoever has no timeout can wait"
+    assert "is full" in lane.offer(ticket(rows=1000)), "but not for minutes"
+
+
+@pytest.mark.parametrize("callers", [("", ""), ("a", "a")])
+def test_a_full_lane_refuses_at_once_with_a_hint(lane, ticket, callers):
+    hold(lane, ticket)
+    assert {lane.offer(ticket(caller=callers[0])) for _ in range(256)} == {""}
+    refused = lane.offer(ticket(caller=callers[1]))
+    assert "'nac-b1000-fp32' is full: 256 requests wait" in refused
+    assert "try again in about" in refused
+
+
+def test_a_full_lane_is_one_of_many_bytes_too(lane, ticket):
+    hold(lane, ticket)
+    assert lane.offer(ticket(size=400 * 2**20)) == ""
+    assert "is full" in lane.offer(ticket(size=200 * 2**20))
+    assert lane.offer(ticket(size=2**20)) == ""
+
+
+def test_a_thousand_requests_of_one_caller_do_not_starve_another(lane, ticket):
+    hold(lane, ticket)
+    crowd = [ticket(caller="crowd") for _ in range(1000)]
+    taken = [each for each in crowd if lane.offer(each) == ""]
+    assert len(taken) == 256
+    # One of the crowd's, the newest, makes room.
+    assert lane.offer(ticket(caller="other")) == ""
+    assert [each for each in taken if each.sender.error] == [taken[-1]]
+    assert taken[-1].sender.error.code() == "unavailable"
+    assert "is full" in taken[-1].sender.error.message()
+    assert "other" in rest(lane, 8)[0], "it is in the very next group"
+
+
+def test_callers_get_equal_work_not_equal_requests(lane, ticket):
+    hold(lane, ticket)
+    for _ in range(12):
+        lane.offer(ticket(rows=4, caller="large"))
+    for _ in range(12):
+        lane.offer(ticket(rows=1, caller="small"))
+    groups = rest(lane, 24)
+    served = [name for group in groups for name in group][:10]
+    assert served.count("small") == 4 * served.count("large")
+
+
+def test_a_caller_is_only_charged_for_its_share_of_the_wait(lane, ticket):
+    lane.pace.run.add(1, 0.1)
+    hold(lane, ticket)
+    for _ in range(200):
+        lane.offer(ticket(caller="crowd"))
+    assert "is busy" in lane.offer(ticket(caller="crowd", left_s=1))
+    assert lane.offer(ticket(caller="other", left_s=1)) == ""
+
+
+def test_newest_first_when_late(lane, ticket):
+    hold(lane, ticket)
+    for rows in (3, 4, 5):
+        assert lane.offer(ticket(rows, left_s=10 if rows == 3 else 30)) == ""
+    # It turned out slower than thought: the oldest cannot be answered any more.
+    lane.pace.run.add(1, 4)
+    assert rest(lane, 3) == [[5], [4], [3]]
+
+
+def test_nobody_joins_a_group_that_would_make_another_late(lane, ticket):
+    hold(lane, ticket)
+    for rows in (1, 2):
+        assert lane.offer(ticket(rows, left_s=20)) == ""
+    lane.pace.run.add(1, 9)
+    assert rest(lane, 2) == [[1], [2]]
+
+
+def test_whoever_has_no_time_left_is_told_while_the_lane_is_busy(lane, ticket):
+    hold(lane, ticket)
+    late, patient = ticket(left_s=0.05), ticket(left_s=FAR_S)
+    assert lane.offer(late) == lane.offer(patient) == ""
+    time.sleep(0.1)
+    lane.expire()
+    assert late.sender.error.code() == "unavailable"
+    assert "timeout ran out" in late.sender.error.message()
+    assert rest(lane, 1) == [[1]]
+    assert patient.sender.error is None
+
+
+def test_a_lane_tells_of_its_progress(lane, ticket):
+    idle = lane.report()
+    assert (idle["groups"], idle["step_s"], idle["waiting"]) == (0, 0, 0)
+    hold(lane, ticket)
+    lane.offer(ticket())
+    time.sleep(0.05)
+    busy = lane.report()
+    assert busy["waiting"] == 1 and busy["running_s"] >= busy["step_s"] >= 0.05
+    lane.step()
+    assert lane.report()["step_s"] < busy["step_s"] <= lane.report()["running_s"]
+    rest(lane, 1)
+    lane.close()
+    assert lane.report()["groups"] == 2
+
+
+def test_the_longest_step_is_bounded_whatever_was_measured(lane):
+    assert lane.report()["longest_step_s"] == 60
+    lane.pace.run.add(1, 0.5)
+    assert lane.report()["longest_step_s"] == 320
+    lane.pace.run.add(1, 1e9)
+    assert lane.report()["longest_step_s"] == 600
+
+
+def test_a_lane_survives_what_nobody_foresaw(pb, ticket):
+    from lane import Lane
+
+    def answer(lane, group):
+        if group[0].rows == 2:
+            raise RuntimeError("unforeseen")
+        return 1.0
+
+    made = Lane("v", answer, group_rows=1)
+    bad, good = ticket(2), ticket(1)
+    made.offer(bad)
+    made.offer(good)
+    made.close()
+    assert bad.sender.error.code() == "internal" and good.sender.error is None
+    assert made.report()["groups"] == 2
+
+
+def test_a_mean_forgets(pb):
+    from pace import Mean
+
+    mean = Mean()
+    assert mean.of(3) == 0
+    mean.add(0, 5)
+    assert mean.of(3) == 0
+    mean.add(2, 2)
+    assert mean.of(3) == 3
+    for _ in range(100):
+        mean.add(10, 1)
+    assert mean.of(1) == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_timeout_that_is_none_never_reaches_a_lane(pb):
+    from choose import RequestRefused
+    from ticket import LONGEST_US, caller_of, deadline
+
+    assert deadline(0, 5.0) is None and deadline(1_500_000, 5.0) == 6.5
+    assert deadline(2**62, 0.0) == LONGEST_US / 1e6
+    for given in (2**64 - 1, -1):
+        with pytest.raises(RequestRefused, match="timeout is -1 microseconds"):
+            deadline(given, 5.0)
+    assert [caller_of(each) for each in ("", "7", "a/7", "a/b/c")] == ["", "", "a", "a"]
+
+
+def test_the_time_given_to_a_group_fits_the_server(pb, ticket):
+    from calls import remaining_us
+
+    assert remaining_us([ticket(left_s=5), ticket()]) == 0
+    assert remaining_us([ticket(left_s=-5)]) == 1
+    assert 4e6 < remaining_us([ticket(left_s=5), ticket(left_s=1)]) <= 5e6
+    forever = SimpleNamespace(left_s=7 * 24 * 3600.0)
+    assert remaining_us([forever]) < 2**63

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router's own model without a server: one caller's value never reaches its mates."""
+
+import importlib.util
+import io
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+VARIANT = "nac-b1000-fp32"
+PARTS = {"": {
+    "inputs": [{"name": "image", "axes": "b 8 8 1", "dtype": "uint8"}],
+    "outputs": [{"name": "logits", "axes": "b 2", "dtype": "float32"}],
+    "optional": [], "encoded": ["image"],
+}}  # fmt: skip
+ROUTE = {
+    "name": VARIANT, "sha256": "0" * 64, "budget": 1.0, "setting": "b1000", "precision": "fp32",
+    "score_name": None, "score_unit": None, "score": None, "lower_bound": None,
+    "inferences_per_second": None, "p95_ms": None, "multiply_adds": 1, "run_batch": 8,
+    "parts": {"": VARIANT}, "facts": {}, "classes": None,
+}  # fmt: skip
+PREPROCESSING = {
+    "height_px": 8, "width_px": 8, "channels": 1, "resize_mode": "shortest", "resize_px": [8, 8],
+    "interpolation": "bilinear", "antialias": True, "fill": [0], "conversion": "before",
+    "alpha": "white", "exif": True, "cut": [], "channel_order": "rgb", "max_image_mib": 16,
+    "max_megapixels": 50, "max_side_px": 16384, "min_side_px": 2,
+}  # fmt: skip
+
+
+def png(shade=0, side=8):
+    file = io.BytesIO()
+    Image.new("L", (side, side), shade).save(file, "PNG")
+    return file.getvalue()
+
+
+class Request:
+    """A request as the server hands it on, and its sender."""
+
+    def __init__(self, *files, timeout=0, parameters=None, identity=""):
+        array = np.array(files or [png()], dtype=object).reshape(-1, 1)
+        tensor = SimpleNamespace(name=lambda: "image", as_numpy=lambda: array)
+        self.inputs = lambda: [tensor]
+        self.parameters = lambda: json.dumps(parameters or {})
+        self.timeout, self.request_id = (lambda: timeout), (lambda: identity)
+        self.requested_output_names = lambda: ["logits", "variant", "saccade_lanes"]
+        self.get_response_sender = lambda: self
+        self.response, self.gone, self._answered = None, False, threading.Event()
+
+    def send(self, response, flags):
+        assert self.response is None, "answered twice"
+        self.response = response
+        self._answered.set()
+
+    def is_cancelled(self):
+        return self.gone
+
+    def answer(self):
+        assert self._answered.wait(30), "no answer"
+        return self.response
+
+    def error(self):
+        return self.answer().error and (self.answer().error.code(), self.answer().error.message())
+
+
+@pytest.fixture
+def router(pb, tmp_path):
+    """The router before one variant, whose runs are held until `go`; `runs` are their sizes."""
+    source = importlib.util.find_spec("lane").origin
+    place = tmp_path / "model.py"
+    place.write_bytes((type(tmp_path)(source).parent / "model.py").read_bytes())
+    content = {
+        "schema": "saccade.routes", "version": 3, "model": "nac", "family": "nac",
+        "preprocessing": PREPROCESSING, "parts": PARTS, "variants": [ROUTE],
+    }  # fmt: skip
+    (tmp_path / "routes.json").write_text(json.dumps(content))
+    spec = importlib.util.spec_from_file_location("served_router", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = module.TritonPythonModel()
+    made.go, made.runs, made.timeouts = threading.Event(), [], []
+
+    def answer(asked):
+        image = asked["inputs"][0].as_numpy()
+        made.runs.append(len(image))
+        made.timeouts.append(asked["timeout"])
+        assert made.go.wait(30)
+        if (image == 255).any():
+            raise pb.TritonError("the run failed")
+        return {"logits": np.repeat(image.reshape(len(image), -1)[:, :1], 2, 1).astype(np.float32)}
+
+    pb.answer = answer
+    made.initialize({"model_name": "nac"})
+    yield made
+    made.go.set()
+    made.finalize()
+
+
+@pytest.fixture
+def busy(router):
+    """The same, while a first request is run."""
+    router.first = Request()
+    router.execute([router.first])
+    while not router.runs:
+        time.sleep(0.001)
+    return router
+
+
+def test_a_negative_timeout_is_its_callers_own_failure(busy):
+    bad, good = Request(timeout=2**64 - 1), [Request(png(7), timeout=t) for t in (0, 2**62)]
+    busy.execute([bad, *good])
+    assert bad.error() == (
+        "invalid",
+        "the request's timeout is -1 microseconds, expected 1 or more, or 0 for none",
+    )
+    busy.go.set()
+    for each in good:
+        assert each.error() is None
+        np.testing.assert_array_equal(each.answer().tensors["logits"], [[7, 7]])
+    assert busy.runs == [1, 2] and all(each < 2**63 for each in busy.timeouts)
+
+
+def test_a_run_that_fails_is_made_again_for_each_request(busy):
+    bad, good = Request(png(255)), Request(png(7))
+    busy.execute([bad, good])
+    busy.go.set()
+    assert bad.error() == ("internal", f"variant '{VARIANT}' failed; the server's log says why")
+    np.testing.assert_array_equal(good.answer().tensors["logits"], [[7, 7]])
+    assert busy.runs == [1, 2, 1, 1]
+
+
+def test_a_probe_is_answered_while_the_lane_is_busy(busy):
+    busy.execute([Request() for _ in range(300)])
+    probe = Request(parameters={"saccade_probe": "lanes"})
+    busy.execute([probe])
+    assert probe.error() is None
+    (found,) = json.loads(probe.answer().tensors["saccade_lanes"].tobytes())
+    assert (found["variant"], found["part"], found["waiting"]) == (VARIANT, "", 256)
+    assert 0 <= found["step_s"] <= found["running_s"] < found["longest_step_s"]
+    assert busy.runs == [1], "a probe is no work"
+
+
+def test_many_megapixels_together_are_refused_before_any_is_decoded(router, monkeypatch):
+    import decoding
+
+    # What a test can afford, in place of 1,000.
+    monkeypatch.setattr(decoding, "most_megapixels", lambda wanted: 3)
+    refused, legal = Request(*[png(side=1000)] * 4), Request(*[png(side=1000)] * 3)
+    router.go.set()
+    router.execute([legal])
+    assert legal.error() is None and router.runs == [3]
+    monkeypatch.setattr(decoding, "decode", None)
+    router.execute([refused])
+    code, text = refused.error()
+    assert code == "invalid"
+    assert "4 images have 4.0 megapixels together, allowed are 3 megapixels a request" in text
+
+
+def test_sixty_four_photographs_are_legal_and_as_many_posters_are_not(pb, monkeypatch):
+    import decoding
+    from image_decoding import Wanted
+
+    wanted = Wanted.from_dict(PREPROCESSING)
+    for count, each in ((64, 12.2), (20, 50.0)):
+        monkeypatch.setattr(decoding, "opened_megapixels", lambda data, each=each: each)
+        decoding.check_megapixels([b""] * count, wanted)
+    with pytest.raises(decoding.Refused, match="64 images have 3200"):
+        decoding.check_megapixels([b""] * 64, wanted)
+
+
+def test_the_cap_goes_by_what_is_decoded_and_not_by_the_first_header(pb):
+    from decoding import opened_megapixels
+    from image_size import megapixels
+
+    small, large = png(side=4), png(side=1000)
+    # A second header, which Pillow obeys.
+    forged = small[:33] + large[8:]
+    assert megapixels(forged) == 16e-6 and opened_megapixels(forged) == 1.0
+    assert opened_megapixels(b"no image") == 0
+
+
+def test_a_header_that_lies_does_not_make_other_images_look_dear(router, monkeypatch):
+    import decoding
+
+    forged = png(side=4)[:33] + png(side=1000)[8:]
+    monkeypatch.setattr(decoding, "decode", lambda *_: time.sleep(0.1) or np.zeros((8, 8, 1)))
+    router.go.set()
+    request = Request(forged)
+    router.execute([request])
+    assert request.error() is None
+    (lane,) = router.lanes.values()
+    assert 0.09 < lane.pace.decode.of(1) < 1, "a tenth of a second or so for its megapixel"
+
+
+def test_time_is_looked_at_between_images(router, monkeypatch):
+    import decoding
+
+    plain, done = decoding.decode, []
+
+    def slow(*given):
+        done.append(time.sleep(0.1))
+        return plain(*given)
+
+    monkeypatch.setattr(decoding, "decode", slow)
+    request = Request(*[png()] * 64, timeout=250_000)
+    router.execute([request])
+    code, text = request.error()
+    assert code == "unavailable" and "timeout ran out when" in text and "of 64 images" in text
+    assert len(done) < 64 and not router.runs
+
+
+def test_nothing_is_run_for_a_caller_that_has_gone(busy):
+    gone, there = Request(), Request()
+    gone.gone = True
+    busy.execute([gone, there])
+    time.sleep(0.06)  # before that it is not worth asking
+    busy.go.set()
+    assert gone.error() == ("cancelled", "the caller has gone")
+    assert there.error() is None and busy.runs == [1, 1]
+
+
+def test_whoever_runs_out_of_time_hears_so_at_once(busy):
+    waiting = Request(timeout=50_000)
+    busy.execute([waiting])
+    code, text = waiting.error()  # while the lane is still busy
+    assert code == "unavailable" and "timeout ran out" in text
+    assert busy.runs == [1]
+
+
+@pytest.mark.parametrize("mode", ["PNG", "JPEG", "WEBP", "WEBP lossless"])
+def test_the_size_in_a_header_is_what_pillow_reads(pb, mode):
+    from image_size import megapixels
+
+    for size in ((31, 17), (640, 1280)):
+        file = io.BytesIO()
+        Image.new("RGB", size).save(file, mode.split()[0], lossless="lossless" in mode)
+        assert megapixels(file.getvalue()) == size[0] * size[1] / 1e6
+        for end in (*range(40), 200):
+            assert megapixels(file.getvalue()[:end]) <= size[0] * size[1] / 1e6
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8" + b"\xff" * 10**6, b"RIFF....WEBPVP8 "])
+def test_a_header_that_is_none_costs_nothing(pb, data):
+    from decoding import expected_megapixels
+    from image_decoding import Wanted
+    from image_size import megapixels
+    from pace import IMAGE_MEGAPIXELS
+
+    assert megapixels(data) == 0
+    bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (2**31 - 1).to_bytes(4, "big")
+    assert megapixels(bomb) > 1e12
+    wanted = Wanted.from_dict(PREPROCESSING)
+    assert expected_megapixels([bomb, data], wanted) == 2 * IMAGE_MEGAPIXELS
