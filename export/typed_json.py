@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON as a tree of frozen dataclasses: every key, type and number checked, nothing converted."""
 
-import json
 import math
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.files import read_bounded
+from saccade.plugins.json_text import parse_json
 
 AGAIN = "Export again with: saccade export CHECKPOINT"
 
@@ -18,13 +20,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises: SaccadeError if it cannot be read, is no object, or holds NaN or an infinity.
     """
-
-    def refuse(constant: str) -> float:
-        raise ValueError(f"{constant} is not a number")
-
     try:
-        content = json.loads(path.read_bytes(), parse_constant=refuse)
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(read_bounded(path, limits.JSON_BYTES))
+    except (OSError, ValueError) as error:
         raise SaccadeError(f"{path}: cannot be read as JSON ({error}). {AGAIN}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
@@ -70,7 +68,7 @@ def _typed_object(kind: Any, value: Any, where: str) -> Any:
     if missing := sorted(expected - set(value)):
         raise SaccadeError(f"{where}missing keys: {', '.join(missing)}. {AGAIN}")
     if extra := sorted(set(value) - expected):
-        raise SaccadeError(f"{where}unknown keys: {', '.join(extra)}. {AGAIN}")
+        raise SaccadeError(f"{where}unknown keys: {', '.join(extra):.200}. {AGAIN}")
     hints = get_type_hints(kind)
     checked = {key: typed(hints[key], value[key], f"{where}{key}: ") for key in value}
     try:

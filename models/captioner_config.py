@@ -53,11 +53,7 @@ class CaptionerConfig(ConfigValues):
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            values = tuple(float(value) for value in getattr(self, name))
-            object.__setattr__(self, name, values)
-        for name in ("words", "widths", "strides"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_types()
         for name, allowed in (("attention", ATTENTIONS), ("encoder", ENCODERS)):
             self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name in COUNTS:
@@ -72,10 +68,7 @@ class CaptionerConfig(ConfigValues):
             self._check_network()
 
     def _check_network(self) -> None:
-        self._expect("channels", self.channels in (1, 3), "1 or 3")
-        self._expect("mean", len(self.mean) == self.channels, f"{self.channels} values")
-        fits = len(self.std) == self.channels and min(self.std, default=0) > 0
-        self._expect("std", fits, f"{self.channels} values above 0")
+        self._check_pixels()
         whole = all(map(_is_count, (*self.widths, *self.strides)))
         fits = bool(self.widths) and len(self.widths) == len(self.strides) and whole
         self._expect("strides", fits, "one whole number for each of the widths")

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saccade.models.families import FAMILIES, family_class
+from saccade.models.families import FAMILIES, family_class, outline
 from saccade.models.interface import Part
 from saccade.plugins.errors import SaccadeError, require
 
@@ -108,9 +108,7 @@ def _outline(family: str, config: Any) -> "nn.Module":
     """The model with all shapes and no values: memory that is not touched costs nothing."""
     import torch
 
-    with torch.device("meta"):
-        model: nn.Module = family_class(family)(config, fresh=False)
-    model = model.to_empty(device="cpu").eval()
+    model = outline(family, config.to_dict()).to_empty(device="cpu").eval()
     with torch.no_grad():
         for each in (*model.parameters(), *model.buffers()):
             if each.numel() <= _READ_WHILE_LISTING:

@@ -2,6 +2,7 @@
 """A trained model in one safetensors file: weights, input, labels, calibration samples, card."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ import numpy as np
 
 from saccade.models.checkpoint_format import SCHEMA, VERSION, pack, read_header, unpack
 from saccade.models.preprocessing import Preprocessing
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError, ShapeError, require
-from saccade.plugins.files import write_atomically
+from saccade.plugins.files import read_regular, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +49,10 @@ class Checkpoint:
             configuration is out of range.
         """
         torch: Any = require("torch", extra="export")
-        from saccade.models.families import build
+        from saccade.models.families import build, outline
 
-        model = build(self.family, self.config)
-        _check_fit(self, model.state_dict())
+        _check_fit(self, outline(self.family, self.config).state_dict())
+        model = build(self.family, self.config, fresh=False)
         model.load_state_dict(self.weights)
         return model.to(dtype or torch.float32).eval()
 
@@ -63,7 +65,7 @@ def load(path: Path | str) -> Checkpoint:
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        data = read_regular(path, limits.WEIGHTS_BYTES)
     except FileNotFoundError:
         raise SaccadeError(
             f"{path}: no such file. Train one with: saccade train nac --data digits --out {path}"
@@ -79,14 +81,13 @@ def _parse(path: Path, data: bytes) -> Checkpoint:
     declared = header["preprocessing"]
     preprocessing = None if declared is None else Preprocessing.from_dict(declared)
     labels = header["labels"]
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise SaccadeError(f"{path}: labels are {labels!r}, expected a list of texts.")
     calibration = _calibration(path, tensors, preprocessing, len(labels))
     weights = {
         key.removeprefix(_WEIGHTS): value
         for key, value in tensors.items()
         if key.startswith(_WEIGHTS)
     }
+    check_finite(str(path), weights)
     sha256 = hashlib.sha256(data).hexdigest()
     return Checkpoint(
         path=path,
@@ -145,7 +146,13 @@ def _calibration(
     for key, value in tensors.items():
         if key.startswith(_CALIBRATION):
             name = key.removeprefix(_CALIBRATION)
-            found[_OLD_NAMES.get(name, name)] = value.numpy()
+            try:
+                found[_OLD_NAMES.get(name, name)] = value.numpy()
+            except (TypeError, ValueError) as error:
+                raise SaccadeError(
+                    f"{path}: calibration samples {name!r:.80} are {value.dtype} "
+                    f"{tuple(value.shape)}, which NumPy has not. Train the checkpoint again."
+                ) from error
     counts = {name: len(samples) if samples.ndim else 0 for name, samples in found.items()}
     if not found or len(set(counts.values())) > 1:
         raise ShapeError(
@@ -195,10 +202,32 @@ def _check_fit(checkpoint: Checkpoint, expected: dict[str, "torch.Tensor"]) -> N
         for key in sorted(set(found) & set(expected))
         if found[key].shape != expected[key].shape
     ]
+    shapes += [
+        f"{key}: found {found[key].dtype}, expected {expected[key].dtype}"
+        for key in sorted(set(found) & set(expected))
+        if _kind(found[key]) != _kind(expected[key])
+    ]
     if missing or extra or shapes:
         raise ShapeError(
             f"{checkpoint.path}: weights do not fit family '{checkpoint.family}'. "
             f"Missing {len(missing)} keys (first: {missing[:3]}), unexpected {len(extra)} "
-            f"(first: {extra[:3]}), {len(shapes)} shapes differ (first: {shapes[:3]}). "
+            f"(first: {extra[:3]}), {len(shapes)} shapes or types differ (first: {shapes[:3]}). "
             "Weights and configuration come from different models: train or convert it again."
         )
+
+
+def _kind(tensor: "torch.Tensor") -> str:
+    """What loading keeps: float16 becomes float32, but whole numbers do not become fractions."""
+    if tensor.is_complex():
+        return "complex"
+    return "float" if tensor.is_floating_point() else str(tensor.dtype)
+
+
+def check_finite(where: str, weights: "Mapping[str, torch.Tensor]") -> None:
+    """Raises: SaccadeError if a weight is NaN or infinite, naming the first."""
+    for key, value in weights.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise SaccadeError(
+                f"{where}: {key} contains NaN or infinity, as a training that diverged leaves it. "
+                "Take an earlier checkpoint, or train again with a lower learning rate."
+            )

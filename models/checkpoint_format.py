@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError, require
+from saccade.plugins.files import check_labels
+from saccade.plugins.json_text import JSONRefused, parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +19,13 @@ VERSION = 3
 # 1 held images and labels only, under other names; 1 and 2 squashed every image.
 READ_VERSIONS = (1, 2, 3)
 _KEYS = {"schema", "version", "family", "config", "preprocessing", "labels", "card", "data_sha256"}
+_KINDS = (
+    ("family", str, "a text"),
+    ("config", dict, "an object of fields"),
+    ("preprocessing", dict, "an object of fields, or null"),
+    ("labels", list, "a list of texts"),
+    ("card", dict, "an object"),
+)
 
 
 def pack(tensors: dict[str, "torch.Tensor"], header: dict[str, Any]) -> bytes:
@@ -33,6 +43,11 @@ def _header_bytes(data: bytes) -> int:
     return int.from_bytes(data[:8], "little")
 
 
+def _header(data: bytes) -> bytes:
+    """The JSON in front, or of a longer one so much that its length is refused."""
+    return data[8 : 8 + min(_header_bytes(data), limits.JSON_BYTES + 1)]
+
+
 def _data_sha256(data: bytes) -> str:
     return hashlib.sha256(memoryview(data)[8 + _header_bytes(data) :]).hexdigest()
 
@@ -43,13 +58,48 @@ def unpack(path: Path, data: bytes) -> dict[str, "torch.Tensor"]:
     Raises: SaccadeError that says what the file is instead.
     """
     require("torch", extra="export")
-    from safetensors import SafetensorError
     from safetensors.torch import load as deserialize
 
     try:
+        check_entries(_header(data))
         return deserialize(data)
-    except (SafetensorError, KeyError, ValueError) as error:
+    except EntriesRefused as error:
+        raise SaccadeError(f"{path}: {error}. Copy it again from its source.") from error
+    except Exception as error:  # whatever torch makes of a type or a shape that it has not
         raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
+
+
+class EntriesRefused(ValueError):
+    """A header of more or stranger tensors than any model has."""
+
+
+def check_entries(header: bytes) -> None:
+    """The header of a safetensors file, as far as its tensors' names and shapes go.
+
+    What is no such header at all is left to the library, which finds the same.
+
+    Raises: EntriesRefused if there are more tensors, axes, numbers or letters than `limits` allows.
+    """
+    try:
+        entries = parse_json(header)
+    except JSONRefused as error:
+        raise EntriesRefused(f"its header is larger than any model's ({error})") from error
+    except ValueError:
+        return
+    if not isinstance(entries, dict):
+        return
+    if len(entries) > limits.TENSORS:
+        raise EntriesRefused(f"has {len(entries)} tensors, expected at most {limits.TENSORS}")
+    for name, entry in entries.items():
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if name == "__metadata__" or not isinstance(shape, list):
+            continue
+        numbers = all(type(size) is int and 0 <= size <= limits.PARAMETERS for size in shape)
+        if len(shape) > limits.AXES or not numbers or len(name) > limits.NAME_CHARACTERS:
+            raise EntriesRefused(
+                f"tensor {name!r:.80} has {len(shape)} axes, {shape!r:.80}, expected at most "
+                f"{limits.AXES} and sizes and a name of an ordinary length"
+            )
 
 
 def _diagnosis(data: bytes) -> str:
@@ -64,7 +114,7 @@ def _diagnosis(data: bytes) -> str:
         )
     start = 8 + _header_bytes(data)
     try:
-        entries = json.loads(data[8:start])
+        entries = parse_json(_header(data))
         end = start + max(v["data_offsets"][1] for k, v in entries.items() if k != "__metadata__")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         cut = data[8:9] == b"{" and len(data) < start
@@ -79,30 +129,46 @@ def read_header(path: Path, data: bytes) -> dict[str, Any]:
 
     Raises: SaccadeError for another format or version, or tensors that were changed.
     """
-    metadata = json.loads(data[8 : 8 + _header_bytes(data)]).get("__metadata__") or {}
+    metadata = parse_json(_header(data)).get("__metadata__") or {}
     if "saccade" not in metadata:
         raise SaccadeError(
-            f"{path}: a safetensors file without saccade's metadata (found {sorted(metadata)}). "
+            f"{path}: a safetensors file without saccade's metadata (found "
+            f"{sorted(metadata)!r:.200}). "
             "Weights of another project are converted with: saccade convert SOURCE FILE"
         )
     try:
-        header = json.loads(metadata["saccade"])
+        header = parse_json(metadata["saccade"])
         found = (header["schema"], header["version"])
     except (ValueError, KeyError, TypeError) as error:
         raise SaccadeError(f"{path}: corrupt metadata ({error}). Copy the file again.") from error
     if found not in [(SCHEMA, version) for version in READ_VERSIONS]:
         raise SaccadeError(
-            f"{path}: found {found[0]} version {found[1]}, expected {SCHEMA} version {VERSION}. "
-            "Use the version of saccade that wrote it, or train again."
+            f"{path}: found {found[0]!s:.100} version {found[1]!s:.100}, expected {SCHEMA} version "
+            f"{VERSION}. Use the version of saccade that wrote it, or train again."
         )
     if set(header) != _KEYS:
         raise SaccadeError(
             f"{path}: metadata keys missing {sorted(_KEYS - set(header))}, unknown "
-            f"{sorted(set(header) - _KEYS)}. Train the checkpoint again with this version."
+            f"{sorted(set(header) - _KEYS)!r:.200}. Train the checkpoint again with this version."
         )
     if header["data_sha256"] != _data_sha256(data):
         raise SaccadeError(
             f"{path}: corrupt, the tensors do not have the SHA-256 that the file states. "
             "Copy it again from its source."
         )
+    _check_kinds(path, header)
     return header
+
+
+def _check_kinds(path: Path, header: dict[str, Any]) -> None:
+    for key, kind, words in _KINDS:
+        value = header[key]
+        if not isinstance(value, kind) and not (key == "preprocessing" and value is None):
+            raise SaccadeError(
+                f"{path}: {key} is {value!r:.100}, expected {words}. Train the checkpoint again "
+                "with this version."
+            )
+    labels = header["labels"]
+    if not all(isinstance(label, str) for label in labels):
+        raise SaccadeError(f"{path}: labels are {labels!r:.200}, expected a list of texts.")
+    check_labels(labels, str(path))

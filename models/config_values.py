@@ -2,21 +2,91 @@
 """What every family's configuration does alike: check its fields, become JSON, come back."""
 
 import difflib
+import math
 from dataclasses import asdict, fields
-from typing import Any, ClassVar, Self
+from functools import cache
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
+
+_WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a text",
+}
 
 
 class ConfigValues:
-    """The base of a frozen dataclass whose values JSON can hold."""
+    """The base of a frozen dataclass whose values JSON can hold.
+
+    A field is a whole number, a number, a truth value, a text, or a tuple of one of these.
+    """
 
     called: ClassVar[str]  # what messages call the model
+    # Fields that count layers, one after the other, or for each stage.
+    layer_counts: ClassVar[tuple[str, ...]] = ()
+    # Lists of as many values as there are slots or words, where others have one a layer.
+    long_lists: ClassVar[tuple[str, ...]] = ()
+    # Fields that count rounds, each written out when a model is exported.
+    round_counts: ClassVar[tuple[str, ...]] = ()
+
+    def _check_types(self) -> None:
+        """Every field as it is annotated: lists become tuples, whole numbers floats.
+
+        Raises: SaccadeError naming the first field that is something else, or beyond `limits`.
+        """
+        for name, (kind, length) in _kinds(type(self)).items():  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if length is None:
+                object.__setattr__(self, name, self._one(name, kind, value))
+                continue
+            wanted = f"a list of {length or 'values'}, each {_WORDS[kind]}"
+            fits = isinstance(value, list | tuple) and length in (0, len(value))
+            self._expect(name, fits, wanted)
+            most = limits.LIST if kind is str or name in self.long_lists else limits.LAYERS
+            self._expect(name, len(value) <= most, f"at most {most} values")
+            object.__setattr__(self, name, tuple(self._one(name, kind, each) for each in value))
+        self._check_depth()
+
+    def _one(self, name: str, kind: type, value: Any) -> Any:
+        if kind is float and type(value) is int and abs(value) < 2**63:
+            return float(value)
+        self._expect(name, type(value) is kind, _WORDS[kind])
+        if kind is float:
+            self._expect(name, math.isfinite(value), _WORDS[float])
+        elif kind is int:
+            most = limits.SEED if name == "seed" else limits.SIZE
+            self._expect(name, abs(value) <= most, f"a whole number of at most {most}")
+        elif kind is str:
+            fits = len(value) <= limits.LABEL_CHARACTERS
+            self._expect(name, fits, f"texts of at most {limits.LABEL_CHARACTERS} characters")
+        return value
+
+    def _check_depth(self) -> None:
+        for name in (*self.layer_counts, *self.round_counts):
+            fits = _total(getattr(self, name)) <= limits.LAYERS
+            self._expect(name, fits, f"at most {limits.LAYERS} in all")
+
+    def _check_pixels(self) -> None:
+        """The channels of an image with their mean and std."""
+        channels: int = self.channels  # type: ignore[attr-defined]
+        mean: tuple[float, ...] = self.mean  # type: ignore[attr-defined]
+        std: tuple[float, ...] = self.std  # type: ignore[attr-defined]
+        self._expect("channels", channels in (1, 3), "1 or 3")
+        self._expect("mean", len(mean) == channels, f"{channels} values")
+        self._expect("std", len(std) == channels, f"{channels} values")
+        self._expect("std", min(std) > 0, "above 0")
+        low, high = limits.STD
+        self._expect("std", low <= min(std) and max(std) <= high, f"from {low:g} to {high:g}")
+        fits = max(map(abs, mean)) <= limits.MEAN
+        self._expect("mean", fits, f"from {-limits.MEAN:g} to {limits.MEAN:g}")
 
     def _expect(self, name: str, fits: bool, wanted: str) -> None:
         if not fits:
             raise SaccadeError(
-                f"{self.called} configuration: {name} is {getattr(self, name)!r}, "
+                f"{self.called} configuration: {name} is {getattr(self, name)!r:.200}, "
                 f"expected {wanted}. Change that field."
             )
 
@@ -32,20 +102,41 @@ class ConfigValues:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The configuration that `to_dict` wrote.
 
-        Raises: SaccadeError on a key that no field has, or a value out of range.
+        Raises: SaccadeError if it is no dictionary, has a key that no field has, a value of
+            another type, or one out of range.
         """
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        if unknown := sorted(set(values) - set(names)):
-            close = difflib.get_close_matches(unknown[0], names, n=1)
+        if not isinstance(values, dict):
             raise SaccadeError(
-                f"{cls.called} configuration: unknown field {unknown[0]!r} ({len(unknown)} in "
+                f"{cls.called} configuration: found {values!r:.100}, expected an object of "
+                f"fields. Write it with {cls.__name__}.to_dict."
+            )
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        if unknown := sorted(set(values) - set(names), key=str):
+            close = difflib.get_close_matches(str(unknown[0])[:100], names, n=1)
+            raise SaccadeError(
+                f"{cls.called} configuration: unknown field {unknown[0]!r:.100} ({len(unknown)} in "
                 f"all){f', nearest is {close[0]!r}' if close else ''}. Correct its name; a "
                 f"checkpoint with it comes from a newer saccade. Fields: {', '.join(names)}."
             )
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise SaccadeError(
-                f"{cls.called} configuration: a value has the wrong type ({error}). "
-                f"Write it with {cls.__name__}.to_dict."
-            ) from error
+        return cls(**values)
+
+
+@cache
+def _kinds(config: type[ConfigValues]) -> dict[str, tuple[type, int | None]]:
+    """Of each field the type, and how many of it: none is one, 0 any number."""
+    hints = get_type_hints(config)
+    found: dict[str, tuple[type, int | None]] = {}
+    for field in fields(config):  # type: ignore[arg-type]
+        hint = hints[field.name]
+        if get_origin(hint) is tuple:
+            kinds = get_args(hint)
+            found[field.name] = kinds[0], 0 if kinds[-1] is Ellipsis else len(kinds)
+        else:
+            found[field.name] = hint, None
+    assert all(kind in _WORDS for kind, _ in found.values()), f"{config}: a field of another type"
+    return found
+
+
+def _total(value: int | tuple[int, ...]) -> int:
+    # A stage without blocks still has its own downsampling.
+    return sum(max(1, each) for each in value) if isinstance(value, tuple) else value

@@ -50,6 +50,7 @@ class NACConfig(ConfigValues):
     """
 
     called = "NAC"
+    layer_counts = ("local_layers", "propagator_layers", "convnext_blocks")
 
     # image: uint8 values [b, h, w, c]; tokens: [b, n, token_dim]; points: [b, n, 3]; characters:
     # indices into the vocabulary [b, n]; bytes: uint8 [b, n]. All but images come with a length.
@@ -157,16 +158,12 @@ class NACConfig(ConfigValues):
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
-        for name in ("convnext_blocks", "convnext_widths"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_types()
         for name, allowed in CHOICES.items():
             self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name in COUNTS:
             value = getattr(self, name)
             self._expect(name, type(value) is int and value >= 1, "a whole number of at least 1")
-        object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
         for name in WHOLE:
             value = getattr(self, name)
             self._expect(name, type(value) is int and value >= 0, "a whole number of at least 0")
@@ -206,7 +203,7 @@ class NACConfig(ConfigValues):
             self._expect("max_tokens", self.max_tokens >= 1, f"at least 1 {kind}")
         if self.input == "characters":
             words = self.vocabulary
-            fits = len(words) == len(set(words)) >= 1 and all(type(w) is str for w in words)
+            fits = len(words) == len(set(words)) >= 1
             self._expect("vocabulary", fits, f"different texts, at least one, {kind}")
 
     def _check_executor(self) -> None:
@@ -243,10 +240,7 @@ class NACConfig(ConfigValues):
         size = f"a divisor of height_px ({self.height_px}) and width_px ({self.width_px})"
         name = "patch_px" if self.tokenizer != "convnext" else "convnext_widths"
         self._expect(name, fits, size if name == "patch_px" else f"stages that give {side}, {size}")
-        self._expect("channels", self.channels in (1, 3), "1 or 3")
-        self._expect("mean", len(self.mean) == self.channels, f"{self.channels} values")
-        self._expect("std", len(self.std) == self.channels, f"{self.channels} values")
-        self._expect("std", min(self.std) > 0, "above 0")
+        self._check_pixels()
 
     def _check_probabilities(self) -> None:
         self._expect("truncate", 0 <= self.truncate < 2, "a cosine distance below 2, or 0 for none")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ CHOICES = {
     "alpha": ("white", "black", "dropped"),
     "channel_order": ("rgb", "bgr"),
 }
+_MOST = 4  # numbers in a list
 _COUNTS = ("height_px", "width_px", "max_image_mib", "max_megapixels", "max_side_px", "max_images")
+_SIDES = ("height_px", "width_px", "max_side_px", "min_side_px")
 _LISTS = ("mean", "std", "resize_px", "fill", "cut")
 # What files meant that were written before an image's shape could be kept.
 _SQUASHED = {
@@ -70,20 +73,42 @@ class Preprocessing:
     def __post_init__(self) -> None:
         for name in (*_COUNTS, "min_side_px"):
             self._require(_is_count(getattr(self, name)), name, "a whole number of at least 1")
-        self._require(self.channels in (1, 3), "channels", "1 (grey) or 3 (colour)")
+            most = limits.PIXELS if name in _SIDES else limits.SIZE
+            self._require(getattr(self, name) <= most, name, f"at most {most}")
+        area = self.height_px * self.width_px <= limits.IMAGE_PIXELS
+        self._require(area, "height_px", f"at most {limits.IMAGE_PIXELS} pixels with width_px")
+        known = type(self.channels) is int and self.channels in (1, 3)
+        self._require(known, "channels", "1 (grey) or 3 (colour)")
         for name, choices in CHOICES.items():
             self._require(getattr(self, name) in choices, name, " or ".join(choices))
         for name in ("antialias", "exif"):
             self._require(isinstance(getattr(self, name), bool), name, "true or false")
+        for name in _LISTS:
+            value = getattr(self, name)
+            fits = isinstance(value, list | tuple) and len(value) <= _MOST
+            self._require(fits, name, f"at most {_MOST} numbers")
+        self._check_scale()
+        self._check_places()
+
+    def _check_scale(self) -> None:
         each = f"{self.channels} finite numbers, one a channel"
         self._require(_are_finite(self.mean, self.channels), "mean", each)
         self._require(_are_finite(self.std, self.channels), "std", each)
         self._require(min(self.std) > 0, "std", "above 0")
+        low, high = limits.STD
+        within = low <= min(self.std) and max(self.std) <= high
+        self._require(within, "std", f"from {low:g} to {high:g}")
+        within = max(map(abs, self.mean)) <= limits.MEAN
+        self._require(within, "mean", f"from {-limits.MEAN:g} to {limits.MEAN:g}")
+
+    def _check_places(self) -> None:
         # An empty tuple is the usual value, and what is written is the value itself.
         object.__setattr__(self, "resize_px", self.resize_px or (self.height_px, self.width_px))
         object.__setattr__(self, "fill", self.fill or (0,) * self.channels)
         sides = len(self.resize_px) == 2 and all(map(_is_count, self.resize_px))
-        self._require(sides, "resize_px", "height and width, two whole numbers of at least 1")
+        sides = sides and max(self.resize_px) <= limits.PIXELS
+        whole = f"height and width, two whole numbers of at least 1 and at most {limits.PIXELS}"
+        self._require(sides, "resize_px", whole)
         levels = len(self.fill) == self.channels and all(map(_is_whole, self.fill))
         self._require(
             levels and max(self.fill) < 256, "fill", f"{self.channels} whole numbers from 0 to 255"
@@ -106,10 +131,10 @@ class Preprocessing:
         Raises: SaccadeError if a key is unknown or missing, or a value is out of range.
         """
         if not isinstance(values, dict):
-            raise SaccadeError(f"Preprocessing: found {values!r}, expected a JSON object.")
+            raise SaccadeError(f"Preprocessing: found {values!r:.100}, expected a JSON object.")
         values = upgraded(values)
         known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(set(values) - known, key=str)
         missing = sorted(known - set(values))
         if unknown or missing:
             renamed = "What was 'resize' is 'interpolation' now. " if "resize" in unknown else ""
@@ -119,7 +144,9 @@ class Preprocessing:
             )
         lists = {key: values[key] for key in _LISTS}
         if not all(isinstance(value, list | tuple) for value in lists.values()):
-            raise SaccadeError(f"Preprocessing: {', '.join(_LISTS)} are {lists}, expected lists.")
+            raise SaccadeError(
+                f"Preprocessing: {', '.join(_LISTS)} are {lists!r:.200}, expected lists."
+            )
         return cls(**values | {key: tuple(value) for key, value in lists.items()})
 
     def wanted(self) -> "Wanted":
@@ -150,7 +177,7 @@ class Preprocessing:
     def _require(self, holds: bool, name: str, expected: str) -> None:
         if not holds:
             raise SaccadeError(
-                f"Preprocessing: {name} is {getattr(self, name)!r}, expected {expected}."
+                f"Preprocessing: {name} is {getattr(self, name)!r:.200}, expected {expected}."
             )
 
 
@@ -178,10 +205,11 @@ def _is_count(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limits.SIZE
 
 
 def _are_finite(values: tuple[float, ...], count: int) -> bool:
     return len(values) == count and all(
-        isinstance(value, int | float) and math.isfinite(value) for value in values
+        isinstance(value, int | float) and type(value) is not bool and abs(value) < math.inf
+        for value in values
     )

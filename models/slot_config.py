@@ -3,7 +3,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from saccade.models.config_values import ConfigValues
 
@@ -22,9 +21,9 @@ COUNTS = (
     *("height_px", "width_px", "channels", "slots", "slot_dim", "qkv_dim", "heads"),
     *("decoder_height", "decoder_width", "resnet_width"),
 )
-LISTS = (
-    *("mean", "std", "encoder_channels", "encoder_kernels", "encoder_strides", "resnet_stages"),
-    *("decoder_channels", "decoder_kernels", "decoder_strides", "decoder_transposed"),
+COUNTED = (
+    *("encoder_channels", "encoder_kernels", "encoder_strides", "resnet_stages"),
+    *("decoder_channels", "decoder_kernels", "decoder_strides"),
 )
 # Numbers of the state behind the slot: position, then scale.
 POSE_NUMBERS = {"sa": 0, "t-sa": 2, "ts-sa": 4}
@@ -42,6 +41,8 @@ class SlotConfig(ConfigValues):
     """
 
     called = "Slot attention"
+    layer_counts = ("resnet_stages",)
+    round_counts = ("rounds",)
 
     height_px: int = 35
     width_px: int = 35
@@ -93,12 +94,10 @@ class SlotConfig(ConfigValues):
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
-        for name in LISTS:
-            values = tuple(getattr(self, name))
-            if name in ("mean", "std"):
-                values = tuple(float(value) for value in values)
-            object.__setattr__(self, name, values)
-            self._check_list(name, values)
+        self._check_types()
+        for name in COUNTED:
+            fits = all(each >= 1 for each in getattr(self, name))
+            self._expect(name, fits, "whole numbers of at least 1")
         for name, allowed in CHOICES.items():
             self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name in COUNTS:
@@ -110,18 +109,8 @@ class SlotConfig(ConfigValues):
         self._check_sizes()
         self._check_numbers()
 
-    def _check_list(self, name: str, values: tuple[Any, ...]) -> None:
-        if name == "decoder_transposed":
-            self._expect(name, all(type(each) is bool for each in values), "truth values")
-        elif name not in ("mean", "std"):
-            fits = all(type(each) is int and each >= 1 for each in values)
-            self._expect(name, fits, "whole numbers of at least 1")
-
     def _check_sizes(self) -> None:
-        self._expect("channels", self.channels in (1, 3), "1 or 3")
-        for name in ("mean", "std"):
-            fits = len(getattr(self, name)) == self.channels
-            self._expect(name, fits, f"{self.channels} values")
+        self._check_pixels()
         groups = self.equivariant and self.heads > 1
         self._expect("heads", not groups, "1 where attention is not 'sa'")
         self._expect("heads", self.qkv_dim % self.heads == 0, f"a divisor of {self.qkv_dim}")
@@ -150,7 +139,6 @@ class SlotConfig(ConfigValues):
         for name in ("epsilon", "norm_epsilon", "scale_std", "scale_start", "position_limit"):
             value = getattr(self, name)
             self._expect(name, math.isfinite(value) and value >= 0, "at least 0")
-        self._expect("std", min(self.std) > 0, "above 0")
         fits = self.scale_max > self.scale_min
         self._expect("scale_max", fits, f"above scale_min ({self.scale_min})")
 

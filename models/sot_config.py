@@ -36,7 +36,6 @@ CONVOLUTION_PX = {
     "inception": (8, 16),
     "non-local": (8,),
 }
-_LISTS = ("mean", "std", "stage_layers", "stage_heads")
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,11 @@ class SoTConfig(ConfigValues, SoTFields):
     """
 
     called = "SoT"
+    layer_counts = ("layers", "stage_layers")
+    round_counts = ("mpn_steps", "singular_values", "iterations")
 
     def __post_init__(self) -> None:
-        for name in _LISTS:
-            kind = float if name in ("mean", "std") else int
-            object.__setattr__(self, name, tuple(kind(each) for each in getattr(self, name)))
+        self._check_types()
         for name, allowed in CHOICES.items():
             self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name in COUNTS:
@@ -71,10 +70,7 @@ class SoTConfig(ConfigValues, SoTFields):
         fits = self.height_px % self.patch_px == 0 and self.width_px % self.patch_px == 0
         size = f"a divisor of height_px ({self.height_px}) and width_px ({self.width_px})"
         self._expect("patch_px", fits, size)
-        self._expect("channels", self.channels in (1, 3), "1 or 3")
-        self._expect("mean", len(self.mean) == self.channels, f"{self.channels} values")
-        self._expect("std", len(self.std) == self.channels, f"{self.channels} values")
-        self._expect("std", min(self.std) > 0, "above 0")
+        self._check_pixels()
         sides = CONVOLUTION_PX.get(self.token_embedding)
         if self.trunk == "vit" and sides is not None:
             wanted = f"{' or '.join(map(str, sides))} for the {self.token_embedding} embedding"

@@ -68,6 +68,8 @@ class SparoConfig(ConfigValues):
     """
 
     called = "SPARO"
+    layer_counts = ("image_layers", "text_layers")
+    long_lists = ("kept",)
 
     height_px: int = 224
     width_px: int = 224
@@ -120,10 +122,7 @@ class SparoConfig(ConfigValues):
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
-        for name in ("words", "merges", "kept"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_types()
         for name, allowed in CHOICES.items():
             self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name, least in [*((each, 1) for each in COUNTS), *((each, 0) for each in FROM_ZERO)]:
@@ -140,10 +139,7 @@ class SparoConfig(ConfigValues):
         for name in ("height_px", "width_px"):
             fits = getattr(self, name) % self.patch_px == 0
             self._expect(name, fits, f"a multiple of patch_px ({self.patch_px})")
-        self._expect("channels", self.channels in (1, 3), "1 or 3")
-        self._expect("mean", len(self.mean) == self.channels, f"{self.channels} values")
-        self._expect("std", len(self.std) == self.channels, f"{self.channels} values")
-        self._expect("std", min(self.std) > 0, "above 0")
+        self._check_pixels()
         self._expect("eps", self.eps > 0, "above 0")
         divides = self.image_width % self.image_heads == 0
         self._expect("image_heads", divides, f"a divisor of image_width ({self.image_width})")

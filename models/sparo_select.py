@@ -16,8 +16,10 @@ from torch.nn import functional as F
 
 from saccade.models.sparo import Sparo
 from saccade.models.zero_shot import class_vectors, unit
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import write_atomically
+from saccade.plugins.files import read_bounded, write_atomically
+from saccade.plugins.json_text import parse_json
 
 KINDS = ("accuracy", "negatives", "slot", "dimension")
 _KEYS = {"order", "mask", "kind", "data", "checkpoint_sha256"}
@@ -157,17 +159,37 @@ def read_selection(path: Path) -> dict[str, Any]:
     Raises: SaccadeError if the file cannot be read or is none.
     """
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(read_bounded(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: no readable selection of slots ({error}). Write one with: saccade select"
         ) from error
-    if not isinstance(found, dict) or set(found) != _KEYS or found["kind"] not in KINDS:
+    if not isinstance(found, dict) or set(found) != _KEYS or not _is_selection(found):
         raise SaccadeError(
-            f"{path}: expected the keys {sorted(_KEYS)} with a kind of {', '.join(KINDS)}. "
-            "Write it with: saccade select"
+            f"{path}: expected the keys {sorted(_KEYS)} with a kind of {', '.join(KINDS)}, an "
+            "order of whole numbers and a mask of numbers or null. Write it with: saccade select"
         )
     return found
+
+
+def _is_selection(found: Mapping[str, Any]) -> bool:
+    order, mask = found["order"], found["mask"]
+    texts = all(isinstance(found[key], str) for key in ("kind", "data", "checkpoint_sha256"))
+    whole = isinstance(order, list) and all(type(each) is int for each in order)
+    return texts and found["kind"] in KINDS and whole and (mask is None or _is_mask(mask))
+
+
+def _is_mask(mask: Any) -> bool:
+    """A list of numbers, or of lists of as many numbers each."""
+    if not isinstance(mask, list) or not mask:
+        return False
+    rows = mask if isinstance(mask[0], list) else [mask]
+    return all(
+        isinstance(row, list)
+        and len(row) == len(rows[0])
+        and all(type(each) in (int, float) and 0 <= each <= 1 for each in row)
+        for row in rows
+    )
 
 
 def with_selection(

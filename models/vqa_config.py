@@ -39,6 +39,8 @@ class VQAConfig(ConfigValues):
     """
 
     called = "VQA"
+    layer_counts = ("layers",)
+    round_counts = ("rounds",)
 
     image: str = "grid"  # what is looked at; both: two decoders, one for each
     features: str = "image"  # pixels for the small encoder here, or features of another network
@@ -81,8 +83,7 @@ class VQAConfig(ConfigValues):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std", "grid", "words"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_types()
         for name, choices in CHOICES.items():
             self._expect(name, getattr(self, name) in choices, " or ".join(choices))
         for name in COUNTS:
@@ -110,11 +111,7 @@ class VQAConfig(ConfigValues):
             return
         self._expect("features", self.image == "grid", "'given' where boxes come in")
         self._expect("layout", self.layout == "grid", "'grid' where pixels come in")
-        self._expect("channels", self.channels in (1, 3), "1 or 3")
-        for name in ("mean", "std"):
-            fits = len(getattr(self, name)) == self.channels
-            self._expect(name, fits, f"{self.channels} values")
-        self._expect("std", min(self.std) > 0, "above 0")
+        self._check_pixels()
         height, width = self.grid
         side = self.height_px // height
         fits = (self.height_px, self.width_px) == (side * height, side * width)

@@ -5,13 +5,61 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
+
+_PIECE_BYTES = 2**20
+
+
+class FileRefused(OSError):
+    """What is there is no file, or one that is larger than any that is read here."""
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The bytes of a file or of a pipe.
+
+    Raises: OSError if it cannot be read, FileRefused above `limit` bytes: no more than one byte
+        beyond them is read then, whatever the file says of itself.
+    """
+    with path.open("rb") as file:
+        state = os.fstat(file.fileno())
+        if stat.S_ISCHR(state.st_mode) or stat.S_ISBLK(state.st_mode):
+            raise FileRefused("a device is no file")
+        if state.st_size > limit:
+            raise FileRefused(f"{state.st_size} bytes, at most {limit} are read")
+        # A read of n bytes reserves n: as many as there are, then what a pipe goes on to give.
+        data = file.read(state.st_size + 1)
+        if len(data) != state.st_size:
+            data += _rest(file, limit - len(data))
+    if len(data) > limit:
+        raise FileRefused(f"more than {limit} bytes, which are the most that is read")
+    return data
+
+
+def _rest(file: IO[bytes], most: int) -> bytes:
+    pieces, left = [], most
+    while left >= 0 and (piece := file.read(min(_PIECE_BYTES, left + 1))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of a file that is neither a pipe nor a device, which might never end.
+
+    Raises: OSError if it cannot be read, FileRefused for anything else and above `limit` bytes.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        kind = "folder" if path.is_dir() else "pipe or device"
+        raise FileRefused(f"found a {kind}, expected a file")
+    return read_bounded(path, limit)
 
 
 def sha256_of(path: Path) -> str:
@@ -74,10 +122,11 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 def read_lines(path: Path, what: str = "entry") -> tuple[str, ...]:
     """The lines of a text file without the empty ones, each stripped.
 
-    Raises: SaccadeError if it cannot be read, is no UTF-8 text, or has no line.
+    Raises: SaccadeError if it cannot be read, is no UTF-8 text, has no line, or more or longer
+        ones than `limits` allows.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_bounded(path, limits.TEXT_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SaccadeError(
             f"{path}: cannot be read as text ({error}). Name a UTF-8 file with one {what} a line."
@@ -85,7 +134,22 @@ def read_lines(path: Path, what: str = "entry") -> tuple[str, ...]:
     found = tuple(line.strip() for line in lines if line.strip())
     if not found:
         raise SaccadeError(f"{path}: is empty, expected one {what} a line.")
+    check_labels(found, str(path), what)
     return found
+
+
+def check_labels(found: Sequence[str], where: str, what: str = "label") -> None:
+    """Raises: SaccadeError for more or longer texts than a model has labels or words."""
+    if len(found) > limits.LABELS:
+        raise SaccadeError(
+            f"{where}: found {len(found)} times a {what}, expected at most {limits.LABELS}. "
+            f"Name a file with one {what} for each output."
+        )
+    if (most := max(map(len, found), default=0)) > limits.LABEL_CHARACTERS:
+        raise SaccadeError(
+            f"{where}: found a {what} of {most} characters, expected at most "
+            f"{limits.LABEL_CHARACTERS}. Shorten it, or name a file with one {what} a line."
+        )
 
 
 def refuse_existing(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:

@@ -2,17 +2,18 @@
 """Embeddings and the variant that made them: those of two variants never mix."""
 
 import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from saccade.plugins.archives import read_arrays
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import refuse_existing, write_atomically
 
 _SCHEMA = "saccade.embeddings 2"
+_AXES = {"vectors": 2, "names": 1}  # the others are one text each
 _FIELDS = ("schema", "vectors", "names", "variant", "sha256", "slots_sha256")
 
 
@@ -64,14 +65,17 @@ def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
     Raises: SaccadeError if the file is missing, or is something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as data:
-            missing = [field for field in _FIELDS if field not in data]
-            if missing or str(data["schema"]) != _SCHEMA:
-                raise ValueError(f"it has no {', '.join(missing) or _SCHEMA}")
-            names = tuple(str(name) for name in data["names"])
-            made_by = (str(data[field]) for field in ("variant", "sha256", "slots_sha256"))
-            found = Embeddings(data["vectors"], *made_by)
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        data = read_arrays(path)
+        missing = [field for field in _FIELDS if field not in data]
+        if missing or str(data["schema"]) != _SCHEMA:
+            raise ValueError(f"it has no {', '.join(missing) or _SCHEMA}")
+        strange = [field for field in _FIELDS if data[field].ndim != _AXES.get(field, 0)]
+        if strange or data["vectors"].dtype.kind != "f":
+            raise ValueError(f"its {(strange or ['vectors'])[0]} are of another shape or type")
+        names = tuple(str(name) for name in data["names"])
+        made_by = (str(data[field]) for field in ("variant", "sha256", "slots_sha256"))
+        found = Embeddings(data["vectors"], *made_by)
+    except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: is not a file of embeddings that `saccade embed` wrote ({error}). "
             "Name another file."

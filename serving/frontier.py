@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was measured of each variant, in `frontier.json`: score against speed, and who dominates."""
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +13,10 @@ import numpy as np
 from saccade.export.manifest import read_folder
 from saccade.export.variants import ROLES
 from saccade.models.scores.intervals import paired_bootstrap
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import json_bytes, write_atomically
+from saccade.plugins.files import json_bytes, read_bounded, write_atomically
+from saccade.plugins.json_text import parse_json
 from saccade.serving.variant_parts import grouped
 
 SCHEMA = "saccade.frontier"
@@ -109,7 +110,7 @@ def read_frontier(path: Path) -> Frontier:
         or wrong key, and the same measurement twice.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(read_bounded(path, limits.JSON_BYTES))
         schema, version = content.pop("schema"), content.pop("version")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SaccadeError(f"{path}: is no frontier file ({error!r:.200}). {_AGAIN}") from error

@@ -13,8 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import write_atomically
+from saccade.plugins.files import read_bounded, write_atomically
+from saccade.plugins.json_text import parse_json
 from saccade.serving.figures import (
     cost_of,
     is_share,
@@ -185,7 +187,7 @@ def read_report(path: Path) -> dict[str, Any]:
     Raises: SaccadeError for a missing or foreign file, and for an unknown version.
     """
     try:
-        report = json.loads(path.read_bytes())
+        report = parse_json(read_bounded(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: cannot be read ({error}). Write it with: saccade bench"

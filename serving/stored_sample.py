@@ -15,7 +15,9 @@ import numpy as np
 from saccade.export.manifest import Manifest
 from saccade.export.runners import onnx_runner, onnx_session
 from saccade.models.interface import Arrays, TensorSpec, part_named
+from saccade.plugins import limits
 from saccade.plugins.errors import MissingPackage, SaccadeError
+from saccade.plugins.files import read_regular
 from saccade.serving.variant_parts import VariantParts
 
 FOLDER = "warmup"  # the server looks for warm-up data in a folder of this name
@@ -84,12 +86,11 @@ def read_sample(path: Path) -> Sample:
 
     Raises: SaccadeError if the file is missing or no such sample.
     """
-    from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        arrays = load(path.read_bytes())
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        arrays = load(read_regular(path, limits.WEIGHTS_BYTES))
+    except Exception as error:  # whatever NumPy makes of a type or a shape that it has not
         raise SaccadeError(f"{path}: is no stored sample ({error}).") from error
     parts = {
         prefix: {

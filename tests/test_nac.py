@@ -275,7 +275,7 @@ def test_configuration_survives_json_and_refuses_unknown_fields() -> None:
     assert NACConfig.from_dict(config.to_dict()) == config
     with pytest.raises(SaccadeError, match="unknown field 'depth'"):
         NACConfig.from_dict({"depth": 3})
-    with pytest.raises(SaccadeError, match="wrong type"):
+    with pytest.raises(SaccadeError, match="epsilon is 'wide', expected a finite number"):
         NACConfig.from_dict({"epsilon": "wide"})
     with pytest.raises(SaccadeError, match="family 'cnn' is unknown"):
         family_class("cnn")

@@ -2,13 +2,13 @@
 """The user's own texts as a language model's states: an .npz of tokens, lengths and labels."""
 
 import hashlib
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from saccade.models.data.user_data import labelled_part
+from saccade.plugins.archives import array_names, read_arrays
 from saccade.plugins.errors import SaccadeError, ShapeError
 
 _WRITE = "numpy.savez(path, tokens=..., lengths=..., labels=...)"
@@ -85,18 +85,16 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             f"lengths and labels. Write it with {_WRITE}."
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = sorted(file.files)
-            wanted = {"tokens", "lengths", "labels", "class_names"} & set(found)
-            arrays = {name: file[name] for name in wanted}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        found = sorted(array_names(path))
+        arrays = read_arrays(path, ("tokens", "lengths", "labels", "class_names"))
+    except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: not an .npz of plain arrays ({error}). Write it with {_WRITE}."
         ) from error
     if missing := [name for name in ("tokens", "lengths", "labels") if name not in arrays]:
         raise SaccadeError(
-            f"{path}: found arrays {found}, expected tokens, lengths and labels ({missing[0]} is "
-            f"missing). Write it with {_WRITE}."
+            f"{path}: found arrays {found!r:.200}, expected tokens, lengths and labels "
+            f"({missing[0]} is missing). Write it with {_WRITE}."
         )
     return arrays
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's own images: a folder of class folders, or an .npz."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,9 @@ from PIL import Image
 from saccade.models.data.splits import stratified_split
 from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, decode
 from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.archives import array_names, read_arrays
 from saccade.plugins.errors import SaccadeError, ShapeError
+from saccade.plugins.files import check_labels, read_regular
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 _LEAST_PER_CLASS = 10  # fewer, and a class can be absent from validation
@@ -128,9 +129,11 @@ def _class_files(path: Path) -> list[Path]:
 
 def _is_grey(path: Path) -> bool:
     try:
+        if not path.is_file():
+            raise OSError("no file")
         with Image.open(path, formats=FORMATS) as image:
             return image.mode in _GREY_MODES
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow has a kind of its own for every damage
         raise SaccadeError(
             f"{path}: not a PNG, JPEG or WebP image that can be read ({type(error).__name__}, "
             f"{path.stat().st_size} bytes). Save it again, or remove it."
@@ -140,33 +143,33 @@ def _is_grey(path: Path) -> bool:
 def _read_image(path: Path, wanted: Wanted) -> np.ndarray:
     """Decoded as the router decodes, by the same code."""
     try:
-        return decode(path.read_bytes(), wanted)
+        return decode(read_regular(path, wanted.max_image_mib * 2**20), wanted)
     except (ImageRefused, OSError) as error:
         raise SaccadeError(f"{path}: {error}, or remove it.") from error
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            wanted = {"images", "labels", "class_names"} & set(file.files)
-            arrays = {name: file[name] for name in wanted}
-            found = sorted(file.files)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        arrays = read_arrays(path, ("images", "labels", "class_names"))
+        found = sorted(array_names(path))
+    except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: not an .npz of plain arrays ({error}). Write it with "
             "numpy.savez(path, images=..., labels=...)."
         ) from error
     if "images" not in arrays or "labels" not in arrays:
         raise SaccadeError(
-            f"{path}: found arrays {found}, expected images and labels. Write it with "
+            f"{path}: found arrays {found!r:.200}, expected images and labels. Write it with "
             "numpy.savez(path, images=..., labels=...)."
         )
     return arrays
 
 
 def _npz_names(path: Path, labels: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
+    if not len(labels):
+        raise SaccadeError(f"{path}: has no labels, expected one a sample.")
     low, high = int(labels.min()), int(labels.max())
-    classes = high + 1 if given is None else len(given)
+    classes = high + 1 if given is None else given.size
     if low < 0 or high >= classes or classes > len(labels):
         raise SaccadeError(
             f"{path}: labels reach from {low} to {high}, expected 0 to classes - 1"
@@ -178,4 +181,5 @@ def _npz_names(path: Path, labels: np.ndarray, given: np.ndarray | None) -> tupl
         raise SaccadeError(
             f"{path}: class_names are {given.dtype} {given.shape}, expected different texts."
         )
+    check_labels(given.tolist(), str(path), "class name")
     return tuple(given.tolist())

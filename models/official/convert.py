@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from saccade.models.checkpoint import save
-from saccade.models.families import build
+from saccade.models.checkpoint import check_finite, save
+from saccade.models.families import build, outline
 from saccade.models.interface import Part
 from saccade.models.official.calibration import calibration_for
 from saccade.models.official.conversion import Converted, Official
@@ -64,8 +64,9 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     path = weights_in(path, SOURCES[source].hub_config)
     official = official_from(source, path, options)
     converted = _with_preprocessing(with_published(_read(source, official), official), options)
-    model = build(converted.family, converted.config.to_dict())
-    expected = model.state_dict()
+    config = converted.config.to_dict()
+    planned = outline(converted.family, config)
+    expected = planned.state_dict()
     notes = converted.notes
     if options.backbone is not None:
         notes += (f"trunk from {options.backbone.name}, {sha256_of(options.backbone)}",)
@@ -75,7 +76,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
         sha256=sha256_of(path),
         family=converted.family,
         tensors=len(expected),
-        parameters=sum(each.numel() for each in model.parameters()),
+        parameters=sum(each.numel() for each in planned.parameters()),
         rows=compared(converted, expected, official.tensors),
         ignored=dict(converted.ignored),
         notes=notes,
@@ -85,6 +86,8 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
     if report.rows:
         raise ConversionFailed(report)
     _check_labels(converted)
+    check_finite(path.name, converted.weights)
+    model = build(converted.family, config, fresh=False)
     model.load_state_dict(converted.weights)
     return _write(options, converted, model.eval(), report)
 
@@ -234,7 +237,7 @@ def _exact(
     if converted.exact is None:
         note = "exact numerics: this model computes its paper's formulas already"
         return replace(report, notes=(*report.notes, note)), converted.config
-    exact = build(converted.family, converted.exact.to_dict())
+    exact = build(converted.family, converted.exact.to_dict(), fresh=False)
     exact.load_state_dict(model.state_dict())
     from saccade.models.official.numerics import largest_change
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError, require
+from saccade.plugins.files import read_regular
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # extension types
 _CHUNKED = "__msgpack_chunked_array__"
-_MAX_KEYS = 1_000_000
 _DTYPES = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "bfloat16"),
@@ -35,22 +36,45 @@ def read_messages(path: Path) -> Any:
     Source: flax.serialization, to_bytes.
     """
     msgpack: Any = require("msgpack", extra="export")
-    data = path.read_bytes()
     try:
+        data = read_regular(path, limits.WEIGHTS_BYTES)
+        held = _Counted()
         tree = msgpack.unpackb(
             data,
             ext_hook=_extension,
+            object_pairs_hook=held.mapping,
+            list_hook=held.sequence,
             raw=False,
             strict_map_key=False,
-            max_map_len=_MAX_KEYS,
-            max_array_len=_MAX_KEYS,
+            max_map_len=limits.TREE_VALUES,
+            max_array_len=limits.TREE_VALUES,
         )
         return _joined(tree)
-    except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
+    except Exception as error:  # msgpack, NumPy and the tree's own shape have their own kinds
         raise SaccadeError(
             f"{path}: not a tree that Flax saved, or damaged ({type(error).__name__}: {error}). "
             "Save it with flax.serialization.to_bytes(parameters)."
         ) from error
+
+
+class _Counted:
+    """A byte of the file can be a whole dictionary in memory: how many values there are in all."""
+
+    def __init__(self) -> None:
+        self.left = limits.TREE_VALUES
+
+    def mapping(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        self._take(len(pairs))
+        return dict(pairs)
+
+    def sequence(self, values: list[Any]) -> list[Any]:
+        self._take(len(values))
+        return values
+
+    def _take(self, count: int) -> None:
+        self.left -= count + 1
+        if self.left < 0:
+            raise ValueError(f"holds more than {limits.TREE_VALUES} values")
 
 
 def _extension(code: int, data: bytes) -> Any:
@@ -59,7 +83,7 @@ def _extension(code: int, data: bytes) -> Any:
     if code not in (_ARRAY, _SCALAR):
         raise ValueError(f"extension type {code} is unknown")
     msgpack: Any = require("msgpack", extra="export")
-    shape, name, buffer = msgpack.unpackb(data, raw=False)
+    shape, name, buffer = msgpack.unpackb(data, raw=False, max_array_len=limits.AXES)
     array = _array(shape, name, buffer)
     return array[()] if code == _SCALAR else array
 

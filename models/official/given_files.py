@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that a user writes for a conversion: a JSON object, a list of names."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import read_lines
+from saccade.plugins.files import check_labels, read_bounded, read_lines
+from saccade.plugins.json_text import parse_json
 
 
 def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
@@ -35,12 +36,14 @@ def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
         return read_lines(path, "name")
     found = _json(path, flag)
     if isinstance(found, list) and all(isinstance(name, str) for name in found):
+        check_labels(found, f"{flag} {path}", "name")
         return tuple(found)
     named = _numbered(found) if isinstance(found, dict) else None
     if named is None:
         raise SaccadeError(
             f"{flag} {path}: expected a list of texts, or an object that numbers them from 0."
         )
+    check_labels(named, f"{flag} {path}", "name")
     return named
 
 
@@ -51,7 +54,7 @@ def _numbered(found: dict[str, Any]) -> tuple[str, ...] | None:
         pairs = [(value, name) for name, value in found.items()]
     try:
         names = {int(index): name for index, name in pairs}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if sorted(names) != list(range(len(pairs))):
         return None
@@ -60,7 +63,7 @@ def _numbered(found: dict[str, Any]) -> tuple[str, ...] | None:
 
 def _json(path: Path, flag: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_bounded(path, limits.JSON_BYTES))
     except OSError as error:
         raise SaccadeError(f"{flag} {path}: cannot be read ({error}). Pass a JSON file.") from error
     except ValueError as error:

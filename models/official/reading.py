@@ -2,21 +2,22 @@
 """Checkpoint files of other codes as flat tensors; nothing in a file is ever executed."""
 
 import argparse
-import pickle
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade.models.checkpoint_format import check_entries
 from saccade.models.official.flax_messages import is_messages, read_messages
+from saccade.models.torch_file import NeedsCode, TorchFileRefused, load_torch
+from saccade.plugins import limits
+from saccade.plugins.archives import ArchiveRefused, check_archive, read_arrays
 from saccade.plugins.errors import SaccadeError, require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_BYTES = 16 * 2**30
 # Where training codes put the weights among other things, the likeliest first.
 CONTAINERS = ("state_dict", "model_state_dict", "model", "params", "target")
 # What distributed training and torch.compile put in front of every name.
@@ -36,6 +37,7 @@ def read_tensors(
     """
     require("torch", extra="export")
     content = _content(path)
+    _check_tree(path, content)
     if key is None and isinstance(content, Mapping) and likely in content:
         key = likely
     if key is not None:
@@ -47,7 +49,14 @@ def read_tensors(
             )
         content = content[key]
     state = _state_of(content)
-    tensors = dict(_flat(path, state, "", _parts_of(state)))
+    tensors = {}
+    for name, value in _flat(path, state, "", _parts_of(state)):
+        _check_size(path, name, value)
+        tensors[name] = value
+        if len(tensors) > limits.TENSORS:
+            raise SaccadeError(
+                f"{path}: has more than {limits.TENSORS} tensors. Save the state dict alone."
+            )
     if not tensors:
         raise SaccadeError(
             f"{path}: holds no tensors. Pass the checkpoint that the authors' code saved."
@@ -59,6 +68,8 @@ def read_tensors(
 
 
 def _content(path: Path) -> Any:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise SaccadeError(f"{path}: found a pipe or a device, expected one file: {_KINDS}.")
     if path.is_dir():
         raise SaccadeError(
             f"{path}: found a folder, expected one file: {_KINDS}. Save the parameters of an Orbax "
@@ -76,8 +87,11 @@ def _content(path: Path) -> Any:
         raise SaccadeError(
             f"{path}: empty, so it is not a checkpoint. Copy it again from its source."
         )
-    if size > MAX_BYTES:
-        raise SaccadeError(f"{path}: {size} bytes, at most {MAX_BYTES} are read.")
+    if size > limits.WEIGHTS_BYTES:
+        raise SaccadeError(
+            f"{path}: {size} bytes, at most {limits.WEIGHTS_BYTES} are read. Save the state dict "
+            "alone."
+        )
     if head[:4] == b"PK\x03\x04":
         return _from_zip(path)
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
@@ -91,21 +105,16 @@ def _content(path: Path) -> Any:
 
 def _from_zip(path: Path) -> Any:
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            size = sum(entry.file_size for entry in archive.infolist())
-    except zipfile.BadZipFile as error:
+        names = [entry.filename for entry in check_archive(path, limits.WEIGHTS_BYTES)]
+    except (ArchiveRefused, OSError) as error:
         raise _damaged(path, error) from error
     if any(name.endswith("data.pkl") for name in names):
         return _from_torch(path)
     if not names or not all(name.endswith(".npy") for name in names):
         raise SaccadeError(f"{path}: a zip archive without weights. Expected {_KINDS}.")
-    if size > MAX_BYTES:
-        raise SaccadeError(f"{path}: unpacks to {size} bytes, at most {MAX_BYTES} are read.")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        return read_arrays(path)
+    except (ArchiveRefused, OSError) as error:
         raise SaccadeError(
             f"{path}: holds arrays that are damaged or of Python objects ({error}). "
             "Save plain arrays with numpy.savez."
@@ -117,30 +126,32 @@ def _from_torch(path: Path) -> Any:
 
     try:
         # The options of a run, which DINO and timm keep beside the weights, are plain data.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        return load_torch(path, torch.serialization.safe_globals([argparse.Namespace]))
+    except NeedsCode as error:
         raise SaccadeError(
             f"{path}: needs unpickling, which runs code from the file ({_first_sentence(error)}). "
             "Save the weights alone where the file comes from: "
             "torch.save(model.state_dict(), 'weights.pt')."
         ) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (TorchFileRefused, OSError) as error:
         raise _damaged(path, error) from error
 
 
 def _first_sentence(error: Exception) -> str:
-    text = str(error)
+    text = str(error) or type(error).__name__
     found = [line.strip() for line in text.splitlines() if "GLOBAL" in line or "nsupported" in line]
     # What torch advises behind it is to allow the code, which is not wanted here.
     return (found[0] if found else text.splitlines()[0]).partition(". ")[0][:200]
 
 
 def _from_safetensors(path: Path) -> Any:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
     try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            check_entries(file.read(min(length, limits.JSON_BYTES + 1)))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         if "saccade" in metadata:
@@ -148,7 +159,9 @@ def _from_safetensors(path: Path) -> Any:
                 f"{path}: is a checkpoint of saccade already. Export it: saccade export {path.name}"
             )
         return load_file(path)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except SaccadeError:
+        raise
+    except Exception as error:  # whatever torch makes of a type or a shape that it has not
         raise _damaged(path, error) from error
 
 
@@ -156,6 +169,45 @@ def _damaged(path: Path, error: Exception) -> SaccadeError:
     return SaccadeError(
         f"{path}: truncated or damaged ({_first_sentence(error)}). Copy it again from its source."
     )
+
+
+def _check_tree(path: Path, content: Any) -> None:
+    """How deep and how wide the file's dictionaries are; one that is reached twice counts twice."""
+    level, count = [content], 0
+    for _ in range(limits.PICKLE_DEPTH):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, Mapping | list | tuple)
+            for inner in (each.values() if isinstance(each, Mapping) else each)
+        ]
+        count += len(level)
+        if not level:
+            return
+        if count > limits.TREE_VALUES:
+            break
+    raise SaccadeError(
+        f"{path}: nests more than {limits.PICKLE_DEPTH} deep or holds more than "
+        f"{limits.TREE_VALUES} values. Save the model's state dict alone."
+    )
+
+
+def _check_size(path: Path, name: str, value: "Tensor") -> None:
+    """Numbers that are all there: a view can repeat one of them 10^13 times."""
+    import torch
+
+    plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+    if not plain:
+        raise SaccadeError(
+            f"{path}: {name[:100]} is a sparse, quantised or empty kind of tensor, expected plain "
+            "numbers. Save them with tensor.to_dense() or tensor.dequantize()."
+        )
+    there = value.untyped_storage().nbytes()
+    if value.dim() > limits.AXES or value.numel() * value.element_size() > max(there, 2**20):
+        raise SaccadeError(
+            f"{path}: {name[:100]} is a view of shape {tuple(value.shape)!s:.80} on {there} bytes. "
+            "Save it with tensor.contiguous()."
+        )
 
 
 def _state_of(content: Any) -> Any:

@@ -12,6 +12,7 @@ from saccade.models.captioner import Captioner, CaptionerConfig
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.scene_statements import is_true
 from saccade.models.data.shapes import scenes
+from saccade.models.families import new_model
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import jensen_shannon, repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
@@ -81,7 +82,7 @@ class CaptionerTask:
                 f"{config.channels} channels: shapes are square colour images. Expected encoder "
                 "cnn, height_px equal to width_px, and 3 channels."
             )
-        self.model = Captioner(config)
+        self.model = new_model(Captioner, config)
         self.vocabulary = WordVocabulary(config.words)
         extra = self.recipe.extra
         self.training = SceneMix(extra, config.height_px)

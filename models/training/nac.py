@@ -19,6 +19,7 @@ from saccade.models.data.datasets import (
     load_data,
     pixel_moments,
 )
+from saccade.models.families import new_model
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.nac_auxiliary import Auxiliary
@@ -87,7 +88,7 @@ class NACTask:
         if "module_dropout" not in options.set:
             fewest = self.extra["keep"][0] / config.modules
             config = replace(config, module_dropout=min(1.0, fewest))
-        self.model = NAC(config)
+        self.model = new_model(NAC, config)
         self.auxiliary = Auxiliary(self.model) if self.extra["counts_weight"] else None
         self.batches = ImageBatches(self.recipe, training)
         self._order: Tensor | None = None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Expressions, Grammar, draw, listops
+from saccade.models.families import new_model
 from saccade.models.nac import NAC, NACConfig
 from saccade.models.training.nac_dropout import drawn_modules
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
@@ -88,7 +89,7 @@ class ListOpsTask:
             config = replace(
                 config, module_dropout=min(1.0, self.extra["keep"][0] / config.modules)
             )
-        self.model = NAC(config)
+        self.model = new_model(NAC, config)
         self.auxiliary = ListValues(self.model)
         self.training = listops("train", FIXED_TRAIN, grammar=self.grammar)
         self.validation = listops("validation", grammar=self.grammar)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from saccade.models.training.task import Recipe
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.json_text import JSONRefused, parse_json
 from saccade.plugins.path_fields import PathFields
 
 
@@ -89,7 +90,9 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         if key in found:
             raise SaccadeError(f"--set gives {key} twice. Give it once.")
         try:
-            found[key] = json.loads(text)
+            found[key] = parse_json(text)
+        except JSONRefused as error:
+            raise SaccadeError(f"--set {key}: {error}. Give a value of that field.") from error
         except ValueError:
             found[key] = text
     return found

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.models.families import new_model
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention import SlotModel, random_pose
@@ -82,7 +83,7 @@ class SlotTask:
         kind = options.set.get("attention", source.fields["attention"])
         parts = (recipe.config, source.fields, KINDS.get(kind, {}))
         config = chosen_config(SlotConfig, options, *parts, known=SOURCE_FIELDS)
-        self.model = SlotModel(config)
+        self.model = new_model(SlotModel, config)
         with torch.no_grad():
             self.model.decoder.project.weight.mul_(GRID_GAIN)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.models.families import new_model
 from saccade.models.interface import Setting
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sot import SoT, SoTConfig
@@ -54,7 +55,7 @@ class SoTTask:
         self.data, self.data_sha256 = source.name, source.sha256
         kind = "texts" if config.input == "tokens" else "images"
         self.card = {f"validation_{kind}": len(source.validation[1])}
-        self.model = SoT(config)
+        self.model = new_model(SoT, config)
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
         """The model's inputs by name, such as image [b h w c] uint8, and labels [b]."""

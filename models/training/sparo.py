@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from saccade.models.clip_tokens import encode_texts
 from saccade.models.data.datasets import CALIBRATION_SAMPLES
+from saccade.models.families import new_model
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo import Sparo
 from saccade.models.sparo_config import SparoConfig
@@ -70,7 +71,7 @@ class SparoTask:
                 f"the images are {self.source.images.shape[1]} px high and have sentences, found "
                 f"height_px {config.height_px} and text {config.text}. Change --set."
             )
-        self.model = Sparo(config)
+        self.model = new_model(Sparo, config)
         self.data, self.data_sha256 = self.source.name, self.source.sha256
         sizes = {"pooling": config.pooling, "training_images": len(self.source.images)}
         self.card: Mapping[str, Any] = sizes | self.source.card

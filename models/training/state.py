@@ -3,15 +3,16 @@
 
 import io
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from saccade.models.torch_file import load_torch
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import write_atomically
+from saccade.plugins.json_text import parse_json
 
 VERSION = 1
 
@@ -37,12 +38,11 @@ def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
             "(a state is kept from the first minute on). Leave --resume out to start one."
         )
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        version, written, state = found["version"], json.loads(found["run"]), found["state"]
-    except (
-        *(RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError),
-        pickle.UnpicklingError,
-    ) as error:
+        found = load_torch(path)
+        version, written, state = found["version"], parse_json(found["run"]), found["state"]
+        if not (isinstance(written, dict) and isinstance(state, dict)):
+            raise ValueError("no run with its state")
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise SaccadeError(
             f"{path}: found a damaged file, expected the state of an interrupted run. "
             "Delete it and train again without --resume."

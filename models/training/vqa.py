@@ -17,6 +17,7 @@ from saccade.models.data.questions import (
     questions,
 )
 from saccade.models.data.shapes import scenes
+from saccade.models.families import new_model
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import zero_share
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
@@ -107,7 +108,7 @@ class VQATask:
                 f"--set features={config.features}, {config.height_px}x{config.width_px} px: "
                 "shapes are square images. Expected features image, height_px equal to width_px."
             )
-        self.model = VQA(config)
+        self.model = new_model(VQA, config)
         extra, side = self.recipe.extra, config.height_px
         self.training = SceneMix(extra, side)
         self.validation = scenes("validation", extra["report_scenes"], side_px=side)

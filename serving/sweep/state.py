@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from saccade.export.typed_json import typed
+from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import json_bytes, write_atomically
+from saccade.plugins.files import json_bytes, read_bounded, write_atomically
+from saccade.plugins.json_text import parse_json
 from saccade.serving.sweep.points import Failure, Point
 
 SCHEMA = "saccade.sweep"
@@ -52,7 +54,7 @@ class SweepFolder:
         if not path.exists():
             return None
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(read_bounded(path, limits.JSON_BYTES))
         except (OSError, ValueError) as error:
             raise SaccadeError(
                 f"{path}: cannot be read ({error}). Remove it, and it is made again."
@@ -121,7 +123,7 @@ def opened(path: Path, identity: dict[str, Any], *, force: bool) -> Iterator[Swe
 def differences(path: Path, identity: dict[str, Any]) -> list[str]:
     """In what the sweep that lies there differs from this one; all where none lies there."""
     try:
-        found = json.loads((path / FILE_NAME).read_bytes())
+        found = parse_json(read_bounded(path / FILE_NAME, limits.JSON_BYTES))
         known = dict(found["of"])
         fits = (found["schema"], found["version"]) == (SCHEMA, VERSION)
     except (OSError, ValueError, KeyError, TypeError):

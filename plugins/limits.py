@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a file may hold that a command reads: the largest honest one known, with room."""
+
+# JSON: a CLIP's 49,152 merges are 0.7 MB and 50,000 values; a manifest nests 6 deep.
+JSON_BYTES = 32 * 2**20
+JSON_DEPTH = 64
+JSON_VALUES = 2_000_000
+# A text with a name or a number a line.
+TEXT_BYTES = 32 * 2**20
+LABELS = 100_000  # ImageNet-21k has 21,843
+LABEL_CHARACTERS = 1_000
+
+# Weights. The largest families here have 10**9 parameters in 2,000 tensors.
+WEIGHTS_BYTES = 16 * 2**30
+TENSORS = 100_000
+PARAMETERS = 2**32
+AXES = 16  # NumPy holds 32, torch computes with 25
+NAME_CHARACTERS = 1_000
+
+# A configuration of a model.
+SIZE = 2**20  # of anything that is counted: channels, pixels of a side, words
+LAYERS = 256  # in all; also of rounds that are written out one by one
+SEED = 2**63 - 1
+LIST = 2**20
+PIXELS = 2**17  # of a side of an image
+IMAGE_PIXELS = 2**26  # of an image that a model takes
+
+# Preprocessing: pixels of 0 to 255 that were never divided have a std of 255.
+STD = (1e-6, 1e6)
+MEAN = 1e6
+
+# Archives of arrays, and what torch.save writes.
+ARCHIVE_FILES = TENSORS
+ARCHIVE_DIRECTORY_BYTES = 8 * 2**20
+ARCHIVE_RATIO = 1_000  # unpacked to packed; deflate itself reaches 1,032, arrays of zeros do
+ARCHIVE_FREE_BYTES = 512 * 2**20  # below it, any ratio
+ARRAY_HEADER_BYTES = 10_000  # NumPy's own: a longer literal may overrun the parser's stack
+PICKLE_BYTES = 16 * 2**20  # of names and shapes, the numbers stand beside it
+PICKLE_OPCODES = 1_000_000  # some 25 a tensor
+PICKLE_DEPTH = 64
+TREE_VALUES = 1_000_000  # of a state dict, counted as often as it is reached
