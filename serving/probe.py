@@ -66,7 +66,7 @@ class Prober:
         return True
 
     def forget(self, model: str) -> None:
-        """Ask a model anew, even if a probe is out: its process has gone, perhaps with the probe."""
+        """Let a model be asked anew: its process has gone, and perhaps the probe with it."""
         self._asked.pop(model, None)
 
     def answers(self, wait_s: float = 0) -> list[Probe]:
