@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from saccade.export.graph_trial import refuse_untried
 from saccade.export.manifest import read_folder
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
@@ -68,7 +69,9 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
     inputs = [folder, *map(Path, options.engines), *texts]
     refuse_existing(out, force=options.force, inputs=inputs)
     labelling = read_labelling(options.labels, options.templates)
-    every = grouped(read_folder(folder))
+    manifests = read_folder(folder)
+    refuse_untried(folder, manifests)
+    every = grouped(manifests)
     variants = chosen(folder, every, options.precisions, options.runtime)
     check_alike(folder, variants, options.runtime)
     plans = read_plans(options.engines, variants) if options.engines else {}
