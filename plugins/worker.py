@@ -8,6 +8,7 @@ that a foreign library does inside can lift them.
 
 import ctypes
 import json
+import math
 import os
 import queue
 import resource
@@ -137,7 +138,7 @@ def main() -> None:
 def _allow(cpu_s: int | None) -> None:
     if cpu_s is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        until = int(used.ru_utime + used.ru_stime) + cpu_s
+        until = math.ceil(used.ru_utime + used.ru_stime) + cpu_s
         resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
 
 
