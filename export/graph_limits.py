@@ -81,11 +81,8 @@ def check_graph(proto: onnx.ModelProto, where: str) -> None:
 
     Raises: SaccadeError with what was found and what is expected.
     """
-    try:
-        for excess in _excesses(proto):
-            raise SaccadeError(f"{where}: {excess}. {_AGAIN}")
-    except UnicodeDecodeError as error:
-        raise SaccadeError(f"{where}: has a name that is no text ({error}). {_AGAIN}") from error
+    for excess in _excesses(proto):
+        raise SaccadeError(f"{where}: {excess}. {_AGAIN}")
 
 
 def _excesses(proto: onnx.ModelProto) -> Iterator[str]:
@@ -96,6 +93,7 @@ def _excesses(proto: onnx.ModelProto) -> Iterator[str]:
     ):
         if found > most:
             yield f"has {found} {what}, expected at most {most}"
+    yield from _names(each.domain for each in proto.opset_import)
     graphs = _Graphs()
     yield from graphs.excesses(proto)
     for where, value in (
@@ -116,7 +114,8 @@ class _Graphs:
     def excesses(self, proto: onnx.ModelProto) -> Iterator[str]:
         yield from self._graph(proto.graph, 1)
         for function in proto.functions:
-            yield from _names((function.domain, function.name, *function.input, *function.output))
+            yield from _names((function.domain, function.name, function.overload, *function.input))
+            yield from _names(function.output)
             yield from self._nodes(function.node, 1)
             yield from _shapes(function.value_info)
 
@@ -135,7 +134,9 @@ class _Graphs:
         if self.nodes > NODES:
             yield f"has {self.nodes} nodes, expected at most {NODES}"
         for node in nodes:
-            yield from _names((node.name, node.op_type, node.domain, *node.input, *node.output))
+            yield from _names(
+                (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+            )
             for attribute in node.attribute:
                 yield from _names((attribute.name,))
                 yield from self._attribute(attribute, depth)
@@ -206,9 +207,11 @@ def _shapes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[str]:
             yield f"tensor {value.name[:80]!r} has {len(axes)} axes, expected at most {AXES}"
 
 
-def _names(names: Iterable[str]) -> Iterator[str]:
+def _names(names: Iterable[str | bytes]) -> Iterator[str]:
     for name in names:
-        if len(name) > NAME_CHARACTERS:
+        if isinstance(name, bytes):  # what protobuf gives for what is no UTF-8
+            yield f"has a name that is no text ({name[:40]!r})"
+        elif len(name) > NAME_CHARACTERS:
             most = f"expected at most {NAME_CHARACTERS}"
             yield f"has a name of {len(name)} characters ({name[:40]!r}...), {most}"
         elif not name.isprintable():
