@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 
+from saccade.export.graph_limits import read_graph
 from saccade.export.layer_types import float32_layers, matrix_types, opset_of
 from saccade.export.manifest import Manifest
 from saccade.export.onnx_graph import flaws, tensor_specs
@@ -20,13 +20,9 @@ def contradictions(
 ) -> tuple[str, ...]:
     """Every claim that does not hold; empty if all do."""
     try:
-        proto = onnx.load_model_from_string(path.read_bytes())
+        proto = read_graph(path)
         onnx.checker.check_model(proto, full_check=True)
-    except (
-        DecodeError,
-        onnx.checker.ValidationError,
-        onnx.shape_inference.InferenceError,
-    ) as error:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
     entry = manifest.variant
     inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)

@@ -19,6 +19,7 @@ from saccade.export.gate import (
     folded_float32,
     measure,
 )
+from saccade.export.graph_trial import made_here
 from saccade.export.manifest import (
     FileEntry,
     Manifest,
@@ -212,6 +213,7 @@ def _export_part(
         write_atomically(folder / f"{entry.name}.onnx", data)
         manifest = _manifest(variant, entry, graph, expected, parity, data, inlined_ops)
         write_manifest(folder, manifest)
+        made_here(manifest)
         yield manifest
 
 

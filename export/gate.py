@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from saccade.export.compare import FLOORS, exceeded, figures_of, row_errors, thresholds_of
+from saccade.export.graph_trial import tried
 from saccade.export.manifest import (
     Manifest,
     Parity,
@@ -210,16 +211,19 @@ def verify(folder: Path | str) -> GateReport:
     require("onnx", extra="export")
     require("onnxruntime", extra="cpu")
     reference = Reference(load(parent_path(folder, manifests)))
+    wrong = tried(folder, manifests)
     rows = []
     with progress("verify", len(manifests)) as advance:
         for manifest in manifests:
             advance(0, note=manifest.variant.name)
-            rows.append(_verify_variant(folder, manifest, reference))
+            rows.append(_verify_variant(folder, manifest, reference, wrong))
             advance()
     return GateReport(folder, tuple(rows), images_text(folder, manifests))
 
 
-def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> VariantReport:
+def _verify_variant(
+    folder: Path, manifest: Manifest, reference: Reference, wrong: Mapping[str, str]
+) -> VariantReport:
     from saccade.export.claims import contradictions
     from saccade.export.engines.available import gpu_runners
 
@@ -227,6 +231,8 @@ def _verify_variant(folder: Path, manifest: Manifest, reference: Reference) -> V
     try:
         check_file(folder, manifest)
         path, entry = folder / manifest.file.name, manifest.variant
+        if path.name in wrong:
+            return VariantReport(name, None, (wrong[path.name],))
         setting = reference.setting(entry)
         variant = reference.variant(setting)
         problems = contradictions(path, manifest, reference.checkpoint, variant, setting)

@@ -2,13 +2,21 @@
 """The JSON beside each artefact: what it is, where it comes from, what was proved of it."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from saccade.export.manifest_checks import (
+    MOST_CHARACTERS,
+    MOST_LABELS,
+    check_equal,
+    check_hashes,
+    check_tensors,
+)
 from saccade.export.typed_json import AGAIN, read_json, typed
 from saccade.export.variants import ROLES, variant_name
+from saccade.models.families import FAMILIES
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing, upgraded
 from saccade.plugins.errors import SaccadeError
@@ -18,9 +26,8 @@ SCHEMA = "saccade.manifest"
 VERSION = 4
 SQUASHING = 3  # the version before resize modes, which is read too: it squashed every image
 SUFFIX = ".manifest.json"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FILE_NAME_CHARACTERS = 255  # what a file system takes
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_AXIS = re.compile(r"[a-z][a-z0-9_]*|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,7 @@ def read_manifest(path: Path) -> Manifest:
     _check_counts(manifest, path)
     _check_names(manifest, path)
     check_tensors(path, manifest.inputs, manifest.outputs, AGAIN)
+    _check_labels(manifest, path)
     return manifest
 
 
@@ -220,6 +228,10 @@ def check_file(folder: Path, manifest: Manifest) -> None:
             f"{path}: SHA-256 is {found[:12]}..., its manifest says {manifest.file.sha256[:12]}... "
             f"The file was changed after its export. {AGAIN}"
         )
+    if (size := path.stat().st_size) != manifest.file.bytes:
+        raise SaccadeError(
+            f"{path}: has {size} bytes, its manifest says {manifest.file.bytes}. {AGAIN}"
+        )
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
@@ -236,42 +248,27 @@ def _check_names(manifest: Manifest, path: Path) -> None:
             f"{path}: setting {entry.setting!r} has budget {entry.budget:g}. {AGAIN}"
         )
     for file in (manifest.file.name, manifest.parent.name):
-        if not FILE_NAME.fullmatch(file):
+        if not FILE_NAME.fullmatch(file) or len(file) > _FILE_NAME_CHARACTERS:
             raise SaccadeError(
-                f"{path}: {file!r} is not the plain name of a file in the same folder. {AGAIN}"
+                f"{path}: {file!r:.80} is not the plain name of a file in the same folder. {AGAIN}"
             )
     check_hashes(path, (manifest.file.sha256, manifest.parent.sha256), AGAIN)
+    if entry.family not in FAMILIES:
+        raise SaccadeError(
+            f"{path}: family {entry.family!r:.80} is not known to this release, which has "
+            f"{', '.join(sorted(FAMILIES))}. Use the release that wrote it, or export again."
+        )
+    if not entry.unit.isprintable() or len(entry.unit) > MOST_CHARACTERS:
+        raise SaccadeError(f"{path}: unit {entry.unit!r:.80} is no word. {AGAIN}")
 
 
-def check_equal(path: Path, claims: Iterable[tuple[str, str, str]], again: str) -> None:
-    """What a manifest says, held against what follows from it: found, expected, what it is.
-
-    Raises: SaccadeError for the first that differs, ending with what to do.
-    """
-    for found, expected, what in claims:
-        if found != expected:
-            raise SaccadeError(f"{path}: {what} is {found!r}, expected {expected!r}. {again}")
-
-
-def check_hashes(path: Path, digests: Iterable[str], again: str) -> None:
-    """Raises: SaccadeError for the first that is no SHA-256, ending with what to do."""
-    for digest in digests:
-        if not _SHA256.fullmatch(digest):
-            raise SaccadeError(f"{path}: {digest!r:.80} is not a SHA-256 in hexadecimal. {again}")
-
-
-def check_tensors(
-    path: Path, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], again: str
-) -> None:
-    """Raises: SaccadeError for inputs or outputs that are none, ending with what to do."""
-    if not inputs or not outputs:
-        raise SaccadeError(f"{path}: inputs or outputs are empty. {again}")
-    for spec in (*inputs, *outputs):
-        if not all(_AXIS.fullmatch(axis) for axis in spec.axes.split()):
-            raise SaccadeError(
-                f"{path}: axes {spec.axes!r:.80} of {spec.name!r:.80} are not words and numbers. "
-                f"{again}"
-            )
+def _check_labels(manifest: Manifest, path: Path) -> None:
+    most = max(map(len, manifest.labels), default=0)
+    if len(manifest.labels) > MOST_LABELS or most > MOST_CHARACTERS:
+        raise SaccadeError(
+            f"{path}: has {len(manifest.labels)} labels of up to {most} characters, expected at "
+            f"most {MOST_LABELS} of {MOST_CHARACTERS}. {AGAIN}"
+        )
 
 
 def _check_counts(manifest: Manifest, path: Path) -> None:

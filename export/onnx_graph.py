@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import onnx
 
+from saccade.export.graph_limits import check_graph
 from saccade.export.manifest import TensorSpec
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes
@@ -50,7 +51,7 @@ def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
 def serialize(proto: onnx.ModelProto) -> bytes:
     """The file's bytes, after the full check.
 
-    Raises: SaccadeError if one file cannot hold the model.
+    Raises: SaccadeError if one file cannot hold the model, or no command would read it.
     """
     weights = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
     if weights > _LARGEST_FILE_BYTES:
@@ -58,6 +59,7 @@ def serialize(proto: onnx.ModelProto) -> bytes:
             f"the weights take {weights / 2**30:.1f} GiB, one ONNX file holds at most 2. "
             "Export a smaller --budget."
         )
+    check_graph(proto, "the exported graph")
     onnx.checker.check_model(proto, full_check=True)
     return proto.SerializeToString(deterministic=True)
 

@@ -61,6 +61,11 @@ def onnx_runner(session: Any) -> Runner:
     wanted = [each.name for each in session.get_inputs()]
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        if missing := [name for name in wanted if name not in inputs]:
+            raise SaccadeError(
+                f"the ONNX file takes {missing[0]!r:.80}, and its manifest names only "
+                f"{', '.join(inputs)}. Export it again with: saccade export CHECKPOINT"
+            )
         given = {name: inputs[name] for name in wanted}
         try:
             return dict(zip(names, session.run(names, given), strict=True))

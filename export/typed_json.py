@@ -13,6 +13,7 @@ from saccade.plugins.files import read_bounded
 from saccade.plugins.json_text import parse_json
 
 AGAIN = "Export again with: saccade export CHECKPOINT"
+_LARGEST_INT = 2**63 - 1  # what every reader of ours counts with
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -58,6 +59,8 @@ def typed(kind: Any, value: Any, where: str) -> Any:
             raise _wrong_type(where, value, "float") from error
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise _wrong_type(where, value, f"{kind.__name__}")
+    if kind is int and abs(value) > _LARGEST_INT:
+        raise _wrong_type(where, value, f"a whole number of at most {_LARGEST_INT}")
     return value
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from saccade.plugins.escaped import escaped_line
+
 
 class Advance(Protocol):
     """Call it when a step is done; `note` replaces the text beside the bar."""
@@ -25,7 +27,7 @@ def progress(label: str, total: float) -> Iterator[Advance]:
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(
         *columns, console=console, transient=True, disable=not sys.stderr.isatty()
@@ -34,7 +36,7 @@ def progress(label: str, total: float) -> Iterator[Advance]:
 
         def advance(steps: float = 1, note: str = "") -> None:
             if note:
-                bar.update(task, note=note)
+                bar.update(task, note=escaped_line(note))
             bar.update(task, advance=steps)
 
         yield advance

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional
 
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.escaped import escaped_line
 from saccade.plugins.files import read_lines, refuse_existing, write_atomically
 from saccade.serving.call_options import (
     AnswerOptions,
@@ -80,7 +81,9 @@ def embed(
     count, width = found.vectors.shape
     data: dict[str, Any] = {"out": str(options.out), "images": count, "dimensions": width}
     data |= {"variant": found.variant, "sha256": found.sha256, "slots_sha256": found.slots_sha256}
-    return Answer(data, f"{options.out}: {count} x {width} from {found.variant}", json)
+    return Answer(
+        data, f"{options.out}: {count} x {width} from {escaped_line(found.variant)}", json
+    )
 
 
 def segment(
@@ -109,8 +112,11 @@ def segment(
         write_atomically(file, masks_png(one.owners))
     pairs = list(zip(image, files, found, strict=True))
     data = [{"image": str(path), "masks": str(file), **one.to_dict()} for path, file, one in pairs]
-    lines = [f"{file}: {len(one.masks)} slots of {path}  ({one.variant})"
-             for path, file, one in pairs]  # fmt: skip
+    lines = [
+        f"{escaped_line(file)}: {len(one.masks)} slots of {escaped_line(path)}"
+        f"  ({escaped_line(one.variant)})"
+        for path, file, one in pairs
+    ]
     return Answer(data, "\n".join(lines), json)
 
 
@@ -152,7 +158,10 @@ def caption(
         found = client.caption(image, options.budget, options.beam, options.max_length, options.end)
     pairs = list(zip(image, found, strict=True))
     data = [{"image": str(path), **one.to_dict()} for path, one in pairs]
-    lines = [f"{path}: {one.text}  ({one.variant})" for path, one in pairs]
+    lines = [
+        f"{escaped_line(path)}: {escaped_line(one.text)}  ({escaped_line(one.variant)})"
+        for path, one in pairs
+    ]
     return Answer(data, "\n".join(lines), json)
 
 
@@ -196,7 +205,9 @@ def show(
     refuse_existing(options.out, force=options.force)
     picture, data = looked_at(image, options)
     write_atomically(options.out, picture)
-    return Answer({"out": str(options.out), **data}, f"{options.out}: {data['title']}", json)
+    return Answer(
+        {"out": str(options.out), **data}, f"{options.out}: {escaped_line(data['title'])}", json
+    )
 
 
 def _client(options: CallOptions) -> Client:
@@ -207,9 +218,9 @@ def _labelled(images: Sequence[Path], found: Sequence[Classification], json: boo
     pairs = list(zip(images, found, strict=True))
     data = [{"image": str(path), **one.to_dict()} for path, one in pairs]
     lines = [
-        f"{path}: "
-        + ", ".join(f"{label} {100 * probability:.1f} %" for label, probability in one.labels)
-        + f"  ({one.variant})"
+        f"{escaped_line(path)}: "
+        + ", ".join(f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels)
+        + f"  ({escaped_line(one.variant)})"
         for path, one in pairs
     ]
     return Answer(data, "\n".join(lines), json)

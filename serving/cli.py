@@ -5,13 +5,14 @@ import json
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args, get_origin
 
 import tyro
 
 from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.escaped import escaped, escaped_message
 from saccade.serving import (
     call_commands,
     commands,
@@ -62,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         answer = _dispatch(arguments)
     except SaccadeError as error:
-        print(f"saccade: {error}", file=sys.stderr)
+        print(escaped_message(f"saccade: {error}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("saccade: interrupted.", file=sys.stderr)
@@ -72,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stderr.close()
         return 0
     except Exception:
-        traceback.print_exc()
+        print(escaped(traceback.format_exc()), end="", file=sys.stderr)
         print("saccade: this is a bug in saccade, please report it.", file=sys.stderr)
         return OUR_BUG
     return answer.exit_code
@@ -99,9 +100,25 @@ def _print_text(text: Any) -> None:
     from rich.console import Console
 
     # A table that is piped into a file must not be cut at 80 columns.
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    width = None if sys.stdout.isatty() else 160
+    # A title of a table is read with the console's own settings, not with those of `print`.
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
     wrap = isinstance(text, str)
-    console.print(text, highlight=False, soft_wrap=wrap, markup=False, emoji=False)
+    console.print(_Escaped(text), highlight=False, soft_wrap=wrap, markup=False, emoji=False)
+
+
+class _Escaped:
+    """A text or table whose cells may hold what others wrote: no command in it reaches the
+    terminal but those of the table itself."""
+
+    def __init__(self, text: Any) -> None:
+        self._text = escaped(text) if isinstance(text, str) else text
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self._text, options):
+            yield Segment(text if control else escaped(text), style, control)
 
 
 def _ways_to_write() -> tyro.constructors.ConstructorRegistry:

@@ -22,7 +22,7 @@ from saccade.serving.variant_parts import grouped
 SCHEMA = "saccade.frontier"
 VERSION = 1
 FILE_NAME = "frontier.json"
-_POINT = re.compile(r"batch_[1-9][0-9]*|(router_)?concurrency_[1-9][0-9]*")
+_POINT = re.compile(r"batch_[1-9][0-9]{0,6}|(router_)?concurrency_[1-9][0-9]{0,6}")
 _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
 
 
@@ -121,7 +121,7 @@ def read_frontier(path: Path) -> Frontier:
         )
     try:
         _require_keys(content, Frontier, "frontier")
-        entries = tuple(entry_of(each) for each in content["entries"])
+        entries = tuple(entry_of(each) for each in _of_type(content["entries"], list, "entries"))
         model = _of_type(content["model"], str, "model")
     except (ValueError, TypeError) as error:
         raise SaccadeError(f"{path}: {error}. {_AGAIN}") from error
@@ -261,7 +261,7 @@ def entry_of(value: Any) -> Entry:
     return Entry(**{**value, "score": Score(**{**score, "interval": (low, high)})})
 
 
-def _check_points(points: Any, where: str) -> None:
+def _check_points(points: Any, where: str, inside: bool = False) -> None:
     for key, point in _of_type(points, dict, where).items():
         if _POINT.fullmatch(key):
             for figure in _FIGURES:
@@ -270,8 +270,8 @@ def _check_points(points: Any, where: str) -> None:
                     float,
                     f"{where} {key} {figure}",
                 )
-        elif key in ROLES[1:]:
-            _check_points(point, f"{where} {key}")
+        elif key in ROLES[1:] and not inside:
+            _check_points(point, f"{where} {key}", inside=True)
         elif key not in ("threads", "best_batch"):
             raise ValueError(f"{where}: key {key!r} is not known")
 
@@ -287,7 +287,7 @@ def _of_type(value: Any, kind: type, where: str) -> Any:
     if not fits or (kind is not bool and isinstance(value, bool)):
         raise ValueError(f"{where} is {value!r:.60}, expected {kind.__name__}")
     if kind is float and not abs(value) <= sys.float_info.max:
-        raise ValueError(f"{where} is {value!r}, expected a finite number")
+        raise ValueError(f"{where} is {value!r:.60}, expected a finite number")
     return value
 
 

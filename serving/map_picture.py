@@ -23,7 +23,16 @@ def maps_png(rows: "Sequence[Looked]", pixels: np.ndarray) -> bytes:
     Shapes: pixels uint8 [h w 3].
     Raises: MissingPackage without matplotlib.
     """
-    require("matplotlib", extra="bench")
+    matplotlib = require("matplotlib", extra="bench")
+    buffer = io.BytesIO()
+    # A label is text, whatever signs are in it: between two dollars it would be read as a formula.
+    with matplotlib.rc_context({"text.parse_math": False}):
+        # Without a version in it, the same maps give the same bytes.
+        _figure(rows, pixels).savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _figure(rows: "Sequence[Looked]", pixels: np.ndarray) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -41,10 +50,7 @@ def maps_png(rows: "Sequence[Looked]", pixels: np.ndarray) -> bytes:
         _draw_image(axes[0], pixels, "the image")
         for place, panel in zip(axes[1:], row.panels, strict=False):
             _draw(place, panel, pixels)
-    buffer = io.BytesIO()
-    # Without a version in it, the same maps give the same bytes.
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return figure
 
 
 def _draw(axes: Any, panel: "Panel", pixels: np.ndarray) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.escaped import escaped
 from saccade.plugins.files import read_bounded, write_atomically
 from saccade.plugins.json_text import parse_json
 from saccade.serving.figures import (
@@ -85,19 +86,24 @@ def draw(report: dict[str, Any], folder: Path) -> None:
     write_atomically(folder / "report.html", page(report, picture).encode())
 
 
+def _escaped(text: str) -> str:
+    # A page shows a turned order of letters as a terminal does.
+    return html.escape(escaped(text))
+
+
 def page(report: dict[str, Any], picture: bytes) -> str:
     """The report as one HTML page with the picture inside it."""
     template = string.Template(
         resources.files("saccade.serving").joinpath("report.html").read_text("utf-8")
     )
     return template.substitute(
-        title=html.escape(f"{report['model']} on {report['data']['name']}"),
-        summary=html.escape(summary(report)),
-        headline=html.escape(headline(report)),
+        title=_escaped(f"{report['model']} on {report['data']['name']}"),
+        summary=_escaped(summary(report)),
+        headline=_escaped(headline(report)),
         picture=base64.b64encode(picture).decode(),
-        alt=html.escape(_alternative(report)),
+        alt=_escaped(_alternative(report)),
         tables="\n".join(_html_table(each) for each in tables(report)),
-        machine=html.escape(json.dumps(report["machine"], indent=1, sort_keys=True)),
+        machine=_escaped(json.dumps(report["machine"], indent=1, sort_keys=True)),
     )
 
 
@@ -158,23 +164,23 @@ def _alternative(report: dict[str, Any]) -> str:
 
 def _html_table(table: Table) -> str:
     head = "".join(
-        f'<th scope="col"{_aligned(column)}>{html.escape(column)}</th>' for column in table.columns
+        f'<th scope="col"{_aligned(column)}>{_escaped(column)}</th>' for column in table.columns
     )
     body = "\n".join(
-        f'<tr><th scope="row">{html.escape(row[0])}</th>'
+        f'<tr><th scope="row">{_escaped(row[0])}</th>'
         + "".join(map(_html_cell, table.columns[1:], row[1:]))
         + "</tr>"
         for row in table.rows
     )
-    note = f"<p>{html.escape(table.note)}</p>" if table.note else ""
+    note = f"<p>{_escaped(table.note)}</p>" if table.note else ""
     return (
-        f'<section><h2>{html.escape(table.title)}</h2><div class="scroll"><table>'
+        f'<section><h2>{_escaped(table.title)}</h2><div class="scroll"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}</section>"
     )
 
 
 def _html_cell(column: str, cell: str) -> str:
-    return f"<td{_aligned(column)}>{html.escape(cell)}</td>"
+    return f"<td{_aligned(column)}>{_escaped(cell)}</td>"
 
 
 def _aligned(column: str) -> str:

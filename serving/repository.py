@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from saccade.export.graph_trial import refuse_untried
 from saccade.export.manifest import read_folder
+from saccade.export.typed_json import AGAIN as EXPORT_AGAIN
+from saccade.export.typed_json import typed
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, new_folder, refuse_existing, sha256_of
@@ -71,7 +74,9 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
     inputs = [folder, *map(Path, options.engines), *texts]
     refuse_existing(out, force=options.force, inputs=inputs)
     labelling = read_labelling(options.labels, options.templates)
-    every = grouped(read_folder(folder))
+    manifests = read_folder(folder)
+    refuse_untried(folder, manifests)
+    every = grouped(manifests)
     variants = chosen(folder, every, options.precisions, options.runtime)
     check_alike(folder, variants, options.runtime)
     plans = read_plans(options.engines, variants) if options.engines else {}
@@ -157,15 +162,17 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         found = content["schema"], content["version"]
         if found != (SCHEMA, VERSION):
             raise ValueError(f"is {found}, expected {(SCHEMA, VERSION)}")
-        files = {str(name): str(digest) for name, digest in content["files"].items()}
-        model, variants = str(content["model"]), tuple(map(str, content["variants"]))
-        unmeasured, kept = (
-            tuple(map(str, content["unmeasured"])),
-            tuple(map(str, content["samples"])),
+        files = typed(dict[str, str], content["files"], "files: ")
+        model = typed(str, content["model"], "model: ")
+        variants, unmeasured, kept = (
+            typed(tuple[str, ...], content[key], f"{key}: ")
+            for key in ("variants", "unmeasured", "samples")
         )
         if (runtime := content["runtime"]) not in RUNTIMES:
             raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(RUNTIMES)}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SaccadeError
+    ) as error:  # fmt: skip
         raise SaccadeError(
             f"{path}: describes no model repository ({_said(error)}). {_AGAIN}"
         ) from error
@@ -174,7 +181,8 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
 
 def _said(error: Exception) -> str:
     # A KeyError says no more than a name.
-    return f"no {error}" if isinstance(error, KeyError) else str(error)
+    said = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return said.replace(f". {EXPORT_AGAIN}", "")
 
 
 def _hold_to_rules(folder: Path) -> None:

@@ -150,7 +150,8 @@ def _check_format(manifest: Manifest) -> None:
 
 
 def _check_labels(manifest: Manifest) -> None:
-    if bad := [label for label in manifest.labels if "\n" in label or not label]:
+    # What reads the labels may take another sign for the end of a line than the line feed.
+    if bad := [label for label in manifest.labels if label.splitlines() != [label]]:
         raise SaccadeError(
             f"{manifest.variant.name}: label {bad[0]!r} does not fit on a line of its own."
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from saccade.plugins.errors import SaccadeError, ServerFailed
+from saccade.plugins.escaped import escaped_message
 from saccade.serving.addresses import ServeOptions, address, is_loopback, with_ports
 from saccade.serving.exposure import check_repository, notices
 from saccade.serving.handover import Replacement, Start
@@ -31,7 +32,7 @@ from saccade.serving.ready_endpoint import ReadyEndpoint
 from saccade.serving.repository import read_repository
 from saccade.serving.run_folder import RunFolder
 from saccade.serving.served_copy import COPY
-from saccade.serving.server_log import ServerLog
+from saccade.serving.server_log import EscapedFormatter, ServerLog
 from saccade.serving.server_process import ServerProcess
 from saccade.serving.signals import signals
 from saccade.serving.supervisor import Supervisor
@@ -297,7 +298,7 @@ def _announce(server: Server) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"saccade: {text}", file=sys.stderr, flush=True)
+    print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -308,7 +309,7 @@ def _own_log() -> Iterator[None]:
         yield
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.escaped import escaped_message
 
 LOGGER = logging.getLogger("saccade.server")
 
@@ -33,6 +34,14 @@ _HARMLESS = (
 )
 _IDLE = "All models are stopped"
 _KEPT = 400
+
+
+class EscapedFormatter(logging.Formatter):
+    """Lines of a log on a terminal: what a caller made the server say commands nothing there."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line; further lines are set in."""
+        return escaped_message(super().format(record))
 
 
 class ServerLog:

@@ -28,6 +28,7 @@ from saccade.export.engines.profiles import (
 )
 from saccade.export.engines.promise import promise_of
 from saccade.export.engines.type_proof import check_bindings, layer_types, prove_types
+from saccade.export.graph_trial import refuse_untried
 from saccade.export.manifest import (
     FileEntry,
     Manifest,
@@ -140,6 +141,7 @@ def chosen_variants(artefact: Path, wanted: tuple[str, ...]) -> list[Manifest]:
     chosen = [each for each in manifests if not wanted or each.variant.name in wanted]
     for each in chosen:
         check_file(artefact, each)
+    refuse_untried(artefact, chosen)
     return chosen
 
 

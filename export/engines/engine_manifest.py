@@ -14,10 +14,8 @@ from saccade.export.manifest import (
     FileEntry,
     ParentEntry,
     VariantEntry,
-    check_equal,
-    check_hashes,
-    check_tensors,
 )
+from saccade.export.manifest_checks import check_equal, check_hashes, check_tensors
 from saccade.export.typed_json import AGAIN as EXPORT_AGAIN
 from saccade.export.typed_json import read_json, typed
 from saccade.export.variants import variant_name

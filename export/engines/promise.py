@@ -32,16 +32,12 @@ def promise_of(artefact: Path, manifest: Manifest) -> Promise:
 
     Raises: SaccadeError if the file cannot be read, or has an opset that no engine was built of.
     """
-    onnx = require("onnx", extra="export")
+    require("onnx", extra="export")
+    from saccade.export.graph_limits import read_graph
     from saccade.export.layer_types import MATRIX_NODES
 
     path, name = artefact / manifest.file.name, manifest.variant.name
-    try:
-        proto = onnx.load(path)
-    except Exception as error:  # protobuf's own classes share no parent but this one
-        raise SaccadeError(
-            f"{path}: is no ONNX file ({error}). Export it again with: saccade export CHECKPOINT"
-        ) from error
+    proto = read_graph(path)
     opset = next((each.version for each in proto.opset_import if not each.domain), 0)
     if opset > NEWEST_OPSET:
         raise SaccadeError(

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from saccade.export.graph_trial import refuse_untried
 from saccade.export.manifest import Manifest, read_folder
 from saccade.export.runners import Runner, onnx_runner, onnx_session, run_in_batches, torch_runner
 from saccade.export.variants import choose_settings
@@ -67,9 +68,9 @@ def subjects_of(path: Path, budget: Sequence[float | str] = ()) -> list[Subject]
     Raises: SaccadeError if there is neither.
     """
     if path.is_dir():
-        groups = groupby(
-            read_folder(path), key=lambda each: (each.variant.setting, each.variant.precision)
-        )
+        found = read_folder(path)
+        refuse_untried(path, found)
+        groups = groupby(found, key=lambda each: (each.variant.setting, each.variant.precision))
         return [_exported(path, list(manifests)) for _, manifests in groups]
     checkpoint = load(path)
     model = cast(Family, checkpoint.build())

@@ -4,6 +4,7 @@
 import ctypes
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
@@ -125,6 +126,8 @@ def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
     kernels = libraries(model)
     if any(check_library(model, target)):
         raise NotChecked("its library of ops cannot be loaded")
+    with suppress(MissingPackage):  # without onnx the limits of this process hold alone
+        assert model.proto.graph.node, "a file beyond the limits of graphs is not loaded"
     try:
         session = onnx_session(model.model, kernels=kernels[0] if kernels else None)
     except MissingPackage:

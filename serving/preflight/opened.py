@@ -86,16 +86,18 @@ class OpenedModel:
 
     @cached_property
     def proto(self) -> Any:
-        """The ONNX file as its message, read with the format's own checks."""
+        """The ONNX file as its message, if it asks for no more than `graph_limits` allows."""
         if self.runtime != "onnxruntime":
             raise NotChecked("plans are served, not ONNX files")
-        onnx = require("onnx", extra="export")
+        require("onnx", extra="export")
+        from saccade.export.graph_limits import read_graph
+
         try:
-            proto = onnx.load_model_from_string(self.model.read_bytes())
-        except Exception as error:  # protobuf's own DecodeError, without naming its package
-            raise NotChecked(f"{MODEL_FILE} cannot be read") from error
+            proto = read_graph(self.model, MODEL_FILE)
+        except SaccadeError as error:
+            raise NotChecked(str(error).rstrip(".")) from error
         if not proto.graph.node:
-            raise NotChecked(f"{MODEL_FILE} cannot be read")
+            raise NotChecked(f"{MODEL_FILE} has no node")
         return proto
 
 

@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a repository in a throw-away process, and goes on where one of the checks ended it."""
 
-import json
 import math
-import os
-import queue
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.progress import progress
+from saccade.plugins.worker import Limits, Worker
+from saccade.serving.model_config import MODEL_FILE
 from saccade.serving.preflight.opened import opened
 from saccade.serving.preflight.report import Finding, PreflightReport
 from saccade.serving.preflight.target import Target, target_of
 
 _START_S = 120.0
+_NICENESS = 10  # a server beside it goes first
+_GIB = 2**30
 _UNLOADABLE = ("library", "failed")
 
 
@@ -75,33 +72,22 @@ class _Run:
         self, folder: Path, before: Sequence[Finding], target: Target, timeout_s: float
     ) -> None:
         failed = [each.model for each in before if (each.check, each.verdict) == _UNLOADABLE]
-        words = [str(folder.resolve()), str(len(before)), json.dumps(asdict(target))]
-        words.append(json.dumps(failed))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "saccade.serving.preflight.child", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"},
-            text=True,
-        )
+        request = {
+            "folder": str(folder.resolve()),
+            "start": len(before),
+            "target": asdict(target),
+            "unloadable": failed,
+        }
+        limits = Limits(_memory_bytes(folder), niceness=_NICENESS)
+        self._worker = Worker("saccade.serving.preflight.child", request, limits)
         self._timeout_s = timeout_s
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._last_words: list[str] = []
-        self._readers = [
-            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
         self.done = False
 
     def findings(self) -> Generator[Finding, None, None]:
         """Each as it is told; the process is gone when they end or are closed."""
         begun: tuple[str, str] | None = None
         try:
-            while (line := self._next(begun)) is not None:
-                told = json.loads(line)
+            while (told := self._next(begun)) is not None:
                 if "finding" in told:
                     begun = None
                     yield Finding(
@@ -111,47 +97,31 @@ class _Run:
                     begun = tuple(told["begins"])
                 else:
                     self.done = True
-        except queue.Empty:
-            self._end()
+        except TimeoutError:
             if begun is None:
                 raise SaccadeError(self._stillborn("says nothing")) from None
             reason = f"the check did not end within {self._timeout_s:g} s."
             yield Finding(*begun, "failed", (reason,))
             return
         finally:
-            self._end()
+            self._worker.close()
         if begun is not None:
-            yield Finding(
-                *begun, "failed", (f"what it loads ended the process ({self._ending()}).",)
-            )
+            ending = self._worker.ending()
+            yield Finding(*begun, "failed", (f"what it loads ended the process ({ending}).",))
         elif not self.done:
-            raise SaccadeError(self._stillborn(self._ending()))
+            raise SaccadeError(self._stillborn(self._worker.ending()))
 
-    def _next(self, begun: tuple[str, str] | None) -> str | None:
+    def _next(self, begun: tuple[str, str] | None) -> dict[str, Any] | None:
         # Before and between checks Python itself loads and reads; a busy machine may take long.
         allowed = self._timeout_s if begun else max(_START_S, self._timeout_s)
-        return self._lines.get(timeout=allowed)
-
-    def _read(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def _listen(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._last_words = [*self._last_words[-5:], line.strip()]
-
-    def _end(self) -> None:
-        if self._process.poll() is None and not self.done:
-            self._process.kill()
-        self._process.wait()
-        for reader in self._readers:
-            reader.join(timeout=5)
-
-    def _ending(self) -> str:
-        code = self._process.wait()
-        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        return self._worker.receive(allowed)
 
     def _stillborn(self, how: str) -> str:
-        said = " ".join(self._last_words[-2:])
+        said = self._worker.last_words
         return f"The process of the checks ended before the first one ({how}). {said} Try again."
+
+
+def _memory_bytes(folder: Path) -> int:
+    """Room for libraries, and for some copies of the largest model's weights."""
+    sizes = [path.stat().st_size for path in folder.glob(f"*/1/{MODEL_FILE}") if path.is_file()]
+    return 8 * _GIB + 8 * max(sizes, default=0)

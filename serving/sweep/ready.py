@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from saccade.export.evaluation.found import Found, Score
+from saccade.export.graph_trial import refuse_untried
 from saccade.export.manifest import SUFFIX, read_folder
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import sha256_of
@@ -102,6 +103,8 @@ def collected(state: SweepFolder, points: Sequence[Point]) -> list[Ready]:
         _discard_others(state.artefacts, found)
     for each in found:
         _collect(state.exported(each.point), state.artefacts, each.variant)
+    parts = [part for each in found for part in each.variant.parts.values()]
+    refuse_untried(state.artefacts, parts)
     return found
 
 

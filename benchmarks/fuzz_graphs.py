@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changed ONNX files and manifests by the hundred thousand; writes the counts.
+
+    python benchmarks/fuzz_graphs.py --examples 100000 --minutes 60
+
+The law: each is read or refused by SaccadeError, within 5 s of processor time, and the process
+never holds more than 1 GiB.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "fuzz_graphs.json"
+MOST_SECONDS, MOST_MIB = 5.0, 1024
+KINDS = ("graph", "manifest")
+_KEPT = 20  # failures
+
+
+def fuzz(kind: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
+    """One kind of file on `examples` seeds, or as many as there is time for."""
+    import graph_fuzz
+
+    signal.signal(signal.SIGVTALRM, _too_long)
+    ended = {"read": 0, "refused": 0, "failed": 0}
+    failures: list[dict[str, Any]] = []
+    slowest, slowest_seed, start = 0.0, first, time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(first, first + examples):
+            if time.monotonic() - start > seconds:
+                break
+            began = time.process_time()
+            signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
+            try:
+                if kind == "graph":
+                    ended[graph_fuzz.graph(seed)] += 1
+                else:
+                    ended[graph_fuzz.manifest(seed, Path(folder))] += 1
+            except Exception as error:
+                ended["failed"] += 1
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{Path(last.filename).name}:{last.lineno}"
+                failures.append({"seed": seed, "error": f"{error!r:.200}", "where": where})
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            if (took := time.process_time() - began) > slowest:
+                slowest, slowest_seed = took, seed
+    return {
+        "examples": sum(ended.values()),
+        "first_seed": first,
+        **ended,
+        "failures": failures[:_KEPT],
+        "slowest_seconds": round(slowest, 3),
+        "slowest_seed": slowest_seed,
+        "largest_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"more than {MOST_SECONDS:g} s")
+
+
+def main() -> int:
+    sys.path.insert(0, str(ROOT / "tests"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--examples", type=int, default=100_000, help="of each kind")
+    parser.add_argument("--minutes", type=float, default=60, help="for both kinds together")
+    parser.add_argument("--first", type=int, default=0, help="seed")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given = parser.parse_args()
+    seconds = 60 * given.minutes / len(KINDS)
+    found = {}
+    for kind in KINDS:  # a process each: what one holds is not counted to the other
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found[kind] = pool.apply(fuzz, (kind, given.examples, seconds, given.first))
+        print(kind, json.dumps(found[kind])[:600], flush=True)
+    content = {
+        "law": {"seconds": MOST_SECONDS, "mib": MOST_MIB, "traces": 0},
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "examples": sum(each["examples"] for each in found.values()),
+        "kinds": found,
+    }
+    given.out.write_text(json.dumps(content, indent=1) + "\n")
+    broken = [
+        kind for kind, each in found.items() if each["failed"] or each["largest_mib"] > MOST_MIB
+    ]
+    print(f"failed: {', '.join(broken) or 'none'}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large a graph becomes once its functions are written out, and how often its loops turn.
+
+Both are counted by multiplying: no function is written out, and no loop is run.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import onnx
+
+NODES = 100_000  # a vision transformer of 24 blocks has 2,000
+CALL_DEPTH = 32  # functions that call functions; ours call none
+TURNS = 10**7  # nodes that loops of a constant number of turns run, all together
+
+Key = tuple[str, str, str]
+
+
+def call_excesses(proto: onnx.ModelProto) -> Iterator[str]:
+    """What a model's calls and loops ask for beyond the limits; graphs are known not to be deep."""
+    yield from _Calls(proto).excesses()
+
+
+def graphs_in(attribute: onnx.AttributeProto) -> tuple[onnx.GraphProto, ...]:
+    """The graphs of an attribute: the body of a loop, the branches of a condition."""
+    own = (attribute.g,) if attribute.HasField("g") else ()
+    return (*own, *attribute.graphs)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Nodes once every function is written out; and what constant loops run of them."""
+
+    nodes: int = 0
+    turns: int = 0
+
+    def __add__(self, other: "_Load") -> "_Load":
+        return _Load(self.nodes + other.nodes, self.turns + other.turns)
+
+
+@dataclass
+class _Calls:
+    """Who calls whom: each function is counted once, whatever number of times it is called."""
+
+    proto: onnx.ModelProto
+    functions: dict[Key, onnx.FunctionProto] = field(default_factory=dict)
+    known: dict[Key, _Load] = field(default_factory=dict)
+    open: list[Key] = field(default_factory=list)
+
+    def excesses(self) -> Iterator[str]:
+        for each in self.proto.functions:
+            key = _key(each.domain, each.name, each.overload)
+            if key in self.functions:
+                yield f"has the function {_said(key)} twice"
+            self.functions[key] = each
+        try:
+            for key in self.functions:
+                self._function(key)
+            load = self._nodes(self.proto.graph.node, _Scope.of(self.proto.graph))
+        except _TooDeep as error:
+            yield str(error)
+            return
+        if load.nodes > NODES:
+            yield (
+                f"has {_large(load.nodes)} nodes once its functions are written out, expected at "
+                f"most {NODES}"
+            )
+        if load.turns > TURNS:
+            yield f"has loops that run {_large(load.turns)} nodes, expected at most {TURNS}"
+
+    def _function(self, key: Key) -> _Load:
+        if key in self.known:
+            return self.known[key]
+        if key in self.open:
+            raise _TooDeep(f"has the function {_said(key)}, which calls itself")
+        if len(self.open) >= CALL_DEPTH:
+            raise _TooDeep(f"has functions that call functions more than {CALL_DEPTH} deep")
+        self.open.append(key)
+        nodes = self.functions[key].node
+        self.known[key] = self._nodes(nodes, _Scope().holding(nodes))
+        self.open.pop()
+        return self.known[key]
+
+    def _nodes(self, nodes: Iterable[onnx.NodeProto], scope: "_Scope") -> _Load:
+        total = _Load()
+        for node in nodes:
+            key = _key(node.domain, node.op_type, node.overload)
+            total += self._function(key) if key in self.functions else _Load(1, 0)
+            for attribute in node.attribute:
+                for graph in graphs_in(attribute):
+                    total += self._inside(node, graph, scope)
+        return total
+
+    def _inside(self, node: onnx.NodeProto, graph: onnx.GraphProto, scope: "_Scope") -> _Load:
+        load = self._nodes(graph.node, _Scope.of(graph, scope))
+        number = scope.number(node.input[0]) if node.op_type == "Loop" and node.input else None
+        if number is None:
+            return load
+        # A turn runs each node once, and whatever loops inside it run.
+        turns = max(0, number)
+        return _Load(load.nodes, turns * max(1, load.nodes + load.turns))
+
+
+class _TooDeep(Exception):
+    """Functions that cannot be counted."""
+
+
+@dataclass
+class _Scope:
+    """The names of a graph that hold a whole number, and the graph around it."""
+
+    outside: "_Scope | None" = None
+    names: dict[str, int | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: onnx.GraphProto, outside: "_Scope | None" = None) -> "_Scope":
+        scope = cls(outside, {value.name: None for value in graph.input})
+        scope.names |= {tensor.name: _whole(tensor) for tensor in graph.initializer}
+        return scope.holding(graph.node)
+
+    def holding(self, nodes: Iterable[onnx.NodeProto]) -> "_Scope":
+        """The same with what the nodes make."""
+        for node in nodes:
+            value = _constant(node)
+            self.names |= dict.fromkeys(node.output, value)
+        return self
+
+    def number(self, name: str) -> int | None:
+        """What a name stands for, where that can be read from the file."""
+        scope: _Scope | None = self
+        while scope is not None and name not in scope.names:
+            scope = scope.outside
+        return None if scope is None else scope.names[name]
+
+
+def _constant(node: onnx.NodeProto) -> int | None:
+    if node.op_type != "Constant" or not node.attribute:
+        return None
+    held = node.attribute[0]
+    return int(held.i) if held.name == "value_int" else _whole(held.t)
+
+
+def _whole(tensor: onnx.TensorProto) -> int | None:
+    """The number of a tensor that holds one, as the turns of a loop are."""
+    if tensor.data_type != onnx.TensorProto.INT64 or math.prod(tensor.dims) != 1:
+        return None
+    if len(tensor.raw_data) == 8:
+        return int.from_bytes(tensor.raw_data, "little", signed=True)
+    return tensor.int64_data[0] if len(tensor.int64_data) == 1 else None
+
+
+def _key(domain: str, name: str, overload: str) -> Key:
+    return ("" if domain == "ai.onnx" else domain, name, overload)
+
+
+def _said(key: Key) -> str:
+    return f"{'::'.join(each for each in key if each)!r:.80}"
+
+
+def _large(number: int) -> str:
+    # A number that a hostile file makes may have thousands of digits.
+    return str(number) if number < 10**12 else f"some 2^{number.bit_length() - 1}"

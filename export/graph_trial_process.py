@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker of `graph_trial`: each file is announced, opened, and told as a reason or none."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from saccade.export.graph_limits import parse_graph, read_file
+from saccade.export.half_graph import HALF, widened
+from saccade.export.runners import onnx_session
+from saccade.plugins.errors import MissingPackage, SaccadeError
+from saccade.plugins.worker import Say
+
+_MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
+
+
+def main(request: dict[str, Any], say: Say) -> None:
+    """Try the files, one after the other."""
+    for number, name in enumerate(request["files"]):
+        say({"begins": number})
+        digest, reason = _tried(Path(name))
+        say({"sha256": digest, "reason": reason})
+
+
+def _tried(path: Path) -> tuple[str, str | None]:
+    """The hash of what was read, and why it is not to be opened."""
+    try:
+        data = read_file(path)
+        return hashlib.sha256(data).hexdigest(), _reason(path, data)
+    except SaccadeError as error:
+        return "", str(error)
+    except MemoryError:
+        return "", _too_large(path)
+
+
+def _reason(path: Path, data: bytes) -> str | None:
+    """What a runtime refuses in time and memory is its caller's to say."""
+    proto = parse_graph(data, str(path))
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+        _ask(proto)
+    except MissingPackage:
+        return None
+    except Exception as error:  # of libraries, whose classes share no parent but this one
+        return _too_large(path) if _MEMORY.search(f"{error!r} {error}") else None
+    return None
+
+
+def _ask(proto: onnx.ModelProto) -> None:
+    """Load it as a command does, and run it on zeros, with each free axis of one."""
+    if any(tensor.data_type in HALF for tensor in proto.graph.initializer):
+        proto = widened(proto)
+    given = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in given]
+    session = onnx_session(proto.SerializeToString())
+    zeros = {}
+    for value in inputs:
+        tensor = value.type.tensor_type
+        shape = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in tensor.shape.dim]
+        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        zeros[value.name] = np.zeros(shape, kind)
+    session.run(None, zeros)
+
+
+def _too_large(path: Path) -> str:
+    return (
+        f"{path}: loading it and asking it one sample takes more memory than a file of its size "
+        "may. Export it again with: saccade export CHECKPOINT"
+    )

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX files and manifests changed at random: one seed is one file."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hostile_graphs
+from tiny_artefacts import manifest_of, onnx_model
+
+from saccade.export.graph_limits import parse_graph
+from saccade.export.manifest import SUFFIX, ParentEntry, read_manifest
+from saccade.plugins.errors import SaccadeError
+from saccade.plugins.onnx_model import one_node_model
+from saccade.plugins.ops import OPS
+
+_NUMBERS = (-1, 0, 1, 7, 16, 255, 2**31, 2**62, -(2**63), 2**63 - 1)
+_TEXTS = ("", "x", "f0", "bomb", "trips", "\x1b[2J", "\u202e", "../../x", "y" * 2000)
+_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 2**63, 10**400, 1e300, -0.5, "", "\x1b[2J", "../../x", "x" * 5000, [], {},
+    [None], [[]], {"a": None}, ["a"] * 70, "b 99999999 99999999", "object", "0" * 63,
+)  # fmt: skip
+_REPEATED = 300  # times a message is doubled at most
+_MANY_BYTES = 4_000_000
+
+
+@cache
+def _sound() -> tuple[bytes, ...]:
+    """Files to begin with: a model, every op with its body, and hostile ones that are small."""
+    honest = [onnx_model(), *(one_node_model(OPS[op]) for op in OPS)]
+    hostile = [make() for name, (make, _) in hostile_graphs.HOSTILE.items() if "000" not in name]
+    hostile.append(hostile_graphs.read_trips())
+    return tuple(each.SerializeToString() for each in (*honest * 3, *hostile))
+
+
+def graph(seed: int) -> str:
+    """What a changed ONNX file ends in.
+
+    Raises: whatever but SaccadeError.
+    """
+    rng = random.Random(seed)
+    data = rng.choice(_sound())
+    data = _changed_bytes(rng, data) if rng.random() < 0.3 else _changed_messages(rng, data)
+    try:
+        parse_graph(data, "model.onnx")
+    except SaccadeError:
+        return "refused"
+    return "read"
+
+
+def manifest(seed: int, folder: Path) -> str:
+    """What a changed manifest ends in.
+
+    Raises: whatever but SaccadeError.
+    """
+    rng = random.Random(seed)
+    found = manifest_of("b1000", b"", ParentEntry("tiny.safetensors", "0" * 64))
+    content = json.loads(json.dumps(found.to_dict()))
+    for _ in range(rng.randint(1, 3)):
+        _change_value(rng, content)
+    path = folder / (found.variant.name + SUFFIX)
+    text = json.dumps(content).encode()
+    path.write_bytes(_changed_bytes(rng, text) if rng.random() < 0.3 else text)
+    try:
+        read_manifest(path)
+    except SaccadeError:
+        return "refused"
+    return "read"
+
+
+def _changed_bytes(rng: random.Random, data: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 8)):
+        at = rng.randrange(len(changed) + 1)
+        match rng.randrange(4):
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << rng.randrange(8)
+            case 1:
+                changed[at:at] = rng.randbytes(rng.randint(1, 9))
+            case 2:
+                del changed[at : at + rng.randint(1, 40)]
+            case _:
+                changed[at:at] = changed[at : at + rng.randint(1, 200)] * rng.randint(1, 20)
+    return bytes(changed)
+
+
+def _changed_messages(rng: random.Random, data: bytes) -> bytes:
+    proto = hostile_graphs.onnx.load_model_from_string(data)
+    for _ in range(rng.randint(1, 4)):
+        message = proto
+        for _ in range(rng.randint(0, 6)):
+            inside = [
+                each
+                for field, value in message.ListFields()
+                if field.type == field.TYPE_MESSAGE
+                for each in (value if _is_repeated(field) else [value])
+            ]
+            if not inside:
+                break
+            message = rng.choice(inside)
+        _change_field(rng, message)
+        if proto.ByteSize() > _MANY_BYTES:
+            break
+    return bytes(proto.SerializeToString())
+
+
+def _is_repeated(field: Any) -> bool:
+    return bool(field.is_repeated)
+
+
+def _change_field(rng: random.Random, message: Any) -> None:
+    field = rng.choice(message.DESCRIPTOR.fields)
+    if field.type == field.TYPE_MESSAGE:
+        if not _is_repeated(field):
+            getattr(message, field.name).SetInParent()
+        elif held := list(getattr(message, field.name)):
+            copies = [rng.choice(held) for _ in range(rng.randint(1, _REPEATED))]
+            if sum(each.ByteSize() for each in copies) < _MANY_BYTES:
+                getattr(message, field.name).extend(copies)
+        else:
+            getattr(message, field.name).add()
+        return
+    if rng.random() < 0.2:
+        message.ClearField(field.name)
+        return
+    if field.type == field.TYPE_STRING:
+        value: Any = rng.choice(_TEXTS)
+    elif field.type == field.TYPE_BYTES:
+        value = rng.randbytes(rng.randint(0, 64))
+    elif field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
+        value = rng.choice((0.0, float("nan"), float("inf"), 1e30))
+    else:
+        value = rng.choice(_NUMBERS)
+    try:
+        if _is_repeated(field):
+            getattr(message, field.name).extend([value] * rng.randint(1, 40))
+        else:
+            setattr(message, field.name, value)
+    except ValueError:  # a number beyond the field's type, or no name of an enumeration
+        message.ClearField(field.name)
+
+
+def _change_value(rng: random.Random, content: Any) -> None:
+    held, inside = content, content
+    key: Any = rng.choice(list(content))
+    for _ in range(4):
+        held = inside
+        keys = list(held) if isinstance(held, dict) else list(range(len(held)))
+        key = rng.choice(keys)
+        inside = held[key]
+        if not isinstance(inside, dict | list) or not inside or rng.random() < 0.3:
+            break
+    if isinstance(held, dict) and rng.random() < 0.1:
+        del held[key]
+    else:
+        held[key] = rng.choice(_VALUES)
