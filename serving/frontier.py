@@ -16,10 +16,12 @@ from saccade.export.variants import ROLES
 from saccade.models.scores.intervals import paired_bootstrap
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, write_atomically
+from saccade.plugins.leftovers import only_writer
 from saccade.serving.variant_parts import grouped
 
 SCHEMA = "saccade.frontier"
 VERSION = 1
+_OTHERS_S = 30.0  # a file is merged in milliseconds
 FILE_NAME = "frontier.json"
 _POINT = re.compile(r"batch_[1-9][0-9]*|(router_)?concurrency_[1-9][0-9]*")
 _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
@@ -137,6 +139,13 @@ def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
     Raises: SaccadeError if the file that is there cannot be read or is another model's.
     """
     path = folder / FILE_NAME
+    with only_writer(path, wait_s=_OTHERS_S):  # else two that add at once would lose one's
+        frontier = _merged(folder, path, model, entries)
+        write_atomically(path, json_bytes(frontier.to_dict()))
+    return frontier
+
+
+def _merged(folder: Path, path: Path, model: str, entries: Iterable[Entry]) -> Frontier:
     old = read_frontier(path) if path.exists() else Frontier(model, ())
     if old.model != model:
         raise SaccadeError(
@@ -149,9 +158,7 @@ def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
     def order(entry: Entry) -> tuple[str, str, float, str]:
         return entry.device, entry.runtime, -entry.budget, entry.variant
 
-    frontier = Frontier(model, tuple(sorted(merged.values(), key=order)))
-    write_atomically(path, json_bytes(frontier.to_dict()))
-    return frontier
+    return Frontier(model, tuple(sorted(merged.values(), key=order)))
 
 
 def mark_dominated(

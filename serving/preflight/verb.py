@@ -17,6 +17,7 @@ from typing import IO
 
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.progress import progress
+from saccade.serving import leash
 from saccade.serving.preflight.opened import opened
 from saccade.serving.preflight.report import Finding, PreflightReport
 from saccade.serving.preflight.target import Target, target_of
@@ -78,7 +79,7 @@ class _Run:
         words = [str(folder.resolve()), str(len(before)), json.dumps(asdict(target))]
         words.append(json.dumps(failed))
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "saccade.serving.preflight.child", *words],
+            leash.leashed([sys.executable, "-P", "-m", "saccade.serving.preflight.child", *words]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
