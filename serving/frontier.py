@@ -21,7 +21,6 @@ from saccade.serving.variant_parts import grouped
 
 SCHEMA = "saccade.frontier"
 VERSION = 1
-_OTHERS_S = 30.0  # a file is merged in milliseconds
 FILE_NAME = "frontier.json"
 _POINT = re.compile(r"batch_[1-9][0-9]*|(router_)?concurrency_[1-9][0-9]*")
 _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
@@ -139,7 +138,7 @@ def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
     Raises: SaccadeError if the file that is there cannot be read or is another model's.
     """
     path = folder / FILE_NAME
-    with only_writer(path, wait_s=_OTHERS_S):  # else two that add at once would lose one's
+    with only_writer(path, wait_s=30):  # else two that add at once would lose one's
         frontier = _merged(folder, path, model, entries)
         write_atomically(path, json_bytes(frontier.to_dict()))
     return frontier

@@ -66,12 +66,14 @@ def _all(options: argparse.Namespace, root: Path, begun: float) -> list[Tally]:
     from commands import COMMANDS, inputs
     from forks import threads
 
-    inputs(root / "given")
-    _exported(root)
+    chosen = [COMMANDS[name] for name in options.commands or COMMANDS]
+    inputs(root / "given", {need for each in chosen for need in each.needs})
+    if any("exported" in each.changes for each in chosen):
+        _exported(root)
     options.disk = _disk() if options.full else "none"
     tallies = []
-    for name in options.commands or COMMANDS:
-        bench = _Bench(COMMANDS[name], options, root, begun)
+    for command in chosen:
+        bench = _Bench(command, options, root, begun)
         if threads() > 1:
             raise SystemExit(f"this process has {threads()} threads, a fork would lose them")
         tallies += bench.all()

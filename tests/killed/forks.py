@@ -15,7 +15,7 @@ from clock import Clock, Moment, clock
 from commands import Command
 
 NEVER = Moment("none", 0, "none")
-_MOST_S = 300.0
+_MOST_S = 1200.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _wait(pid: int) -> int:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.003)
+        time.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return -999
