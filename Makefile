@@ -6,7 +6,7 @@ EXTRAS := export,cpu,serve,bench,rtx,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 
-.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-supply check-wheel wheel
+.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-killed check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -40,6 +40,9 @@ plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT
 
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 	$(BIN)/python -m pytest -q tests/native/check_fuzz.py
+
+check-killed: $(STAMP) ## commands ended at 50 seeded moments by three signals each, and on 20 full disks
+	$(BIN)/python tests/killed/check.py --moments 50 --full 20 --out benchmarks/results/killed.json
 
 # What cannot be asked (no network, a service that is down) is said and is no failure.
 check-supply: $(STAMP) ## known advisories of the packages that are pinned, by PyPI and OSV

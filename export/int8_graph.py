@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from saccade.export.onnx_graph import tidy
 from saccade.models.interface import Arrays
 from saccade.plugins.errors import SaccadeError, require
+from saccade.plugins.leftovers import temporary_folder
 
 _BATCH = 16
 
@@ -38,8 +39,8 @@ def quantized(proto: onnx.ModelProto, samples: Arrays, float32: Collection[str])
         raise SaccadeError(
             "no layer of constant weights can be computed in int8. Export with --precision fp32."
         )
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        path = Path(folder) / "model.onnx"
+    with _scratch() as folder, _quiet():
+        path = folder / "model.onnx"
         quantize_static(
             apart,
             path,
@@ -129,6 +130,18 @@ def _reader(samples: Arrays) -> Any:
             return some if len(next(iter(some.values()))) else None
 
     return Reader()
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A temporary folder in which the quantiser's own lie too, so that they go with it."""
+    before = tempfile.tempdir
+    with temporary_folder("int8") as folder:
+        tempfile.tempdir = str(folder)
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = before
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from saccade.models.checkpoint_format import SCHEMA, VERSION, pack, read_header,
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError, ShapeError, require
-from saccade.plugins.files import read_regular, write_atomically
+from saccade.plugins.files import read_regular, write_together
 
 if TYPE_CHECKING:
     import torch
@@ -112,10 +112,13 @@ def save(
     labels: tuple[str, ...],
     calibration: dict[str, np.ndarray],
     card: dict[str, Any],
+    beside: Mapping[Path, bytes] | None = None,
+    replace: bool = True,
 ) -> Checkpoint:
-    """Write a checkpoint; the same content gives the same bytes.
+    """Write a checkpoint, after the files that belong `beside` it; same content, same bytes.
 
-    Raises: SaccadeError if the file cannot be written or would not load again.
+    Raises: SaccadeError if the file cannot be written or would not load again, or one stands
+        there and `replace` is false.
     """
     torch: Any = require("torch", extra="export")
     tensors = {_WEIGHTS + key: value.detach().contiguous() for key, value in weights.items()}
@@ -132,7 +135,7 @@ def save(
     }
     data = pack(tensors, header)
     checkpoint = _parse(Path(path), data)
-    write_atomically(Path(path), data)
+    write_together({**(beside or {}), Path(path): data}, replace=replace)
     return checkpoint
 
 

@@ -66,7 +66,7 @@ def select(path: Path, options: SelectOptions) -> Selected:
     else:
         mask, scores = _masked(model, options)
         chosen = selection(kind=options.masks, mask=mask, **named)
-    write_selection(options.out, chosen)
+    write_selection(options.out, chosen, replace=options.force)
     return Selected(chosen, scores)
 
 

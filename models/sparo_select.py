@@ -145,12 +145,13 @@ def selection(
     }
 
 
-def write_selection(path: Path, chosen: Mapping[str, Any]) -> None:
+def write_selection(path: Path, chosen: Mapping[str, Any], *, replace: bool = True) -> None:
     """Write a selection as JSON.
 
-    Raises: SaccadeError if it cannot be written.
+    Raises: SaccadeError if it cannot be written, or stands there and `replace` is false.
     """
-    write_atomically(path, (json.dumps(dict(chosen), indent=1) + "\n").encode())
+    data = (json.dumps(dict(chosen), indent=1) + "\n").encode()
+    write_atomically(path, data, replace=replace)
 
 
 def read_selection(path: Path) -> dict[str, Any]:

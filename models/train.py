@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.models.checkpoint import Checkpoint, save
@@ -19,6 +18,7 @@ from saccade.models.training.options import overrides_words
 from saccade.models.training.task import Task
 from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.files import refuse_existing
+from saccade.plugins.leftovers import only_writer, remove_leftovers
 
 if TYPE_CHECKING:
     from saccade.models.training.loop import Fitted
@@ -34,6 +34,13 @@ def train(family: str, options: TrainOptions) -> Checkpoint:
         used, or the loss stops being finite.
     """
     _check(options)
+    with only_writer(options.out):
+        _forget_unfinished(options)
+        _check_place(options)
+        return _trained(family, options)
+
+
+def _trained(family: str, options: TrainOptions) -> Checkpoint:
     make = _task_of(family)
     torch: Any = require("torch", extra="export")
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -66,15 +73,14 @@ def _run(task: Task, options: TrainOptions) -> Checkpoint:
         task.finish()
         scores = report()
     task.model.cpu()
-    checkpoint = save(
+    return save(
         options.out,
         family=task.family,
         weights=task.model.state_dict(),
         card=_card(task, options, fitted, scores),
+        beside={fitted.log.path: fitted.log.content()},
         **task.saved(),
     )
-    fitted.log.write()
-    return checkpoint
 
 
 def _card(
@@ -122,7 +128,6 @@ def _check(options: TrainOptions) -> None:
     out = options.out
     if out.suffix != ".safetensors":
         raise SaccadeError(f"--out is {out}, expected a name that ends in .safetensors.")
-    _check_place(out, options)
     limits = {"steps": 1, "batch": 1, "side_px": 4, "seed": 0, "threads": 1}
     for name, least in limits.items():
         value = getattr(options, name)
@@ -140,7 +145,15 @@ def _check(options: TrainOptions) -> None:
         raise SaccadeError(f"{out.parent}: cannot be written. Choose another place with --out.")
 
 
-def _check_place(out: Path, options: TrainOptions) -> None:
+def _forget_unfinished(options: TrainOptions) -> None:
+    """The log of a run that was killed between writing it and the checkpoint, which comes last."""
+    out, state = options.out, options.state_path
+    if remove_leftovers(out) and not (out.exists() or state.exists()):
+        options.log_path.unlink(missing_ok=True)
+
+
+def _check_place(options: TrainOptions) -> None:
+    out = options.out
     refuse_existing(out, force=options.force)
     if out.is_dir():
         raise SaccadeError(f"--out is the folder {out}, expected a file. Choose another name.")

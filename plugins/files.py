@@ -4,16 +4,17 @@
 import hashlib
 import json
 import os
-import shutil
 import stat
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from saccade.interruption import deferred
 from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.leftovers import FULL, Partial, set_aside
+from saccade.plugins.renames import cannot_exchange, exchange, rename_into_free
 
 _PIECE_BYTES = 2**20
 
@@ -73,28 +74,26 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     """Write a file beside its place and move it there, so that no reader sees half of it.
 
-    Raises: SaccadeError if the folder cannot be written.
+    Raises: SaccadeError if the folder cannot be written, or something stands there and `replace`
+        is false.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another place.") from error
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.chmod(0o644)
-        partial.replace(path)
-    except OSError as error:
-        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another place.") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    write_together({path: data}, replace=replace)
+
+
+def write_together(files: Mapping[Path, bytes], *, replace: bool = True) -> None:
+    """Write files that belong together: none appears before all are written, the last one last.
+
+    Raises: as `write_atomically`.
+    """
+    with ExitStack() as stack:
+        partials = {path: stack.enter_context(_written(path, data)) for path, data in files.items()}
+        with deferred():
+            for path, partial in partials.items():
+                with said_where(path):
+                    _place(partial, path, force=replace)
 
 
 @contextmanager
@@ -105,18 +104,41 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         cannot be written.
     """
     refuse_existing(path, force=force)
+    with ExitStack() as stack:
+        with said_where(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = stack.enter_context(Partial(path, folder=True))
+            partial.chmod(0o755)
+        with said_where(path, within=partial):
+            yield partial
+        with said_where(path):
+            _place(partial, path, force=force)
+
+
+@contextmanager
+def said_where(path: Path, *, within: Path | None = None) -> Iterator[None]:
+    """The system's errors, on files `within` if that is given or for want of room, as one sentence.
+
+    Raises: SaccadeError.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        yield
     except OSError as error:
-        raise SaccadeError(f"{path}: cannot be written ({error}). Choose another place.") from error
-    partial.chmod(0o755)
-    try:
-        yield partial
-        refuse_existing(path, force=force)  # another process may have been faster
-        _swap(partial, path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        place = error.filename2 or error.filename
+        inside = isinstance(place, str) and within and Path(place).is_relative_to(within)
+        if not (within is None or inside or (place is None and is_full(error))):
+            raise
+        raise _cannot_write(path, error) from error
+    except SaccadeError as error:
+        cause = error.__cause__
+        if within is None or not (isinstance(cause, OSError) and is_full(cause)):
+            raise
+        raise _cannot_write(path, cause) from cause  # whose name is not hidden
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a disk, a quota or a limit of a file's size is what was in the way."""
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 def read_lines(path: Path, what: str = "entry") -> tuple[str, ...]:
@@ -164,22 +186,62 @@ def refuse_existing(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> 
                 "with --out."
             )
     if path.exists() and not force:
-        raise SaccadeError(
-            f"{path}: exists already. "
-            "Choose another place with --out, or pass --force to replace it."
-        )
+        raise _exists(path)
+
+
+def _cannot_write(path: Path, error: OSError) -> SaccadeError:
+    if isinstance(error, FileExistsError):
+        return _exists(path)  # another process was faster
+    if not is_full(error):
+        return SaccadeError(f"{path}: cannot be written ({error}). Choose another place.")
+    return SaccadeError(
+        f"{path}: cannot be written ({error.strerror}), expected room for it. Make room on that "
+        "disk, or choose another place; what stood there before is as it was."
+    )
+
+
+def _exists(path: Path) -> SaccadeError:
+    return SaccadeError(
+        f"{path}: exists already. Choose another place with --out, or pass --force to replace it."
+    )
+
+
+@contextmanager
+def _written(path: Path, data: bytes) -> Iterator[Path]:
+    with ExitStack() as stack:
+        with said_where(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = stack.enter_context(Partial(path))
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.chmod(0o644)
+        yield partial
+
+
+def _place(partial: Path, path: Path, *, force: bool) -> None:
+    """Rename to `path`; what stands there goes in the same step, or is refused without `force`."""
+    if not force:
+        rename_into_free(partial, path)
+    elif partial.is_dir():
+        _swap(partial, path)
+    else:
+        partial.replace(path)
 
 
 def _swap(partial: Path, path: Path) -> None:
-    if not path.exists():
-        partial.rename(path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent)) / path.name
-    path.rename(old)
-    try:
-        partial.rename(path)
-    except OSError:
-        old.rename(path)
-        raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
+    while True:  # for as long as others come and go between two looks
+        with suppress(FileExistsError):
+            return rename_into_free(partial, path)
+        try:
+            return exchange(partial, path)
+        except FileNotFoundError:
+            if not partial.exists():
+                raise
+        except OSError as error:
+            if not cannot_exchange(error):
+                raise
+            with set_aside(path):
+                partial.rename(path)
+            return None

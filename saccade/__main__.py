@@ -3,15 +3,21 @@
 
 import sys
 
+from saccade import interruption
+
 
 def main() -> int:
     """Run the command line and return its exit code."""
+    interruption.leave_at_once()  # imports take seconds
+    interruption.never_swallow()
+    from saccade.serving.cli import run
+
     try:
-        from saccade.serving.cli import run
-    except KeyboardInterrupt:  # imports take a second, and nothing has begun
-        print("saccade: interrupted.", file=sys.stderr)
-        return 130
-    return run(sys.argv[1:])
+        code = run(sys.argv[1:])
+        interruption.leave_at_once()
+    except KeyboardInterrupt:  # after the command, before the line above
+        code = interruption.tell()
+    return code
 
 
 if __name__ == "__main__":

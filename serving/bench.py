@@ -89,7 +89,8 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
     full |= {"machine": machine.to_dict(), "server": server}
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
-    merge(subject.folder, subject.model, entries)
+        # Before the report appears: a run that was killed between can be repeated as it was.
+        merge(subject.folder, subject.model, entries)
     return BenchReport(options.out, full)
 
 

@@ -2,17 +2,20 @@
 """The command line: one table of commands, each a verb of the Python API."""
 
 import json
-import signal
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, get_args, get_origin
 
 import tyro
 
+from saccade import interruption
 from saccade.models.training.options import overrides_words, parse_overrides
-from saccade.plugins.errors import SaccadeError
+from saccade.plugins.errors import GateFailed, SaccadeError, ServerFailed
 from saccade.plugins.escaped import escaped, escaped_message
+from saccade.plugins.files import is_full
 from saccade.serving import (
     call_commands,
     commands,
@@ -49,34 +52,58 @@ COMMANDS: dict[str, Callable[..., commands.Answer]] = {
     "doctor": commands.doctor,
 }
 
-INTERRUPTED, OUR_BUG = 130, 70
+OUR_BUG = 70
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command.
 
     0 done, 1 a gate or check failed, 2 wrong input or missing package, 3 the server failed,
-    130 interrupted, 70 our bug with its trace. Only the answer goes to standard output.
+    130 and 143 interrupted by Ctrl-C and SIGTERM, 70 our bug with its trace. Only the answer goes
+    to standard output.
     """
-    # A supervisor ends a service with SIGTERM: the same clean way out as Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
+    interruption.raise_on_signals()
     try:
         answer = _dispatch(arguments)
-    except SaccadeError as error:
-        print(escaped_message(f"saccade: {error}"), file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("saccade: interrupted.", file=sys.stderr)
-        return INTERRUPTED
+        sys.stdout.flush()
+    except SystemExit:
+        raise
     except BrokenPipeError:
         # The reader went away (`saccade ... | head`): nothing is left to tell it.
         sys.stderr.close()
         return 0
-    except Exception:
-        print(escaped(traceback.format_exc()), end="", file=sys.stderr)
-        print("saccade: this is a bug in saccade, please report it.", file=sys.stderr)
-        return OUR_BUG
+    except BaseException as error:
+        return _exit_code(error)
     return answer.exit_code
+
+
+def _exit_code(error: BaseException) -> int:
+    # What is imported, or called back, makes other exceptions of an interrupt.
+    said_so = isinstance(error, GateFailed | ServerFailed)
+    if isinstance(error, KeyboardInterrupt) or (interruption.received() and not said_so):
+        return interruption.tell()
+    if isinstance(error, SaccadeError):
+        print(escaped_message(f"saccade: {error}"), file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, OSError) and is_full(error):
+        _drop_output()
+        place = f"{escaped(str(error.filename))}: " if error.filename else ""
+        print(
+            f"saccade: {place}found no room to write ({error.strerror}), expected some. "
+            "Make room on that disk, also where TMPDIR and standard output lie, and try again.",
+            file=sys.stderr,
+        )
+        return SaccadeError.exit_code
+    trace = "".join(traceback.format_exception(error))
+    print(escaped(trace), end="", file=sys.stderr)
+    print("saccade: this is a bug in saccade, please report it.", file=sys.stderr)
+    return OUR_BUG
+
+
+def _drop_output() -> None:
+    """What could not be written to standard output would be tried again, and fail, at the end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: Sequence[str]) -> commands.Answer:
@@ -178,7 +205,3 @@ def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:
 
 def _shown(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -17,6 +17,7 @@ from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, read_bounded, write_atomically
 from saccade.plugins.json_text import parse_json
+from saccade.plugins.leftovers import only_writer
 from saccade.serving.variant_parts import grouped
 
 SCHEMA = "saccade.frontier"
@@ -138,6 +139,13 @@ def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
     Raises: SaccadeError if the file that is there cannot be read or is another model's.
     """
     path = folder / FILE_NAME
+    with only_writer(path, wait_s=30):  # else two that add at once would lose one's
+        frontier = _merged(folder, path, model, entries)
+        write_atomically(path, json_bytes(frontier.to_dict()))
+    return frontier
+
+
+def _merged(folder: Path, path: Path, model: str, entries: Iterable[Entry]) -> Frontier:
     old = read_frontier(path) if path.exists() else Frontier(model, ())
     if old.model != model:
         raise SaccadeError(
@@ -150,9 +158,7 @@ def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
     def order(entry: Entry) -> tuple[str, str, float, str]:
         return entry.device, entry.runtime, -entry.budget, entry.variant
 
-    frontier = Frontier(model, tuple(sorted(merged.values(), key=order)))
-    write_atomically(path, json_bytes(frontier.to_dict()))
-    return frontier
+    return Frontier(model, tuple(sorted(merged.values(), key=order)))
 
 
 def mark_dominated(

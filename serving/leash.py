@@ -13,6 +13,11 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def leashed(command: list[str]) -> list[str]:
+    """The command that dies with the thread of this process that starts it."""
+    return [sys.executable, "-IS", __file__, str(os.getpid()), *command]
+
+
 def main() -> None:
     """Tie this process to its parent and replace it by the program."""
     parent, program = int(sys.argv[1]), sys.argv[2]

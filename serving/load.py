@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from saccade.plugins.errors import ServerFailed
+from saccade.serving import leash
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class LoadGenerator:
     def __enter__(self) -> "LoadGenerator":
         # Its own session: a Ctrl-C reaches the parent alone, which then ends this process.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "saccade.serving.load_process"],
+            leash.leashed([sys.executable, "-m", "saccade.serving.load_process"]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

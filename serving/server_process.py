@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from saccade.plugins.errors import SaccadeError
-from saccade.serving import listeners
+from saccade.serving import leash, listeners
 from saccade.serving.addresses import ServeOptions
 from saccade.serving.installation import STUB, Installation
 from saccade.serving.metrics_relay import hold_port, metrics
@@ -69,10 +69,8 @@ class ServerProcess:
         self._options = replace(options, metrics_port=self._metrics_port.getsockname()[1])
         arguments = server_arguments(self._options, backends, models, self._regions)
         arguments = [*supervised(arguments), *needs.arguments]
-        interpreter = (sys.executable, "-IS")
-        leash = Path(__file__).with_name("leash.py")
         self._process = subprocess.Popen(
-            [*interpreter, leash, str(os.getpid()), *limited(installation.binary), *arguments],
+            leash.leashed([*limited(installation.binary), *arguments]),
             env=installation.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

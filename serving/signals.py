@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from saccade import interruption
 from saccade.plugins.errors import SaccadeError
 
 LOGGER = logging.getLogger("saccade.serve")
@@ -38,12 +39,12 @@ class HangUp:
         """From now on the signal is for this server."""
         self._server = server
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, number: int, *_: object) -> None:
         """The signal's handler."""
         if self._had_terminal and not _has_terminal():
             self._had_terminal = False
             if not self._ignored:
-                raise KeyboardInterrupt
+                interruption.interrupt(number)
         elif self._server is None:
             LOGGER.warning("SIGHUP: the server is still starting, with the repository as it is.")
         else:
@@ -59,8 +60,8 @@ def signals() -> Iterator[HangUp]:
         yield hang_up
         return
     handlers: dict[signal.Signals, Callable[..., None]] = {
-        signal.SIGINT: _interrupt,
-        signal.SIGTERM: _interrupt,
+        signal.SIGINT: interruption.interrupt,
+        signal.SIGTERM: interruption.interrupt,
         signal.SIGHUP: hang_up,
     }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -89,7 +90,3 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -3,12 +3,12 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from saccade.export.manifest import SUFFIX, Manifest
+from saccade.plugins.leftovers import temporary_folder
 from saccade.serving.frontier import Entry, merge
 from saccade.serving.repository import RepositoryOptions, deploy
 
@@ -22,8 +22,8 @@ def staged_repository(
     op_library: bool = False,
 ) -> Iterator[Path]:
     """A repository of the folder's variants with these entries as its frontier, for a while."""
-    with tempfile.TemporaryDirectory(prefix="saccade-bench-") as temporary:
-        staging = Path(temporary) / "artefacts"
+    with temporary_folder("bench") as temporary:
+        staging = temporary / "artefacts"
         staging.mkdir()
         names = [manifests[0].parent.name]
         for manifest in manifests:
@@ -32,7 +32,7 @@ def staged_repository(
             if (folder / name).exists():
                 _link(folder / name, staging / name)
         merge(staging, manifests[0].variant.model, entries)
-        repository = Path(temporary) / "repository"
+        repository = temporary / "repository"
         deploy(staging, RepositoryOptions(out=repository, op_library=op_library))
         yield repository
 

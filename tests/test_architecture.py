@@ -17,6 +17,7 @@ SOURCES = sorted(
     for folder in ("saccade", *LAYERS, "model_repository")
     for path in (ROOT / folder).rglob("*.py")
 )
+CORE = {"__version__", "interruption"}  # of the package itself, below every layer
 ALL_CODE = sorted({*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")})
 
 
@@ -42,9 +43,9 @@ def imported_layers(path: Path) -> set[str]:
 def test_imports_follow_the_arrows(layer):
     allowed = set(LAYERS[: LAYERS.index(layer) + 1])
     if layer == "serving":
-        allowed |= {"model_repository", "__version__"}
+        allowed |= {"model_repository"}
     for path in (ROOT / layer).rglob("*.py"):
-        extra = imported_layers(path) - allowed - {"__version__"}
+        extra = imported_layers(path) - allowed - CORE
         assert not extra, f"{name_of(path)} imports {sorted(extra)}"
 
 

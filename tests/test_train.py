@@ -18,6 +18,7 @@ from saccade.models.training.nac import score
 from saccade.models.training.nac_recipes import recipe_for
 from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.leftovers import only_writer
 
 MODEL = {"modules": 8, "dim": 16, "propagator_layers": 1}
 SMALL = TrainOptions(out=Path(), steps=32, set=MODEL, threads=1)
@@ -189,3 +190,23 @@ def test_overrides_are_read_as_they_are_written() -> None:
         parse_overrides(["dim"])
     with pytest.raises(SaccadeError, match="dim twice"):
         parse_overrides(["dim=1", "dim=2"])
+
+
+def test_the_log_of_a_run_that_was_killed_at_its_end_is_not_in_the_way(tmp_path):
+    out = tmp_path / "x.safetensors"
+    log = out.with_suffix(".csv")
+    log.write_text("step,loss,learning_rate,seconds\n")
+    with pytest.raises(SaccadeError, match=r"x\.csv: exists already"):
+        train("nac", TrainOptions(out, data="nothing"))
+    # What was to become the checkpoint right after the log.
+    (tmp_path / ".x.safetensors.saccade-abcd1234").write_bytes(b"whole")
+    with pytest.raises(SaccadeError, match="nothing"):
+        train("nac", TrainOptions(out, data="nothing"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_do_not_share_a_place(tmp_path):
+    out = tmp_path / "x.safetensors"
+    with only_writer(out), pytest.raises(SaccadeError, match="another process of saccade"):
+        train("nac", TrainOptions(out, data="nothing"))
+    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 """`saccade build --locked`: the same build again, and whether it gives the same bytes."""
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from saccade.export.engines.modules import chosen_capabilities, chosen_engine, m
 from saccade.export.manifest import Manifest
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import sha256_of
+from saccade.plugins.leftovers import temporary_folder
 
 _OF_THE_MANIFEST = ("batch", "axis", "workspace_mib", "force")
 
@@ -80,12 +80,12 @@ def rebuild(artefact: Path | str, options: BuildOptions) -> LockedReport:
     by_name = {each.variant.name: each for each in manifests}
     pairs = [(each, by_name[each.variant.name]) for each in engines]
     jobs = [_job(artefact, engine, manifest, options) for engine, manifest in pairs]
-    with tempfile.TemporaryDirectory(prefix="saccade-locked-") as place:
+    with temporary_folder("locked") as place:
         cache = None
         if options.timing_cache is not None:
-            cache = Path(shutil.copyfile(options.timing_cache, Path(place) / "timing_cache"))
-        built = build_all(artefact, [each for _, each in pairs], jobs, Path(place), cache)
-        return LockedReport(folder, _rows(folder, Path(place), engines, built))
+            cache = Path(shutil.copyfile(options.timing_cache, place / "timing_cache"))
+        built = build_all(artefact, [each for _, each in pairs], jobs, place, cache)
+        return LockedReport(folder, _rows(folder, place, engines, built))
 
 
 def _folder(artefact: Path, options: BuildOptions) -> Path:

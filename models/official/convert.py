@@ -207,6 +207,7 @@ def _write(
         labels=converted.labels,
         calibration=arrays,
         card=_card(options, report, said),
+        replace=options.force,
     )
     notes = (*report.notes, f"calibration: {said}")
     return replace(report, out=str(options.out), out_sha256=checkpoint.sha256, notes=notes)

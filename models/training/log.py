@@ -29,10 +29,14 @@ class TrainingLog:
 
         Raises: SaccadeError if it cannot be written.
         """
+        write_atomically(self.path, self.content())
+
+    def content(self) -> bytes:
+        """The table as CSV."""
         scores = dict.fromkeys(key for row in self.rows for key in row if key not in LEADING)
         text = io.StringIO()
         table = csv.DictWriter(text, (*LEADING, *scores), restval="", lineterminator="\n")
         table.writeheader()
         for row in self.rows:
             table.writerow({key: f"{value:.10g}" for key, value in row.items()})
-        write_atomically(self.path, text.getvalue().encode())
+        return text.getvalue().encode()

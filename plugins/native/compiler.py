@@ -8,13 +8,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.plugins.errors import SaccadeError
+from saccade.plugins.leftovers import Partial
 
 NATIVE = Path(__file__).parent
 # Nothing of the C++ run-time library is used, so that the result loads beside any other.
@@ -109,8 +109,7 @@ def compile_library(into: Path, *, extra: Sequence[str] = ()) -> None:
     require_linux()
     compiler = find_compiler()
     into.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".building.", dir=into.parent) as scratch:
-        work = Path(scratch)
+    with Partial(into, folder=True) as work:
 
         def compile_one(unit: Unit) -> str:
             target = str(work / unit.object)

@@ -4,7 +4,6 @@
 import ctypes
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from saccade.export.manifest import SUFFIX
 from saccade.plugins.availability import TENSORRT_LIBRARY
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import sha256_of
+from saccade.plugins.leftovers import temporary_folder
 from saccade.serving.plans import RTX, check_plan, engine_file
 from saccade.serving.preflight.opened import OpenedModel
 from saccade.serving.preflight.report import NotChecked
@@ -30,9 +30,9 @@ def read_engine(path: Path) -> "EngineManifest":
     """
     from saccade.export.engines.engine_manifest import read_engine_manifest
 
-    with tempfile.TemporaryDirectory(prefix="saccade-preflight-") as folder:
+    with temporary_folder("preflight") as folder:
         # In a folder of engines it is named after its variant, and its reader insists on that.
-        own = Path(folder) / (path.parent.name + SUFFIX)
+        own = folder / (path.parent.name + SUFFIX)
         try:
             shutil.copyfile(path, own)
             return read_engine_manifest(own)

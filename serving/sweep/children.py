@@ -68,7 +68,7 @@ def _started(module: str, task: dict[str, Any], place: Path) -> "subprocess.Pope
     with _output(place).open("wb") as output, _complaint(place).open("wb") as complaint:
         # Its own session: a Ctrl-C reaches the parent alone, which then ends this process.
         return subprocess.Popen(
-            [sys.executable, "-IS", str(leash.__file__), str(os.getpid()), *own],
+            leash.leashed(own),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=complaint,

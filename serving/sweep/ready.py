@@ -132,8 +132,8 @@ def _collect(source: Path, target: Path, variant: VariantParts) -> None:
 
 def _discard_others(artefacts: Path, found: Sequence[Ready]) -> None:
     kept = {part.variant.name for each in found for part in each.variant.parts.values()}
-    for path in artefacts.glob("*" + SUFFIX):
-        name = path.name.removesuffix(SUFFIX)
-        if name not in kept:
-            path.unlink()
-            (artefacts / f"{name}.onnx").unlink(missing_ok=True)
+    there = {path.name.removesuffix(SUFFIX) for path in artefacts.glob("*" + SUFFIX)}
+    there |= {path.stem for path in artefacts.glob("*.onnx")}  # whose manifest was gone already
+    for name in sorted(there - kept):
+        (artefacts / (name + SUFFIX)).unlink(missing_ok=True)
+        (artefacts / f"{name}.onnx").unlink(missing_ok=True)

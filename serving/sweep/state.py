@@ -16,6 +16,7 @@ from saccade.plugins import limits
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.files import json_bytes, read_bounded, write_atomically
 from saccade.plugins.json_text import parse_json
+from saccade.plugins.leftovers import is_leftover
 from saccade.serving.sweep.points import Failure, Point
 
 SCHEMA = "saccade.sweep"
@@ -96,7 +97,7 @@ def opened(path: Path, identity: dict[str, Any], *, force: bool) -> Iterator[Swe
     """
     if path.exists() and not path.is_dir():
         raise SaccadeError(f"--out is the file {path}, expected a folder. Choose another place.")
-    if path.is_dir() and any(path.iterdir()) and not force:
+    if path.is_dir() and not force and any(_is_begun(each) for each in path.iterdir()):
         _refuse_other(path, identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -138,6 +139,11 @@ def differences(path: Path, identity: dict[str, Any]) -> list[str]:
     ]
 
 
+def _is_begun(path: Path) -> bool:
+    """Whether this is more than what a sweep that was killed at its first step leaves."""
+    return path.name != ".lock" and not is_leftover(path)
+
+
 def _refuse_other(path: Path, identity: dict[str, Any]) -> None:
     if not (path / FILE_NAME).exists():
         raise SaccadeError(
@@ -159,14 +165,16 @@ def _file(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def _empty(path: Path) -> None:
+    # First what says whose pieces these are: half of them must not look like a sweep.
+    (path / FILE_NAME).unlink(missing_ok=True)
     for each in path.iterdir():
         _remove(each)
 
 
 def _remove_halves(path: Path) -> None:
     """What a process that was killed had begun to write."""
-    for folder in (path, *path.glob("points/*")):
-        for each in folder.glob(".*"):
+    for each in sorted(path.rglob(".*")):
+        if each.exists():  # and not gone with a folder before it
             _remove(each)
 
 

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from saccade.export.evaluate import TASKS_OF, evaluate
@@ -14,6 +13,7 @@ from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.select import selected_checkpoint
 from saccade.plugins.errors import GateFailed, SaccadeError, require
 from saccade.plugins.files import new_folder, sha256_of
+from saccade.plugins.leftovers import temporary_folder
 from saccade.plugins.progress import Advance, progress
 from saccade.serving import report
 from saccade.serving.bench import BenchReport
@@ -184,8 +184,8 @@ def _identity(
 
 
 def _try_slots(checkpoint: Checkpoint, slots: Path) -> None:
-    with TemporaryDirectory() as temporary:
-        selected_checkpoint(checkpoint, slots, Path(temporary) / "selected.safetensors")
+    with temporary_folder("slots") as temporary:
+        selected_checkpoint(checkpoint, slots, temporary / "selected.safetensors")
 
 
 def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:

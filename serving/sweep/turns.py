@@ -5,6 +5,7 @@ Variants take turns so that the drift of a shared machine meets all alike, and a
 of work that an interrupted sweep does not do again.
 """
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from saccade.plugins.errors import SaccadeError, ServerFailed
+from saccade.plugins.files import write_atomically
 from saccade.plugins.progress import Advance
 from saccade.serving import in_process, served
 from saccade.serving.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
@@ -102,7 +104,9 @@ def _memory(bench: Bench, each: Ready) -> dict[str, Any]:
     for role, inputs in bench.inputs[each.variant.name].items():
         for name, values in inputs.items():
             path = place / f"input-{role or 'main'}-{name}.npy"
-            np.save(path, values[:BATCH], allow_pickle=False)
+            data = io.BytesIO()
+            np.save(data, values[:BATCH], allow_pickle=False)
+            write_atomically(path, data.getvalue())
             paths.setdefault(role, {})[name] = str(path)
     task = {
         "folder": str(bench.state.exported(each.point)),

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands ended at seeded moments, and on full disks: `make check-killed`, and a short form.
+
+    python tests/killed/check.py --moments 50 --full 20 --out benchmarks/results/killed.json
+
+A process that has imported everything forks a child for every run, so that a run costs what the
+command itself does. What was really run stands in the JSON.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent)]
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
+
+
+@dataclass
+class Tally:
+    """Of one command and one fault."""
+
+    command: str
+    fault: str
+    planned: int
+    run: int = 0
+    took_effect: int = 0  # the others ended before their moment, or had room enough
+    faults: list[dict[str, Any]] = field(default_factory=list)
+
+
+def main() -> int:
+    """Run the trials that fit into the time; 1 if one found a fault."""
+    options = _options()
+    root = Path(tempfile.mkdtemp(prefix="killed-"))
+    begun = time.monotonic()
+    try:
+        tallies = _all(options, root, begun)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    result = {
+        "command": "python tests/killed/check.py " + " ".join(sys.argv[1:]),
+        "seed": options.seed,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "seconds": round(time.monotonic() - begun),
+        "full_disk": options.disk,
+        "complete": all(each.run == each.planned for each in tallies),
+        "results": [vars(each) for each in tallies],
+    }
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result if options.json else _summary(result), indent=1))
+    return 1 if any(each.faults for each in tallies) else 0
+
+
+def _all(options: argparse.Namespace, root: Path, begun: float) -> list[Tally]:
+    from commands import COMMANDS, inputs
+    from forks import threads
+
+    chosen = [COMMANDS[name] for name in options.commands or COMMANDS]
+    inputs(root / "given", {need for each in chosen for need in each.needs})
+    if any("exported" in each.changes for each in chosen):
+        _exported(root)
+    options.disk = _disk() if options.full else "none"
+    tallies = []
+    for command in chosen:
+        bench = _Bench(command, options, root, begun)
+        if threads() > 1:
+            raise SystemExit(f"this process has {threads()} threads, a fork would lose them")
+        tallies += bench.all()
+    return tallies
+
+
+def _exported(root: Path) -> None:
+    from commands import COMMANDS
+    from forks import Place, run
+
+    place = Place(root / "exporting")
+    place.make()
+    words = ("export", "{given}/nac.safetensors", "--out", "{given}/exported", "--budget", "0.5")
+    ended = run(replace(COMMANDS["export"], words=words), root / "given", place)
+    if ended.code:
+        raise SystemExit(ended.said)
+
+
+class _Bench:
+    """The trials of one command."""
+
+    def __init__(self, command: Any, options: argparse.Namespace, root: Path, begun: float) -> None:
+        from forks import Place, imported, modules
+        from trial import lay_out, reference
+
+        self.command, self.options, self.begun = command, options, begun
+        self.root, self.given = root / command.name.replace(", ", "-"), root / "given"
+        place = Place(self.root / "imports")
+        lay_out(command, self.given, place, old=False)
+        imported(modules(command, self.given, place))
+        self.expected = reference(command, self.given, self.root)
+        self.number = 0
+
+    def all(self) -> list[Tally]:
+        """Signals, then full disks."""
+        found = [self._signals(fault) for fault in SIGNALS]
+        if self.options.full and self.command.results:
+            found.append(self._full())
+        for each in found:
+            print(
+                f"{each.command}, {each.fault}: {each.run} of {each.planned} run, "
+                f"{each.took_effect} took effect, {len(each.faults)} faults",
+                file=sys.stderr,
+                flush=True,
+            )
+        return found
+
+    def _signals(self, fault: str) -> Tally:
+        from trial import Trial, moments
+
+        rng = random.Random(f"{self.options.seed} {self.command.name} {fault}")
+        tally = Tally(self.command.name, fault, self.options.moments)
+        for index, moment in enumerate(moments(self.expected, fault, tally.planned, rng)):
+            # Above an older result every other time; what goes on by itself has none.
+            old = index % 2 == 1 and not self.command.resumes_alone
+            if not self._try(tally, Trial(self.command, moment, old)):
+                break
+        return tally
+
+    def _full(self) -> Tally:
+        import full
+
+        tally = Tally(self.command.name, "ENOSPC", self.options.full)
+        for index in range(tally.planned):
+            trial, disk = full.trial(self.command, self.expected, index, self.options)
+            if not self._try(tally, trial, disk):
+                break
+        return tally
+
+    def _try(self, tally: Tally, trial: Any, disk: Any = None) -> bool:
+        from forks import Place
+
+        if time.monotonic() - self.begun > self.options.minutes * 60:
+            return False
+        self.number += 1
+        place = Place(self.root / str(self.number))
+        if disk is None:
+            ended, wrong = trial.run(self.given, place, self.expected)
+        else:
+            ended, wrong = disk.run(trial, self.given, place, self.expected)
+        tally.run += 1
+        tally.took_effect += ended.code != 0
+        if wrong:
+            fault = {**vars(trial.moment), "over an older result": trial.old, "wrong": wrong}
+            tally.faults.append(fault)
+            print(tally.command, json.dumps(fault), file=sys.stderr, flush=True)
+        shutil.rmtree(place.root, ignore_errors=True)
+        return True
+
+
+def _disk() -> str:
+    import full
+
+    return full.kind()
+
+
+def _summary(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key != "results"}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--moments", type=int, default=50, help="of each command and signal")
+    parser.add_argument("--full", type=int, default=20, help="full disks of each command")
+    parser.add_argument("--commands", nargs="*", help="only these")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long, and say so")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", action="store_true", help="every result on standard output")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    if _ONE_THREAD.items() <= os.environ.items():
+        sys.exit(main())
+    # Threads of a library's pool would be lost by a fork.
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_ONE_THREAD})

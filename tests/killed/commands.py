@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that are killed: what each is given, and what it leaves when it is done."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TESTS = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line; `{given}` is the folder of inputs, `{out}` where the result goes."""
+
+    name: str
+    words: tuple[str, ...]
+    results: tuple[str, ...]  # in {out}: whole, or as they were before
+    needs: tuple[str, ...]  # of the inputs
+    prepare: Callable[[], None] = lambda: None  # in the process, before it begins
+    keeps: tuple[str, ...] = ()  # what an unfinished run leaves to go on from
+    resume: tuple[str, ...] = ()  # words for a run that goes on, where `keeps` is there
+    resumes_alone: bool = False  # the same words go on, and what is unfinished is visible
+    changes: tuple[str, ...] = ()  # folders of the inputs that it writes into: copied to {out}
+
+
+def inputs(given: Path, needs: set[str]) -> None:
+    """What the commands read, in one folder: tiny models and data; only what is needed."""
+    sys.path[:0] = [str(TESTS), str(TESTS / "ops"), str(TESTS / "serving")]
+    given.mkdir(parents=True)
+    for need in sorted(needs):
+        _MAKERS[need](given)
+
+
+def _data(given: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (120, 8, 8, 1), dtype=np.uint8)
+    np.savez(given / "data.npz", images=images, labels=np.arange(120) % 10)
+
+
+def _nac(given: Path) -> None:
+    values = {each.split("=")[0]: int(each.split("=")[1]) for each in _SMALL}
+    import_module("tiny").tiny_nac(given / "nac.safetensors", images=256, **values)
+
+
+def _authors(given: Path) -> None:
+    (given / "authors").mkdir()
+    import_module("official_files").vit(given / "authors")
+
+
+def _sparo(given: Path) -> None:
+    names = [f"{colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")]
+    images = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+    np.savez(given / "shapes.npz", images=images, labels=np.arange(48) % 4, class_names=names)
+    import_module("tiny_families").tiny("sparo", given / "sparo.safetensors")
+
+
+def _artefacts(given: Path) -> None:
+    import_module("tiny_artefacts").artefacts(given / "artefacts")
+
+
+_MAKERS = {
+    "data": _data, "nac": _nac, "authors": _authors, "sparo": _sparo, "artefacts": _artefacts,
+}  # fmt: skip
+
+_SMALL = ("modules=8", "dim=16", "code_dim=8", "signature_dim=4", "propagator_layers=1",
+          "heads=2", "ffn_dim=16", "readout_modules=2")  # fmt: skip
+_DATA = ("--data", "{given}/data.npz")
+_BENCH = ("--no-server", "--seconds", "0.01", "--rounds", "1", "--limit", "8")
+
+
+def _keep_at_every_step() -> None:
+    import_module("saccade.models.training.loop").SAVE_EVERY_S = 0.0
+
+
+def _fake_tensorrt() -> None:
+    import pytest
+
+    sys.path[:0] = [str(TESTS)]
+    import_module("engine_places").use_fake(pytest.MonkeyPatch())
+
+
+def _points_in_this_process() -> None:
+    """A sweep's children load torch for seconds each; what they write is written here instead."""
+    children = import_module("saccade.serving.sweep.children")
+
+    def run_all(
+        module: str, tasks: dict[str, Any], folder: Path, *, at_a_time: int
+    ) -> Iterator[Any]:
+        for key, task in tasks.items():
+            answer = json.dumps(import_module(module).main(task))
+            yield children.Ended(key, 0, answer, "")
+
+    def run_one(module: str, task: dict[str, Any], folder: Path) -> Any:
+        (ended,) = run_all(module, {"one": task}, folder, at_a_time=1)
+        return ended
+
+    import_module("saccade.serving.sweep.ready").run_all = run_all  # type: ignore[attr-defined]
+    import_module("saccade.serving.sweep.turns").run_one = run_one  # type: ignore[attr-defined]
+
+
+_SWEEP = ("sweep", "{given}/nac.safetensors", "--out", "{out}/sweep", *_DATA,
+          "--budget", "1,0.5", "--jobs", "1", *_BENCH)  # fmt: skip
+_KEEPS = ("sweep/.lock", "sweep/sweep.json", "sweep/points", "sweep/artefacts", "sweep/report")
+
+COMMANDS = {
+    each.name: each
+    for each in (
+        Command(
+            "train",
+            ("train", "nac", "--out", "{out}/m.safetensors", *_DATA, "--steps", "2",
+             "--batch", "8", "--set", *_SMALL),
+            ("m.safetensors", "m.csv"),
+            ("data",),
+            _keep_at_every_step,
+            keeps=("m.resume.pt", "m.csv"),
+            resume=("--resume",),
+        ),
+        Command(
+            "convert",
+            ("convert", "vit", "{given}/authors/model.pth", "--out", "{out}/m.safetensors",
+             "--config", "{given}/authors/config.json", "--labels", "{given}/authors/labels.txt"),
+            ("m.safetensors",),
+            ("authors",),
+        ),
+        Command(
+            "select",
+            ("select", "{given}/sparo.safetensors", "--out", "{out}/slots.json",
+             "--data", "{given}/shapes.npz"),
+            ("slots.json",),
+            ("sparo",),
+        ),
+        Command("evaluate", ("evaluate", "{given}/nac.safetensors", *_DATA, "--limit", "16"), (),
+                ("data", "nac")),
+        Command(
+            "export",
+            ("export", "{given}/nac.safetensors", "--out", "{out}/m", "--budget", "0.5"),
+            ("m",),
+            ("nac",),
+        ),
+        Command(
+            "build",
+            ("build", "{given}/artefacts", "--out", "{out}/engines", "--engine", "tensorrt",
+             "--variant", "tiny-b0500-fp32"),
+            ("engines",),
+            ("artefacts",),
+            _fake_tensorrt,
+        ),
+        Command(
+            "repository",
+            ("repository", "{given}/artefacts", "--out", "{out}/repository"),
+            ("repository",),
+            ("artefacts",),
+        ),
+        Command(
+            "bench",
+            ("bench", "{out}/exported", "--out", "{out}/report", *_DATA, *_BENCH),
+            ("report", "exported"),
+            ("data", "nac"),
+            changes=("exported",),
+        ),
+        Command(
+            "sweep", _SWEEP, ("sweep",), ("data", "nac"), _points_in_this_process, _KEEPS,
+            resumes_alone=True,
+        ),
+        Command(
+            "sweep, its processes", _SWEEP, ("sweep",), ("data", "nac"), keeps=_KEEPS,
+            resumes_alone=True,
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command in a child that was forked from a process which has imported everything already."""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from clock import Clock, Moment, clock
+from commands import Command
+
+NEVER = Moment("none", 0, "none")
+_MOST_S = 1200.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folders of one trial."""
+
+    root: Path
+
+    @property
+    def out(self) -> Path:
+        """Where results go."""
+        return self.root / "out"
+
+    @property
+    def temporary(self) -> Path:
+        """TMPDIR, by which also the processes of a trial are known."""
+        return self.root / "tmp"
+
+    def make(self) -> None:
+        """The empty folders."""
+        self.out.mkdir(parents=True)
+        self.temporary.mkdir()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: exit code, or minus a signal; what it said; what it counted."""
+
+    code: int
+    said: str
+    calls: int = 0
+    events: int = 0
+
+
+def run(
+    command: Command,
+    given: Path,
+    place: Place,
+    *more: str,
+    moment: Moment = NEVER,
+    limit: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Fork, run the command line to its end, and say how that was."""
+    words = [each.format(given=given, out=place.out) for each in (*command.words, *more)]
+    said, counts = (
+        place.root.with_suffix(each) for each in (".said", ".counts")
+    )  # not on its disk
+    pid = os.fork()
+    if not pid:
+        try:
+            _become(place, said)
+            command.prepare()
+            limit()
+            _exit(words, moment, (place.out, place.temporary, given), counts)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(99)
+    code = _wait(pid)
+    numbers = counts.read_text().split() if counts.exists() else ["0", "0"]
+    counts.unlink(missing_ok=True)
+    return Ended(code, said.read_text(errors="replace"), *map(int, numbers))
+
+
+def modules(command: Command, given: Path, place: Place) -> list[str]:
+    """What the command imports: the parent imports the same, and every further child has it."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reader)
+        try:
+            _become(place, place.root.with_suffix(".said"))
+            command.prepare()
+            words = [each.format(given=given, out=place.out) for each in command.words]
+            _main(words)
+        finally:
+            with os.fdopen(writer, "w") as told:
+                told.write("\n".join(sys.modules))
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        found = told.read().split("\n")
+    _wait(pid)
+    return found
+
+
+def _become(place: Place, said: Path) -> None:
+    os.setpgid(0, 0)
+    handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.environ["TMPDIR"] = str(place.temporary)
+    import tempfile
+
+    tempfile.tempdir = None
+    os.chdir(place.root)
+
+
+def _main(words: list[str]) -> int:
+    from saccade.__main__ import main
+
+    sys.argv = ["saccade", *words]
+    try:
+        return main()
+    except SystemExit as end:
+        return int(end.code or 0) if not isinstance(end.code, str) else 1
+
+
+def _exit(words: list[str], moment: Moment, folders: tuple[Path, ...], counts: Path) -> None:
+    counted: Clock | None = None
+    try:
+        with clock(moment, folders) as counted:
+            code = _main(words)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        code = 98
+    if moment.number == 0 and counted is not None:
+        counts.write_text(f"{counted.calls} {counted.events}")
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait(pid: int) -> int:
+    end = time.monotonic() + _MOST_S
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return -999
+
+
+def survivors(place: Place, patience_s: float = 10.0) -> list[int]:
+    """Processes of a trial that are there after a while; ended, so that the next trial is alone."""
+    wanted = f"TMPDIR={place.temporary}".encode()
+    end = time.monotonic() + patience_s
+    while (found := _with(wanted)) and time.monotonic() < end:
+        time.sleep(0.02)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _with(wanted: bytes) -> list[int]:
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            zombie = b"\nState:\tZ" in (entry / "status").read_bytes()
+            if not zombie and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def imported(names: list[str]) -> None:
+    """Import what can be, in the order in which a child did."""
+    from importlib import import_module
+
+    for name in names:
+        if name not in sys.modules and name != "__main__" and not name.startswith("_pytest"):
+            with suppress(Exception):
+                import_module(name)
+
+
+def threads() -> int:
+    """Of this process; a fork keeps only one of them."""
+    return len(list(Path("/proc/self/task").iterdir()))

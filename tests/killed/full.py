@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks without room: a small file system of memory, or where none may be mounted, a limit."""
+
+import ctypes
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from clock import Moment
+from commands import Command
+from forks import Ended, Place
+from trial import FULL, Reference, Trial, lay_out
+
+_NEW_MOUNTS, _PRIVATE, _REMOUNT = 0x20000, 1 << 18 | 1 << 14, 32
+_PAGE = 4096
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@cache
+def kind() -> str:
+    """Which of the two this process can have."""
+    private = _libc.unshare(_NEW_MOUNTS) == 0 and _mount(b"none", b"/", None, _PRIVATE, None)
+    return "tmpfs" if private else "RLIMIT_FSIZE, and ENOSPC at events"
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file system of some pages under the whole place of a trial."""
+
+    pages: int
+
+    def run(
+        self, trial: Trial, given: Path, place: Place, expected: Reference
+    ) -> tuple[Ended, list[str]]:
+        """The trial on it; the next run has room."""
+        place.root.mkdir(parents=True)
+        target = os.fsencode(place.root)
+        size = f"size={64 << 20}".encode()
+        if not _mount(b"none", target, b"tmpfs", 0, size):
+            raise OSError(ctypes.get_errno(), "mount")
+        try:
+            lay_out(trial.command, given, place, old=trial.old)
+            used = os.statvfs(place.root)
+            taken = used.f_blocks - used.f_bfree
+            small = f"size={(taken + self.pages + 1) * _PAGE}".encode()
+            _mount(b"none", target, b"tmpfs", _REMOUNT, small)
+            make_room = partial(_mount, b"none", target, b"tmpfs", _REMOUNT, size)
+            return trial.run_laid_out(given, place, expected, make_room)
+        finally:
+            _libc.umount2(target, 2)
+
+
+@dataclass(frozen=True)
+class NoDisk:
+    """Where nothing can be mounted: the trial has a limit, or its moment finds no room."""
+
+    def run(
+        self, trial: Trial, given: Path, place: Place, expected: Reference
+    ) -> tuple[Ended, list[str]]:
+        """The trial."""
+        return trial.run(given, place, expected)
+
+
+def trial(
+    command: Command, expected: Reference, index: int, options: Any
+) -> tuple[Trial, "Disk | NoDisk"]:
+    """The `index`-th of the full disks: room from none at all to nearly enough."""
+    share = index / options.full
+    old = index % 2 == 1 and not command.resumes_alone
+    if kind() == "tmpfs":
+        disk = Disk(int(share * expected.pages))
+        return Trial(command, Moment("none", 0, FULL), old), disk
+    if index % 2:
+        number = 1 + int(share * max(1, expected.events // 2))
+        return Trial(command, Moment("file", number, FULL), old), NoDisk()
+    limit = _limited(int(share * expected.largest) + 1)
+    return Trial(command, Moment("none", 0, FULL), old, limit), NoDisk()
+
+
+def _limited(size: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def _mount(
+    source: bytes, target: bytes, what: bytes | None, flags: int, data: bytes | None
+) -> bool:
+    return bool(_libc.mount(source, target, what, flags, data) == 0)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One command that is killed once: what is seen then, and how the next run ends."""
+
+import hashlib
+import json
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from clock import Moment
+from commands import Command
+from forks import Ended, Place, run, survivors
+
+Tree = dict[str, str]
+FULL = "ENOSPC"
+CODES = {"SIGKILL": -signal.SIGKILL, "SIGINT": 130, "SIGTERM": 143, FULL: 2}
+_OLD = {"old": b"an older result\n"}
+_TRACES = ("Traceback", "Exception ignored", "bug in saccade", "Fatal Python error")
+
+
+def tree(folder: Path) -> Tree:
+    """Every visible file below a folder and its hash; empty folders count too."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        if path.is_file():
+            found[str(name)] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif not any(path.iterdir()):
+            found[str(name)] = "empty folder"
+    return found
+
+
+def hidden(place: Place) -> list[str]:
+    """What is left of half-made things, there and among temporary files."""
+    found = [path for path in place.out.rglob("*") if path.name.startswith(".")]
+    found = [path for path in found if path.name != ".lock"] + list(place.temporary.iterdir())
+    return sorted(str(path.relative_to(place.root)) for path in found)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a run leaves that nobody disturbs, and how many moments it has."""
+
+    tree: Tree
+    stable: frozenset[str]  # files whose bytes are the same in every run
+    calls: int
+    events: int
+    pages: int  # of memory that the result takes
+    largest: int  # bytes of its largest file
+
+    def fits(self, found: Tree) -> bool:
+        """Whether the files are those, and the bytes where they do not hold a time."""
+        return found.keys() == self.tree.keys() and all(
+            found[name] == self.tree[name] for name in self.stable
+        )
+
+
+def reference(command: Command, given: Path, root: Path) -> Reference:
+    """Two runs that nobody disturbs; one counts calls, the other is as fast as it can be."""
+    found, ends = [], []
+    for clock in ("none", "call"):
+        place = Place(root / f"reference-{clock}")
+        lay_out(command, given, place, old=False)
+        ends.append(run(command, given, place, moment=Moment(clock, 0, "none")))
+        if ends[-1].code:
+            raise SystemExit(f"{command.name} does not run at all:\n{ends[-1].said}")
+        if left := hidden(place):
+            raise SystemExit(f"{command.name} leaves {left} when all goes well")
+        found.append(tree(place.out))
+    one, other = found
+    stable = frozenset(name for name in one if one[name] == other.get(name))
+    sizes = [path.stat().st_size for path in place.out.rglob("*")]
+    pages = sum(1 + size // 4096 for size in sizes)
+    return Reference(one, stable, ends[1].calls, ends[0].events, pages, max(sizes, default=0))
+
+
+def lay_out(command: Command, given: Path, place: Place, *, old: bool) -> None:
+    """The folders, inputs that are written to, and an older result."""
+    place.make()
+    for name in command.changes:
+        shutil.copytree(given / name, place.out / name)
+    for name in command.results if old else ():
+        path = place.out / name
+        if name in command.changes:
+            continue
+        if "." in name:
+            path.write_bytes(_OLD["old"])
+        else:
+            path.mkdir()
+            for inside, data in _OLD.items():
+                (path / inside).write_bytes(data)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One moment of one command, above nothing or above an older result."""
+
+    command: Command
+    moment: Moment
+    old: bool
+    limit: Callable[[], None] = lambda: None
+
+    def run(self, given: Path, place: Place, expected: Reference) -> tuple[Ended, list[str]]:
+        """How it ended, and what is wrong with it."""
+        lay_out(self.command, given, place, old=self.old)
+        return self.run_laid_out(given, place, expected)
+
+    def run_laid_out(
+        self,
+        given: Path,
+        place: Place,
+        expected: Reference,
+        make_room: Callable[[], None] = lambda: None,
+    ) -> tuple[Ended, list[str]]:
+        """The same in a place that is laid out already."""
+        before = tree(place.out)
+        first = ("--force",) if self.old else ()
+        ended = run(self.command, given, place, *first, moment=self.moment, limit=self.limit)
+        wrong = self._ending(ended)
+        if left := survivors(place):
+            wrong.append(f"processes {left} are left")
+        now = tree(place.out)
+        wrong += self._visible(before, now, expected)
+        if self.moment.fault == FULL and (left := hidden(place)):
+            wrong.append(f"left {left}")
+        make_room()
+        wrong += broken_json(place)
+        again = run(self.command, given, place, *self._next_words(now, expected))
+        if again.code:
+            wrong.append(f"the next run ended with {again.code}: {again.said[-600:]}")
+        elif not expected.fits(after := tree(place.out)):
+            differing = sorted(set(after.items()) ^ set(expected.tree.items()))
+            wrong.append(f"the next run left something else: {differing[:6]}")
+        if left := hidden(place):
+            wrong.append(f"after the next run there still is {left}")
+        return ended, wrong
+
+    def _ending(self, ended: Ended) -> list[str]:
+        wrong = [f"says {word}: {ended.said[-900:]}" for word in _TRACES if word in ended.said]
+        # A moment that this run did not come to, and room that was enough.
+        if ended.code not in (CODES[self.moment.fault], 0):
+            wrong.append(f"exit code {ended.code}: {ended.said[-600:]}")
+        return wrong
+
+    def _visible(self, before: Tree, now: Tree, expected: Reference) -> list[str]:
+        known = (*self.command.results, *self.command.keeps)
+        wrong = [f"{name} is visible" for name in now if not _below(name, known)]
+        for name in self.command.results:
+            found, old, new = (
+                {each: digest for each, digest in one.items() if _below(each, (name,))}
+                for one in (now, before, expected.tree)
+            )
+            whole = found.keys() == new.keys() and all(
+                found[each] == new[each] for each in found if each in expected.stable
+            )
+            kept = name in self.command.keeps or self.command.resumes_alone
+            if not (found == old or whole or kept):
+                wrong.append(f"half of {name} is visible: {sorted(found)}")
+        return wrong
+
+    def _next_words(self, now: Tree, expected: Reference) -> tuple[str, ...]:
+        command = self.command
+        if command.resumes_alone:
+            return ()
+        main = [name for name in command.results if name not in command.changes][:1]
+        there = any(_below(each, tuple(main)) for each in now)
+        words = ("--force",) if self.old or there else ()
+        unfinished = any(name in now for name in command.keeps[:1]) and not (there and not self.old)
+        return (*words, *(command.resume if unfinished else ()))
+
+
+def _below(name: str, folders: tuple[str, ...]) -> bool:
+    return any(name == each or name.startswith(each + "/") for each in folders)
+
+
+def broken_json(place: Place) -> list[str]:
+    """JSON files that cannot be read, of those that are visible."""
+    wrong = []
+    for path in place.out.rglob("*.json"):
+        if path.name.startswith("."):
+            continue
+        with suppress(FileNotFoundError):
+            try:
+                json.loads(path.read_bytes())
+            except ValueError:
+                wrong.append(f"{path.relative_to(place.out)} is half written")
+    return wrong
+
+
+def moments(expected: Reference, fault: str, count: int, rng: random.Random) -> list[Moment]:
+    """Half of them among the events of files, where there are so many, the others anywhere."""
+    most = min(expected.events, count // 2)
+    events = sorted(rng.sample(range(1, expected.events + 1), most))
+    calls = sorted(rng.randint(1, max(1, expected.calls)) for _ in range(count - most))
+    return [Moment("file", each, fault) for each in events] + [
+        Moment("call", each, fault) for each in calls
+    ]

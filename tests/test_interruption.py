@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C and SIGTERM of the command line: during imports, in a command, where it is swallowed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_AT_IMPORT = """
+import os, signal, sys
+number, when = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+seen = 0
+def hook(event, given):
+    global seen
+    if event == "import":
+        seen += 1
+        if seen == when:
+            os.kill(os.getpid(), number)
+from saccade.__main__ import main
+sys.addaudithook(hook)
+sys.exit(main())
+"""
+_IN_COMMAND = """
+import os, sys, time
+from saccade.serving import cli, commands
+from saccade.__main__ import main
+class Swallows:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+def wraps():
+    try:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    except KeyboardInterrupt as error:
+        raise ImportError("cannot be imported") from error
+def doctor(json: bool = False) -> commands.Answer:
+    HERE
+    for _ in range(500):
+        time.sleep(0.01)
+    return commands.Answer({}, "not interrupted")
+cli.COMMANDS["doctor"] = doctor
+sys.argv = ["saccade", "doctor"]
+"""
+
+
+def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("number", [2, 15])
+@pytest.mark.parametrize("when", [5, 150, 400])
+def test_during_the_imports(number, when):
+    done = run(_AT_IMPORT, number, when, "models")
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert done.stderr == "saccade: interrupted.\n"
+
+
+@pytest.mark.parametrize("number", [2, 15])
+@pytest.mark.parametrize("how", ["Swallows()", "wraps()"])
+def test_where_it_is_swallowed_or_wrapped(number, how):
+    code = _IN_COMMAND.replace("HERE", how).replace("int(sys.argv[1])", str(number))
+    done = run(code + "sys.exit(main())\n")
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert done.stderr == "saccade: interrupted.\n"
+
+
+def test_standard_output_without_room():
+    with Path("/dev/full").open("w") as full:
+        code = _IN_COMMAND.replace("HERE", "return commands.Answer({}, as_json=True)")
+        words = [sys.executable, "-c", code + "sys.exit(main())"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "found no room to write" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
