@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS := export,cpu,serve,bench,rtx,dev
 STAMP := $(VENV)/.saccade-installed
 
-.PHONY: help demo test check bench plugins plugins-tensorrt check-native wheel
+.PHONY: help demo test check check-chaos bench plugins plugins-tensorrt check-native wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -24,6 +24,10 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel
 	$(BIN)/python -m zipfile -e build/typecheck/saccade-*.whl build/typecheck/site
 	cd build/typecheck && MYPYPATH=site ../../$(BIN)/python -m mypy \
 		--config-file ../../pyproject.toml -p saccade
+
+CHAOS ?= all
+check-chaos: $(STAMP) ## strike a running service on purpose, and a soak: half an hour and more
+	cd tests && $(abspath $(BIN))/python -m chaos $(CHAOS)
 
 bench: $(STAMP) ## the figures of the README: fold, served against in-process, mixed load
 	$(BIN)/python benchmarks/fold.py nac
