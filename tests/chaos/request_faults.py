@@ -11,7 +11,8 @@ from saccade.serving.open_load import Arrivals, OpenLoad, with_timeout
 
 TIMEOUTS = (-1, 2**63 - 1, -(2**63), 0, 1)
 MIB = 2**20
-OVERLOAD_S = 20.0
+OVERLOAD_S = 45.0
+CANCELLED_S = 20.0
 TIMES = 3.0
 DEADLINE_S = 0.5
 _CAPACITY_S = 2.0
@@ -101,7 +102,7 @@ def cancelled_calls(scene: Scene) -> None:
         for part in range(parts):
             requests = _requests(scene, [scene.models.full], timeout_us=0)
             deadline_s = scene.rng.uniform(0.001, 0.05)
-            seconds = OVERLOAD_S / parts
+            seconds = CANCELLED_S / parts
             arrivals = Arrivals(requests, TIMES * rate, seconds, deadline_s, seed=part)
             scene.heard += load.run(arrivals).statuses()
 
