@@ -6,7 +6,8 @@ EXTRAS := export,cpu,serve,bench,rtx,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 
-.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-killed check-supply check-wheel wheel
+.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-chaos check-killed check-supply \
+	check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -26,6 +27,10 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 	cd build/typecheck && MYPYPATH=site ../../$(BIN)/python -m mypy \
 		--config-file ../../pyproject.toml -p saccade
 	$(MAKE) --no-print-directory check-supply
+
+CHAOS ?= all
+check-chaos: $(STAMP) ## strike a running service on purpose, and a soak: half an hour and more
+	cd tests && $(abspath $(BIN))/python -m chaos $(CHAOS)
 
 bench: $(STAMP) ## the figures of the README: fold, served against in-process, mixed load
 	$(BIN)/python benchmarks/fold.py nac

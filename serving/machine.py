@@ -112,6 +112,24 @@ def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
     return found
 
 
+def memory_mib(pids: Iterable[int]) -> dict[str, float]:
+    """Memory of each of these processes, shared pages by their share, unless it has ended.
+
+    Units: MiB, by `<pid> <name>` as in `cpu_seconds`.
+    """
+    found = {}
+    for pid in pids:
+        process = Path("/proc") / str(pid)
+        try:
+            lines = (process / "smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        kib = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+        if kib and (fields := _stat(process)):
+            found[f"{pid} {fields[-1]}"] = kib[0] / 1024
+    return found
+
+
 def _stat(process: Path) -> list[str]:
     """The fields of /proc/<pid>/stat from the state on, then the name; empty if it ended."""
     try:

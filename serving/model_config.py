@@ -111,6 +111,9 @@ def router_config(
     config.output.add(name=LANES, data_type="TYPE_UINT8", dims=[-1])
     _shared(config, max_batch=max_images, preferred=1)
     config.instance_group.add(count=1, kind="KIND_CPU")
+    # One request at a time: of those that come as one batch, the server refuses all for the text
+    # of one that is broken. The lanes make the batches.
+    config.ClearField("dynamic_batching")
     return config_text(config)
 
 

@@ -5,8 +5,9 @@ import logging
 import re
 import threading
 from collections import deque
+from io import FileIO
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 from saccade.plugins.errors import SaccadeError
 from saccade.plugins.escaped import escaped_message
@@ -89,9 +90,7 @@ class ServerLog:
         level = logging.INFO
         with output:
             for raw in output:
-                if self._raw and not self._raw.closed:
-                    self._raw.write(raw)
-                    self._raw.flush()
+                self._keep(raw)
                 line = raw.decode(errors="replace").rstrip()
                 level, text = read_line(line, level)
                 if not text:
@@ -100,6 +99,16 @@ class ServerLog:
                     idle.set()
                 self._last.append((level, text))
                 LOGGER.log(level, "%s", text)
+
+    def _keep(self, raw: bytes) -> None:
+        """Write a line to the raw log; a disk that is full costs the log, not the service."""
+        if self._raw is None or self._raw.closed:
+            return
+        try:
+            self._raw.write(raw)
+        except OSError as error:
+            LOGGER.error("%s: the server's log ends here: %s", self._raw.name, error.strerror)
+            self.close()
 
 
 def read_line(line: str, level: int) -> tuple[int, str]:
@@ -123,12 +132,12 @@ def read_line(line: str, level: int) -> tuple[int, str]:
     return level, text
 
 
-def _open(path: Path | None) -> BinaryIO | None:
+def _open(path: Path | None) -> FileIO | None:
     if path is None:
         return None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("wb")
+        return FileIO(path, "wb")  # unbuffered: nothing is left to write when it is closed
     except OSError as error:
         raise SaccadeError(
             f"{path}: the server's log cannot be written there ({error.strerror}). "

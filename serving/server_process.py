@@ -133,6 +133,7 @@ class ServerProcess:
         known = set(self._stubs)
         new = [each for each in stubs_in(self.pid) if each.model == model and each not in known]
         self._stubs = (*self._stubs, *new)
+        close_regions(self._regions)
         return bool(new)
 
     def abandon(self, stub: Stub) -> None:

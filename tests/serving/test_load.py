@@ -2,6 +2,7 @@
 """The load generator counts what a server really did, and never hides a failure."""
 
 import os
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from saccade.plugins.errors import ServerFailed
 from saccade.serving.load import LoadGenerator, Stream, refuse_errors
-from saccade.serving.machine import cpu_seconds, family_of
+from saccade.serving.machine import cpu_seconds, family_of, memory_mib
+from saccade.serving.open_load import Arrivals, OpenLoad, quantiles, with_timeout
 from saccade.serving.served import encoded_request, point, tensor_request
 
 DELAY_S = 0.02
@@ -126,3 +128,59 @@ def test_the_routers_request_holds_the_budget_and_whole_files() -> None:
     assert float(request.parameters["budget"].string_param) == 0.125
     assert list(request.inputs[0].shape) == [2, 1]
     assert request.raw_input_contents[0].count(b"\x89PNG") == 2
+
+
+def plain(model: str) -> service_pb2.ModelInferRequest:
+    return service_pb2.ModelInferRequest(model_name=model)
+
+
+def arrivals(rate: float, seconds: float, seed: int) -> int:
+    """How many requests a Poisson process of this seed sends."""
+    rng, now, count = random.Random(seed), 0.0, 0
+    while (now := now + rng.expovariate(rate)) < seconds:
+        count += 1
+    return count
+
+
+def test_open_load_does_not_wait_for_answers(fake):
+    # Eight threads answer 400 a second at most: whoever does not wait for them leaves a queue.
+    order = Arrivals(
+        (with_timeout(plain("slow"), 1),), rate=1000, seconds=1, deadline_s=0.2, seed=3
+    )
+    with OpenLoad(fake[1]) as load:
+        found = load.run(order)
+        again = load.run(order)
+    assert found.sent == again.sent == arrivals(1000, 1, seed=3)
+    assert sum(found.statuses().values()) == found.sent == len(found.lag_ms)
+    assert set(found.statuses()) == {"OK", "DEADLINE_EXCEEDED"}
+    assert max(found.answered_ms) >= 1e3 * DELAY_S and found.client_cpu_s > 0
+
+
+def test_open_load_waits_for_the_last_answers(fake):
+    order = Arrivals((plain("slow").SerializeToString(),), rate=1000, seconds=0.2, deadline_s=60)
+    with OpenLoad(fake[1]) as load:
+        found = load.run(order)
+    assert found.statuses() == {"OK": found.sent}
+    assert 0 < found.after_end <= found.sent
+
+
+def test_open_load_tells_refusals_apart(fake):
+    order = Arrivals((plain("failing").SerializeToString(),), rate=100, seconds=0.3, deadline_s=30)
+    with OpenLoad(fake[1]) as load:
+        found = load.run(order)
+    assert found.statuses() == {"OK": 0, "UNAVAILABLE": found.sent}
+    assert found.first_errors == {"UNAVAILABLE": "the queue of failing is full"}
+    assert quantiles(found.answered_ms) is None
+    assert quantiles(found.failed_ms["UNAVAILABLE"])["p50"] > 0
+
+
+def test_open_load_says_when_its_process_ended(fake):
+    with OpenLoad(fake[1]) as load, pytest.raises(ServerFailed, match="ended with code"):
+        load.run(Arrivals((b"",), rate=0, seconds=1, deadline_s=1))
+
+
+def test_memory_of_processes():
+    (before,) = memory_mib([os.getpid()]).values()
+    kept = bytearray(os.urandom(2**20)) * 64
+    (after,) = memory_mib([os.getpid(), 2**30]).values()
+    assert 48 < after - before < 128 and kept

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""More requests than can be answered: who is answered in time, who is refused, and how soon.
+
+    python benchmarks/overload.py                         # 16 loads of two minutes: 40 minutes
+    python benchmarks/overload.py --seconds 10            # the same, shorter
+    python benchmarks/overload.py --times 3 10 --deadlines 1 --budgets one
+
+First the capacity, with callers that wait for their answers; then requests that arrive by chance
+(Poisson) at multiples of it, whatever became of those before, from a process of its own; then, two
+seconds after they end, the capacity again. A request has several images, so that the generator
+costs little beside the service: its share of all processor time is in the result. Last, a caller
+with a thousand requests waiting beside one with a single request. Writes results/overload.json.
+"""
+
+import argparse
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import tempfile
+
+import numpy as np
+from result_file import write_result
+
+from saccade.export.exported import ExportOptions, export
+from saccade.export.manifest import read_folder
+from saccade.serving.addresses import ServeOptions
+from saccade.serving.load import LoadGenerator, LoadResult, Stream
+from saccade.serving.machine import cpu_seconds, family_of, memory_mib, this_machine
+from saccade.serving.open_load import Arrivals, OpenLoad, OpenLoadResult, quantiles, with_timeout
+from saccade.serving.repository import RepositoryOptions, deploy
+from saccade.serving.served import encoded_request
+from saccade.serving.server import Server
+from saccade.serving.wire import with_deadline
+
+HERE = Path(__file__).parent
+CHECKPOINT = HERE.parent / "models" / "shipped" / "digits-sum.safetensors"
+BUDGETS = (1.0, 0.5, 0.25)
+CLIENTS = 16
+REST_S = 2.0  # after a load, before the capacity is measured again
+GOODPUT = 0.9
+AT_ONCE = 0.1  # the median refusal comes within this part of the deadline
+GROWTH_MIB = 64.0
+GREEDY, GREEDY_S = 1000, 20.0
+
+
+def main() -> None:
+    """Every load on one server, each written down as it ends."""
+    options = _options()
+    folder = options.folder or _folder(options.build)
+    quiet = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
+    with tempfile.TemporaryDirectory() as place:
+        repository = Path(place) / "repository"
+        deploy(folder, RepositoryOptions(out=repository))
+        with Server(repository, quiet) as server:
+            result = _measure(server, _requests(folder, options.images), options)
+    print(f"aims missed: {', '.join(result['missed']) or 'none'}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, help=f"an artefact folder with budgets {BUDGETS}")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of each load")
+    parser.add_argument("--times", type=float, nargs="+", default=[0.5, 1, 3, 10])
+    parser.add_argument("--deadlines", type=float, nargs="+", default=[0.3, 1.0])
+    parser.add_argument("--budgets", nargs="+", choices=("one", "all"), default=["one", "all"])
+    parser.add_argument("--images", type=int, default=4, help="of each request")
+    parser.add_argument("--no-greedy", action="store_true", help="leave the last part out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "overload.json")
+    return parser.parse_args()
+
+
+def _measure(
+    server: Server, requests: dict[str, list[bytes]], options: argparse.Namespace
+) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "benchmark": "open-loop load beyond the capacity",
+        "machine": this_machine().to_dict(),
+        "images": options.images,
+        "budgets": {"one": [BUDGETS[0]], "all": list(BUDGETS)},
+        "seconds": options.seconds,
+        "loads": [],
+        "missed": [],
+    }
+    plan = [(b, d, t) for b in options.budgets for d in options.deadlines for t in options.times]
+    for budgets, deadline_s, times in plan:
+        one = _load(server, requests[budgets], deadline_s, times, options)
+        one = {"budgets": budgets, "deadline_s": deadline_s, "times": times, **one}
+        result["loads"].append(one)
+        missed = [name for name, met in one["aims"].items() if not met]
+        result["missed"] += [f"{budgets} {deadline_s:g} s {times:g} x: {name}" for name in missed]
+        write_result(options.out, result)
+        print(_line(one), flush=True)
+    if not options.no_greedy:
+        result["greedy"] = _greedy(server, requests["all"], min(GREEDY_S, options.seconds))
+        write_result(options.out, result)
+        print(f"beside {GREEDY} waiting: {result['greedy']}", flush=True)
+    return result
+
+
+def _load(
+    server: Server,
+    requests: list[bytes],
+    deadline_s: float,
+    times: float,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """One load between two measurements of the capacity."""
+    restarts, before = server.restarts, _capacity(server, requests)
+    named = with_deadline({}, deadline_s)
+    arrivals = Arrivals(
+        tuple(_timed(each, named["timeout"]) for each in requests),
+        rate=times * before,
+        seconds=options.seconds,
+        deadline_s=named["client_timeout"],
+        seed=options.seed,
+    )
+    family = family_of(server.pid)
+    cpu = sum(cpu_seconds(family).values())
+    with OpenLoad(server.url) as load, _memory(server) as memory:
+        found = load.run(arrivals)
+        used_s = sum(cpu_seconds(family).values()) - cpu
+    time.sleep(REST_S)
+    after = _capacity(server, requests)
+    one = {
+        "capacity_before": before,
+        "capacity_after": after,
+        "offered": arrivals.rate,
+        **_counts(found, deadline_s),
+        "recovered_of_capacity": after / before,
+        "restarts": server.restarts - restarts,
+        "memory_mib": _grown(memory),
+        "generator_share": found.client_cpu_s / max(1e-9, found.client_cpu_s + used_s),
+    }
+    one["goodput_of_capacity"] = one["goodput"] / before
+    return one | {"aims": _aims(one, found, deadline_s, times)}
+
+
+def _counts(found: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
+    refused = found.failed_ms.get("UNAVAILABLE", ())
+    late = sum(1 for each in found.answered_ms if each > 1e3 * deadline_s)
+    in_time = len(found.answered_ms) - late
+    return {
+        "in_time": in_time,
+        "late": late,
+        # What came after the last arrival is not what the load left room for.
+        "goodput": (in_time - found.after_end) / found.seconds,
+        "sent": found.sent,
+        "statuses": dict(found.statuses()),
+        "answered_ms": quantiles(found.answered_ms),
+        "refused_ms": quantiles(refused),
+        "lag_ms": quantiles(found.lag_ms),
+        "first_errors": found.first_errors,
+    }
+
+
+def _aims(
+    one: dict[str, Any], found: OpenLoadResult, deadline_s: float, times: float
+) -> dict[str, bool]:
+    """What is wanted of a load, and whether it was so."""
+    refused, answered = one["refused_ms"], one["answered_ms"]
+    known = {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
+    return {
+        "no restart": one["restarts"] == 0,
+        "goodput": times < 1 or one["goodput_of_capacity"] >= (GOODPUT if times > 1 else 0.0),
+        "answers in time": answered is not None and answered["p99"] <= 1e3 * deadline_s,
+        "refused at once": refused is None or refused["p50"] <= 1e3 * deadline_s * AT_ONCE,
+        "no other failure": set(found.statuses()) <= known,
+        "memory flat": one["memory_mib"]["grown"] <= GROWTH_MIB,
+        "full speed after it": one["recovered_of_capacity"] >= GOODPUT,
+    }
+
+
+def _capacity(server: Server, requests: list[bytes], seconds: float = 4.0) -> float:
+    """Requests per second of callers that wait for their answers."""
+    stream = Stream("all", server.model, CLIENTS, tuple(requests))
+    with LoadGenerator(server.url, server_pid=server.pid) as load:
+        found = load.run([stream], seconds=seconds, warmup_s=1.0)
+    return _rate(found)
+
+
+def _rate(found: LoadResult) -> float:
+    return max(0.1, len(found.streams["all"].latencies_ms) / found.seconds)
+
+
+@contextmanager
+def _memory(server: Server) -> Iterator[list[float]]:
+    """Memory of the server and its stubs, once a second, until the block ends."""
+    seen, ended = [], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(1.0):
+            if server.pid:
+                seen.append(sum(memory_mib(family_of(server.pid)).values()))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _grown(seen: list[float]) -> dict[str, Any]:
+    """From the second quarter of the load to the last one: the first one warms up."""
+    quarter = max(1, len(seen) // 4)
+    early, last = seen[quarter : 2 * quarter] or seen, seen[-quarter:]
+    grown = float(np.median(last) - np.median(early)) if seen else 0.0
+    return {"grown": grown, "most": max(seen, default=0.0), "each_second": seen}
+
+
+def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, Any]:
+    """A caller with many requests out beside one with a single one, at its budget and another."""
+    timeout_us = with_deadline({}, 1.0)["timeout"]
+    greedy, same, other = (
+        _timed(each, timeout_us, caller)
+        for each, caller in (
+            (requests[0], "greedy"),
+            (requests[0], "modest"),
+            (requests[-1], "modest"),
+        )
+    )
+    found = {}
+    for name, modest in (("same", same), ("other", other)):
+        streams = [
+            Stream("greedy", server.model, GREEDY, (greedy,)),
+            Stream("modest", server.model, 1, (modest,)),
+        ]
+        with LoadGenerator(server.url, timeout_s=1.0) as load:
+            seen = load.run(streams, seconds=seconds, warmup_s=2.0).streams
+        modest_seen = seen["modest"]
+        answered = len(modest_seen.latencies_ms)
+        found[name] = {
+            "answered": answered,
+            "calls": answered + sum(modest_seen.errors.values()),
+            "errors": dict(modest_seen.errors),
+            "waited_ms": quantiles(modest_seen.latencies_ms),
+            "greedy_answered_per_s": len(seen["greedy"].latencies_ms) / seconds,
+        }
+    return {"waiting": GREEDY, **found}
+
+
+def _requests(folder: Path, images: int) -> dict[str, list[bytes]]:
+    manifest = read_folder(folder)[0]
+    declared = manifest.preprocessing
+    shape = (images, declared.height_px, declared.width_px, declared.channels)
+    pictures = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    each = [encoded_request(manifest.variant.model, pictures, budget) for budget in BUDGETS]
+    return {"one": each[:1], "all": each}
+
+
+def _timed(request: bytes, timeout_us: int, caller: str = "many") -> bytes:
+    """The request with how long its caller waits, and who that is."""
+    from tritonclient.grpc import service_pb2
+
+    message = service_pb2.ModelInferRequest.FromString(request)
+    message.id = f"{caller}/1"
+    return with_timeout(message, timeout_us)
+
+
+def _folder(build: Path) -> Path:
+    """The shipped digits-sum at three budgets, exported once."""
+    folder = build / "overload"
+    if not folder.exists():
+        build.mkdir(parents=True, exist_ok=True)
+        export(CHECKPOINT, ExportOptions(folder, name="nac", budget=BUDGETS))
+    return folder
+
+
+def _line(one: dict[str, Any]) -> str:
+    missed = [name for name, met in one["aims"].items() if not met]
+    return (
+        f"{one['budgets']:3} {one['deadline_s']:g} s {one['times']:4g} x of "
+        f"{one['capacity_before']:.0f}/s: {one['statuses']}, goodput "
+        f"{100 * one['goodput_of_capacity']:.0f} %, restarts {one['restarts']}, generator "
+        f"{100 * one['generator_share']:.0f} %; missed: {', '.join(missed) or 'none'}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one row: a service, callers, the fault at a random moment, and the way back."""
+
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from chaos.callers import Callers, Group
+from chaos.faults import FAULTS
+from chaos.file_faults import namespaces_allowed, small_disk
+from chaos.judge import QUIET_START_S, Observation
+from chaos.scene import Models, Scene, models_of, picture_request
+from chaos.service import Service
+from chaos.table import NO_CALLERS, START, Row
+
+BEFORE_S = 4.0  # of calls before the fault, to compare with
+MOMENT_S = 1.5  # the fault comes at a random moment of this
+AFTER_S = 1.0
+LATEST_S = 120.0
+LEFT_S = 2.0
+DISK_MIB = 400
+NEEDS_DISK = ("disk_full", "disk_full_at_start")
+
+
+def run_row(row: Row, repository: Path, *, seed: int) -> Observation:
+    """A row with a service of its own, which is gone afterwards; its leftovers are looked for."""
+    with copied(repository) as own, ExitStack() as stack:
+        service = Service(own, *row.serve, wrap=wrapping(row))
+        if row.moment == START:
+            return _refused(row, service, seed)
+        stack.enter_context(service)
+        seen = strike(row, service, models_of(repository), seed=seed)
+        service.stop()
+        seen.leftovers = service.leftovers_after(LEFT_S * pace_of(service))
+        return seen
+
+
+def strike(
+    row: Row, service: Service, models: Models, *, seed: int, hurry: bool = False
+) -> Observation:
+    """The fault on a service that runs, with callers where the row has them.
+
+    In a `hurry` nothing is timed, so that no calls before it are needed to compare with.
+    """
+    rng = random.Random(f"{seed} {row.name}")
+    scene = Scene(service, models, rng)
+    callers = Callers(service.grpc, groups_of(row, models))
+    begun, memory = service.servers_begun(), service.watch.memory_mib()
+    with ExitStack() as stack:
+        if row.load != NO_CALLERS:
+            stack.enter_context(callers)
+            _until(lambda: callers.answered_since(0.0, least=10), LATEST_S)
+        time.sleep((0.0 if hurry else BEFORE_S) + rng.uniform(0, 0.3 if hurry else MOMENT_S))
+        began = time.monotonic()
+        FAULTS[row.fault](scene)
+        ended = time.monotonic()
+        if row.load == NO_CALLERS and row.survives:
+            stack.enter_context(callers)
+        recovered_s = _recovered_s(row, service, callers, ended)
+        time.sleep(0.3 if hurry else AFTER_S)
+        memory_after = service.watch.memory_mib()
+    for call in scene.until_over:
+        call()
+    return Observation(
+        service.start_s, began, ended, callers.calls, scene.heard, scene.checks,
+        servers=service.servers_begun() - begun, recovered_s=recovered_s,
+        memory_mib=(memory, service.watch.peak_mib(), memory_after), words=callers.words,
+    )  # fmt: skip
+
+
+def groups_of(row: Row, models: Models) -> dict[str, Group]:
+    """The victim's callers, and others where the row leaves any."""
+
+    def ask(variant: str, caller: str) -> Group:
+        message = picture_request(models, variant)
+        message.id = f"{caller}/1"  # who asks, for a service that wants to be fair
+        return Group(message.SerializeToString())
+
+    if row.victim == "all":
+        return {"callers": ask(models.full, "callers")}
+    victim, other = (models.cheap, models.full)
+    if row.victim == "full":
+        victim, other = other, victim
+    return {"callers": ask(victim, "callers"), "others": ask(other, "others")}
+
+
+def pace_of(service: Service) -> float:
+    """How much slower this machine is now than a quiet one."""
+    return max(1.0, service.start_s / QUIET_START_S)
+
+
+def untried(row: Row) -> str:
+    """Why a row cannot be tried here; empty if it can."""
+    if row.fault in NEEDS_DISK and not namespaces_allowed():
+        return "this machine lets nobody mount a small disk"
+    return ""
+
+
+def wrapping(row: Row) -> list[str]:
+    """What is put before the command of the service."""
+    return small_disk(DISK_MIB) if row.fault == "disk_full" else []
+
+
+@contextmanager
+def copied(repository: Path) -> Iterator[Path]:
+    """A copy that a fault may change."""
+    with tempfile.TemporaryDirectory(prefix="saccade-chaos-") as place:
+        yield Path(shutil.copytree(repository, Path(place) / "repository"))
+
+
+def _refused(row: Row, service: Service, seed: int) -> Observation:
+    """A service that is not to start: only the fault's own findings count."""
+    with tempfile.TemporaryDirectory(prefix="saccade-chaos-") as place:
+        service.place = Path(place)
+        scene = Scene(service, models_of(service.repository), random.Random(seed))
+        began = time.monotonic()
+        FAULTS[row.fault](scene)
+        return Observation(QUIET_START_S, began, time.monotonic(), {}, checks=scene.checks)
+
+
+def _recovered_s(row: Row, service: Service, callers: Callers, ended: float) -> float | None:
+    """When all callers were answered and `/ready` said yes, counted from the fault's end."""
+    if not row.survives:
+        return None
+    latest = LATEST_S * pace_of(service)
+
+    def over() -> bool:
+        gone = service.process.poll() is not None
+        return gone or (callers.answered_since(ended) and service.ready())
+
+    whole = _until(over, latest) and service.process.poll() is None
+    return time.monotonic() - ended if whole else None
+
+
+def _until(holds: Callable[[], bool], within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return False

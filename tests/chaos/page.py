@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/reliability.md, written from the table of faults and the result files."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chaos.table import NO_CALLERS, ROWS, START, Notice, Row
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reliability.md"
+RESULTS = ROOT / "benchmarks" / "results"
+UNMEASURED = "Not measured yet."
+
+
+def write(page: Path = PAGE, results: Path = RESULTS) -> None:
+    """Fill every marked block of the page."""
+    page.write_text(filled(page.read_text(), results))
+
+
+def filled(text: str, results: Path = RESULTS) -> str:
+    """The page's text with every marked block as the files say it today."""
+    chaos, overload = (_read(results / name) for name in ("chaos.json", "overload.json"))
+    blocks: dict[str, Callable[[], str]] = {
+        "faults": lambda: faults(chaos),
+        "soak": lambda: soak(chaos),
+        "overload": lambda: overload_table(overload),
+    }
+    for name, block in blocks.items():
+        start, end = f"<!-- {name}: written by `python -m chaos page` -->", f"<!-- end {name} -->"
+        head, found, rest = text.partition(start)
+        if not found:
+            raise ValueError(f"the page has no block {start}")
+        text = f"{head}{start}\n{block()}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def faults(chaos: dict[str, Any]) -> str:
+    """What may be noticed, and what was."""
+    lines = [
+        "| fault | when | its callers may notice | others may notice | seen |",
+        "|---|---|---|---|---|",
+    ]
+    found = chaos.get("rows", {})
+    for row in ROWS:
+        what = row.what[0].upper() + row.what[1:]
+        others = "nobody else calls" if row.victim == "all" else _words(row.others)
+        if row.moment == START:
+            callers, others = "refused with exit code 2 and a message", "-"
+        elif not row.survives:
+            callers = "the service ends, nothing is left"
+        else:
+            callers = _words(row.callers)
+        when = "under overload" if row.load == "open loop" else row.moment
+        seen = _seen(row, found.get(row.name))
+        lines.append(f"| {what} | {when} | {callers} | {others} | {seen} |")
+    return "\n".join([*lines, "", _machine(found.values())]).rstrip()
+
+
+def soak(chaos: dict[str, Any]) -> str:
+    """The soak beside its control."""
+    if not {"soak", "control"} <= set(chaos):
+        return UNMEASURED
+    lines = ["| | requests | memory | failed | restarts | judged |", "|---|---|---|---|---|---|"]
+    for name, title in (("soak", "the service"), ("control", "a router that leaks on purpose")):
+        found = chaos[name]
+        memory = next(each for each in found["checks"] if each["what"] == "memory grows")
+        verdict = "flat" if memory["passed"] else "leaks"
+        failed = sum(found["failed"].values())
+        lines.append(
+            f"| {title} | {found['requests']:,} | {memory['found']} more | {failed} | "
+            f"{found['restarts']} | {verdict} |"
+        )
+    return "\n".join([*lines, "", _machine([chaos["soak"]])])
+
+
+def overload_table(overload: dict[str, Any]) -> str:
+    """Every load that was measured, and whether the aims were met."""
+    if not overload:
+        return UNMEASURED
+    lines = [
+        "| budgets | deadline | load | in time | goodput | p99 answered | refused after (p50, p99) "
+        "| restarts | memory | full speed after it | aims missed |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in overload["loads"]:
+        refused = one["refused_ms"]
+        times = f"{refused['p50']:.0f}, {refused['p99']:.0f} ms" if refused else "-"
+        answered = one["answered_ms"]
+        missed = ", ".join(name for name, met in one["aims"].items() if not met) or "none"
+        lines.append(
+            f"| {one['budgets']} | {one['deadline_s']:g} s | {one['times']:g} x | "
+            f"{100 * one['in_time'] / max(1, one['sent']):.0f} % | "
+            f"{100 * one['goodput_of_capacity']:.0f} % of capacity | "
+            f"{f'''{answered['p99']:.0f} ms''' if answered else '-'} | {times} | "
+            f"{one['restarts']} | {one['memory_mib']['grown']:+.0f} MiB | "
+            f"{100 * one['recovered_of_capacity']:.0f} % | {missed} |"
+        )
+    greedy = overload.get("greedy")
+    said = ""
+    if greedy:
+        said = (
+            f"\nBeside a caller with {greedy['waiting']:,} requests waiting, one with a single "
+            f"request at a time had {greedy['same']['answered']} of {greedy['same']['calls']} "
+            f"answered at the same budget, {greedy['other']['answered']} of "
+            f"{greedy['other']['calls']} at another one.\n"
+        )
+    return "\n".join([*lines, said, _machine([overload])])
+
+
+def _words(notice: Notice) -> str:
+    if not notice.statuses:
+        return "nothing"
+    names = " or ".join(sorted(notice.statuses))
+    return f"{names}, at most {notice.for_s:g} s" if notice.for_s else names
+
+
+def _seen(row: Row, found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not measured yet"
+    if "untried" in found:
+        return f"not tried: {found['untried']}"
+    tries = [each for each in found["tries"] if "untried" not in each]
+    held = sum(each["passed"] for each in tries)
+    outages = [
+        group["outage_s"] for each in tries for group in each.get("callers", {}).values()
+    ]  # fmt: skip
+    often = f"as wanted {held} of {len(tries)} times" if len(tries) > 1 or held else "not as wanted"
+    often = "as wanted" if held == len(tries) == 1 else often
+    if held < len(tries):
+        wrong = {
+            check["what"] + ": " + check["found"].replace("|", "/").replace("\n", " ")
+            for each in tries
+            for check in each["checks"]
+            if not check["passed"]
+        }
+        often = f"**{often}** ({'; '.join(sorted(wrong))[:200]})"
+    worst = max(outages, default=0.0)
+    quiet = row.moment == START or row.load == NO_CALLERS or not row.survives or worst < 0.05
+    return often if quiet else f"{often}, {worst:.1f} s"
+
+
+def _machine(found: Any) -> str:
+    machines = {
+        f"{each['machine']['device']}, {each['machine']['runtime']}"
+        for each in found
+        if "machine" in each
+    }
+    return f"Measured on {'; '.join(sorted(machines))}." if machines else UNMEASURED
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes()) if path.exists() else {}

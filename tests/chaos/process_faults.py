@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that are killed, stopped, or get no more memory."""
+
+import resource
+import signal
+import time
+
+from chaos.processes import Process
+from chaos.scene import Scene, picture, picture_request
+
+
+def kill_variant(scene: Scene) -> None:
+    """As the kernel does when memory is short: without a word."""
+    scene.service.watch.stub(scene.models.cheap).kill(signal.SIGKILL)
+
+
+def stop_variant(scene: Scene) -> None:
+    """It lives and does nothing."""
+    _stop(scene, scene.service.watch.stub(scene.models.cheap))
+
+
+def kill_router(scene: Scene) -> None:
+    """The process that all requests go through."""
+    scene.service.watch.stub(scene.models.router).kill(signal.SIGKILL)
+
+
+def stop_router(scene: Scene) -> None:
+    """It lives and does nothing."""
+    _stop(scene, scene.service.watch.stub(scene.models.router))
+
+
+def kill_server(scene: Scene) -> None:
+    """The server itself."""
+    scene.service.watch.server().kill(signal.SIGKILL)
+
+
+def stop_server(scene: Scene) -> None:
+    """It takes connections, and answers nothing."""
+    _stop(scene, scene.service.watch.server())
+
+
+def kill_serve(scene: Scene) -> None:
+    """Nobody is left to tidy up, and nothing may stay."""
+    scene.service.process.kill()
+    scene.service.process.wait()
+    left = scene.service.leftovers_after(2.0 * max(1.0, scene.service.start_s / 5))
+    scene.checks.append((f"gone within 2 s: {', '.join(left) or 'all'}", not left))
+
+
+def terminate_serve(scene: Scene) -> None:
+    """As a service manager ends it."""
+    code = scene.service.stop()
+    scene.checks.append((f"exit code {code}, wanted 0", code == 0))
+
+
+def memory_limit(scene: Scene) -> None:
+    """Every further allocation of the router's process fails while large pictures come."""
+    router = scene.service.watch.stub(scene.models.router)
+    free = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(router.pid, resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
+    photograph = picture(4000, 3000, seed=scene.rng.randrange(2**31), kind="JPEG")
+    message = picture_request(scene.models, scene.models.cheap, [photograph] * 4)
+    try:
+        scene.send([message.SerializeToString()] * 3, timeout_s=10)
+        time.sleep(1)
+    finally:
+        if router.lives():
+            resource.prlimit(router.pid, resource.RLIMIT_AS, free)
+
+
+def _stop(scene: Scene, process: Process) -> None:
+    process.kill(signal.SIGSTOP)
+    # Whatever the service did about it: nothing stays stopped when the row is over.
+    scene.until_over.append(lambda: process.kill(signal.SIGCONT))

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of one service as the kernel shows them: who lives, who came, how much memory.
+
+Nothing here asks saccade: a restart is a process of the server that was not there before.
+"""
+
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.serving.machine import memory_mib
+
+SERVER = "tritonserver"
+STUB = "triton_python_backend_stub"
+EVERY_S = 0.1
+MEMORY_TURNS = 5
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process; `started` (clock ticks) tells it from a later one of the same number."""
+
+    pid: int
+    started: int
+    program: str
+    parent: int
+    model: str = ""  # of a stub, whose model it runs
+
+    def lives(self) -> bool:
+        """Whether it still runs: a zombie does not."""
+        fields = _stat(self.pid)
+        return bool(fields) and fields[0] not in "ZX" and int(fields[19]) == self.started
+
+    def kill(self, number: int) -> None:
+        """Send a signal, unless the number belongs to another process by now."""
+        if self.lives():
+            os.kill(self.pid, number)
+
+
+def process(pid: int) -> Process | None:
+    """What runs under this number now; None if nothing does."""
+    fields = _stat(pid)
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    if not fields or fields[0] in "ZX":
+        return None
+    program = Path(words[0]).name
+    instances = [re.fullmatch(r"([a-z0-9-]+)_\d+_\d+", word) for word in words[2:]]
+    models = [found[1] for found in instances if found] if program == STUB else []
+    return Process(pid, int(fields[19]), program, int(fields[1]), models[0] if models else "")
+
+
+def descriptors(pid: int) -> int:
+    """How many files and connections a process has open."""
+    try:
+        return sum(1 for _ in (_PROC / str(pid) / "fd").iterdir())
+    except OSError:
+        return 0
+
+
+def regions_of(pid: int) -> set[Path]:
+    """The shared memory that a process has mapped."""
+    try:
+        lines = (_PROC / str(pid) / "maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line}
+    return {Path(path.removesuffix(" (deleted)")) for path in paths}
+
+
+class Watch:
+    """Looks at a process and all below it, many times a second, from a thread of its own.
+
+    `seen` holds every process that was ever there, so that one whose parent has died still counts.
+    Units: memory is pairs of time.monotonic() and MiB.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._root = pid
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self.seen: dict[tuple[int, int], Process] = {}
+        self.regions: set[Path] = set()
+        self.memory: list[tuple[float, float]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def living(self) -> list[Process]:
+        """Those that run now, whoever their parent is; the oldest first."""
+        with self._lock:
+            alive = {each.pid for each in self.seen.values() if each.lives()}
+            for pid in _below({self._root, *alive}):
+                # Read anew each time: a process may become another program.
+                if found := process(pid):
+                    self.seen[found.pid, found.started] = found
+            living = [each for each in self.seen.values() if each.lives()]
+        return sorted(living, key=lambda each: each.started)
+
+    def servers(self) -> list[Process]:
+        """Every process of the server that there has been.
+
+        A child of it that is about to become a stub looks like it for a moment.
+        """
+        with self._lock:
+            found = [each for each in self.seen.values() if each.program == SERVER]
+        pids = {each.pid for each in found}
+        return [each for each in found if each.parent not in pids]
+
+    def stub(self, model: str) -> Process:
+        """The process in which a model runs now, the newest if there are two."""
+        return [each for each in self.living() if each.model == model][-1]
+
+    def server(self) -> Process:
+        """The server that runs now, the newest if there are two."""
+        return [each for each in self.servers() if each.lives()][-1]
+
+    def memory_mib(self) -> float:
+        """Of all of them together, now."""
+        return _sum_mib(self.living())
+
+    def peak_mib(self) -> float:
+        """The most since the beginning."""
+        return max((mib for _, mib in self.memory), default=0.0)
+
+    def _run(self) -> None:
+        turn = 0
+        while not self._ended.wait(EVERY_S):
+            living = self.living()
+            if turn % MEMORY_TURNS == 0:
+                self.regions |= {path for each in living for path in regions_of(each.pid)}
+                self.memory.append((time.monotonic(), _sum_mib(living)))
+            turn += 1
+
+
+def _sum_mib(living: list[Process]) -> float:
+    return sum(memory_mib(each.pid for each in living).values())
+
+
+def _below(roots: set[int]) -> set[int]:
+    """These processes and their descendants, in one pass over the table of processes."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.glob("[0-9]*"):
+        if fields := _stat(int(entry.name)):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, ahead = set(roots), list(roots)
+    while ahead:
+        new = [pid for pid in children.get(ahead.pop(), ()) if pid not in found]
+        found.update(new)
+        ahead += new
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    # The name in parentheses may itself hold spaces and parentheses.
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

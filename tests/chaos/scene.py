@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The surroundings of a fault: the service, its models, requests, and a random generator."""
+
+import io
+import random
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from chaos.service import Service
+from saccade.serving.load_requests import request
+from saccade.serving.repository import read_repository
+
+SIDE_PX = 32
+_LONGEST_MESSAGE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Models:
+    """The names that a repository serves: a router and its variants, the full one first."""
+
+    router: str
+    variants: tuple[str, ...]
+
+    @property
+    def full(self) -> str:
+        """The largest variant."""
+        return self.variants[0]
+
+    @property
+    def cheap(self) -> str:
+        """The smallest variant."""
+        return self.variants[-1]
+
+
+@dataclass
+class Scene:
+    """One fault's surroundings, and what its own requests were answered.
+
+    `checks` are a fault's own findings: what has to hold, and whether it did.
+    """
+
+    service: Service
+    models: Models
+    rng: random.Random
+    heard: Counter[str] = field(default_factory=Counter)
+    checks: list[tuple[str, bool]] = field(default_factory=list)
+    until_over: list[Any] = field(default_factory=list)  # what is called once all is seen
+
+    def send(self, messages: Iterable[bytes], *, timeout_s: float = 60, at_once: int = 1) -> None:
+        """Send messages, so many at a time, and count what comes back."""
+        import grpc
+
+        limits = [("grpc.max_send_message_length", _LONGEST_MESSAGE), *OWN_CHANNEL]
+        with grpc.insecure_channel(self.service.grpc, options=limits) as channel:
+            ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+            def status(message: bytes) -> str:
+                try:
+                    ask(message, timeout=timeout_s)
+                except grpc.RpcError as error:
+                    return str(error.code().name)
+                return "OK"
+
+            with ThreadPoolExecutor(at_once) as threads:
+                self.heard.update(threads.map(status, messages))
+
+
+OWN_CHANNEL = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+def models_of(repository: Path) -> Models:
+    """The names in a repository."""
+    deployment = read_repository(repository)
+    return Models(deployment.model, tuple(sorted(deployment.variants, reverse=True)))
+
+
+def budget_of(variant: str) -> float:
+    """The share in a variant's name: `nac-b0250-fp32` is 0.25."""
+    (part,) = [each for each in variant.split("-") if each[0] == "b" and each[1:].isdigit()]
+    return int(part[1:]) / 1000
+
+
+def picture_request(
+    models: Models,
+    variant: str,
+    pictures: Iterable[bytes] = (),
+    outputs: tuple[str, ...] = ("probabilities",),
+    **parameters: str,
+) -> Any:
+    """A message to the router, not serialised yet; without pictures one small one."""
+    from tritonclient.grpc import service_pb2
+
+    files = list(pictures) or [picture(SIDE_PX, SIDE_PX, seed=0)]
+    array = np.empty((len(files), 1), dtype=object)
+    array[:, 0] = files
+    chosen = {"budget": repr(budget_of(variant)), **parameters}
+    return service_pb2.ModelInferRequest.FromString(
+        request(models.router, {"image": array}, outputs, chosen)
+    )
+
+
+def picture(width_px: int, height_px: int, *, seed: int, kind: str = "PNG") -> bytes:
+    """A picture file of soft random colours, made here."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    image = Image.fromarray(coarse).resize((width_px, height_px), Image.Resampling.BILINEAR)
+    image.save(file, kind)
+    return file.getvalue()

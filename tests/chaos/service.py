@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade serve` as a process of its own, the way a user runs it, with its own temporary folder.
+
+Everything about it is seen from outside: its addresses in what it prints, its state in `/ready`,
+its processes in the kernel's table.
+"""
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+
+from chaos.processes import Watch
+from saccade.serving.addresses import ServeOptions
+
+START_S = 120
+DESCRIPTORS = 1024  # the soft limit of a login shell almost everywhere
+_PORTS = ("--grpc-port", "--http-port", "--metrics-port", "--ready-port")
+
+
+class ServiceFailed(Exception):
+    """The service did not start; the text is what it printed."""
+
+
+class Service:
+    """A context manager: the service is ready when the block begins and gone when it ends.
+
+    Units: start_s is how long it took to become ready, the measure of this machine's pace.
+    """
+
+    def __init__(self, repository: Path, *options: str, wrap: Sequence[str] = ()) -> None:
+        self.repository = repository
+        self._options, self._wrap = options, wrap
+        self.start_s = 0.0
+        self.grpc = self.http = self.ready_url = ""
+        self.exit_code: int | None = None
+
+    def __enter__(self) -> "Service":
+        self.place = Path(tempfile.mkdtemp(prefix="saccade-chaos-"))
+        self.temporary = self.place / "tmp"
+        self.temporary.mkdir()
+        self.said = self.place / "stderr"
+        began = time.monotonic()
+        with self.said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [*self._wrap, *serve_command(self.repository, *self._options)],
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+                env={**os.environ, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"},
+                preexec_fn=_usual_limits,
+            )  # fmt: skip
+        self.watch = Watch(self.process.pid)
+        try:
+            self._read_addresses(began + START_S)
+        except BaseException:
+            self.close()
+            raise
+        self.start_s = time.monotonic() - began
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def stop(self, within_s: float = 60) -> int | None:
+        """End it as a service manager does, and say how it ended; None if it had to be killed."""
+        if self.exit_code is None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.exit_code = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        return self.exit_code
+
+    def leftovers(self) -> list[str]:
+        """What is still there of it: processes, shared memory, run folders."""
+        processes = [f"process {each.program} {each.model}" for each in self.watch.living()]
+        regions = [f"shared memory {path.name}" for path in self.watch.regions if path.exists()]
+        folders = [f"folder {path.name}" for path in self.temporary.iterdir()]
+        return [text.strip() for text in (*processes, *regions, *folders)]
+
+    def leftovers_after(self, within_s: float) -> list[str]:
+        """What is still there after at most this long."""
+        end = time.monotonic() + within_s
+        while (found := self.leftovers()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return found
+
+    def ready(self) -> bool:
+        """What `/ready` says; False too where nobody answers."""
+        try:
+            with urllib.request.urlopen(self.ready_url, timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def servers_begun(self) -> int:
+        """How many processes of the server there have been."""
+        return len(self.watch.servers())
+
+    def last_words(self, lines: int = 12) -> str:
+        """The end of what it printed."""
+        return "\n".join(self.said.read_text(errors="replace").splitlines()[-lines:])
+
+    def close(self) -> None:
+        """Kill whatever is left and remove every trace."""
+        self.stop(within_s=20)
+        for each in self.watch.living():
+            each.kill(signal.SIGKILL)
+        self.watch.close()
+        for region in self.watch.regions:
+            region.unlink(missing_ok=True)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def _read_addresses(self, end: float) -> None:
+        while time.monotonic() < end:
+            text = self.said.read_text(errors="replace")
+            if ready := re.search(r"ready: (http://\S+)", text):
+                self.ready_url = ready[1]
+                self.grpc = re.search(r"gRPC (\S+)", text)[1]
+                http = re.search(r"HTTP http://([\d.]+:\d+)", text)
+                self.http = http[1] if http else ""
+                return
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise ServiceFailed(f"saccade serve did not start:\n{self.last_words()}")
+
+
+def serve_command(repository: Path, *options: str) -> list[str]:
+    """The command line; ports that `options` do not name are free ones, and HTTP is on."""
+    command = [sys.executable, "-m", "saccade", "serve", str(repository), *options]
+    for flag in _PORTS:
+        if flag not in options:
+            command += [flag, "0"]
+    if any(field.name == "http" for field in fields(ServeOptions)) and "--no-http" not in options:
+        command.append("--http")
+    return command
+
+
+def _usual_limits() -> None:
+    # A shell that allows more would hide what most users meet.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))

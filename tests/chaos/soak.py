@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A million requests, and whether anything grows; beside it a control that leaks on purpose.
+
+The control serves the same repository with a router that keeps LEAK_BYTES of each request. The
+same judge looks at both, and has to find the one clean and the other leaking.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.driver import LEFT_S, copied, pace_of
+from chaos.judge import Check, plain
+from chaos.processes import descriptors
+from chaos.results import add, tiny_repository_of
+from chaos.scene import models_of, picture_request
+from chaos.service import Service
+from saccade.plugins.files import json_bytes, sha256_of
+from saccade.serving.load import LoadGenerator, Stream
+from saccade.serving.machine import memory_mib, this_machine
+
+LEAK_BYTES = 4096
+CONTROL_LEAST = 10_000  # under this the leak itself is below the floor
+ALLOWED_BYTES = 64  # a request
+# Under this nothing can be told from what an allocator keeps back.
+FLOOR_MIB = 12.0
+WINDOWS = 30
+LEAST_WINDOW_S, MOST_WINDOW_S = 2.0, 30.0
+_LEAK = """
+_kept, _whole = [], TritonPythonModel.execute
+
+def _leaking(self, requests):
+    _kept.extend(bytes(range(256)) * {times} for _ in requests)
+    return _whole(self, requests)
+
+TritonPythonModel.execute = _leaking
+"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The service between two windows. Units: requests since the start, MiB by process."""
+
+    requests: int
+    memory_mib: dict[str, float]
+    descriptors: int
+
+    @property
+    def total_mib(self) -> float:
+        """All processes together."""
+        return sum(self.memory_mib.values())
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """What a soak came to."""
+
+    requests: int
+    seconds: float
+    failed: dict[str, int]
+    samples: tuple[Sample, ...]
+    restarts: int
+    leftovers: list[str]
+    last_words: str = ""  # of a service that was restarted
+
+
+def run_soak(given: argparse.Namespace) -> bool:
+    """The soak and its control, each written down as it ends."""
+    repository = given.repository or tiny_repository_of(given.build)
+    least = given.control_requests or max(CONTROL_LEAST, given.requests // 20)
+    passed = True
+    with copied(repository) as leaking:
+        make_leak(leaking)
+        for name, place, requests in (
+            ("control", leaking, least), ("soak", repository, given.requests)
+        ):  # fmt: skip
+            found = soak(place, requests)
+            checks = judge_soak(found)
+            grew = [check for check in checks if not check.passed]
+            wanted = (
+                [check.what for check in grew] == ["memory grows"]
+                if name == "control"
+                else not grew
+            )
+            print(f"{'ok' if wanted else 'NO'} {name}: {found.requests} requests in "
+                  f"{found.seconds:.0f} s", flush=True)  # fmt: skip
+            for check in checks:
+                print(f"   {check.what}: {check.found}; allowed {check.wanted}", flush=True)
+            entry = {"passed": wanted, "checks": plain(checks), **asdict(found)}
+            add(given.out, (name,), entry | {"machine": this_machine().to_dict()})
+            passed &= wanted
+    return passed
+
+
+def soak(repository: Path, requests: int) -> Soaked:
+    """Requests of all kinds until there were so many, in windows with a look between them."""
+    failed: Counter[str] = Counter()
+    samples, done, seconds = [], 0, LEAST_WINDOW_S
+    began = time.monotonic()
+    with Service(repository) as service:
+        streams = streams_of(repository)
+        with LoadGenerator(service.grpc) as load:
+            while done < requests:
+                result = load.run(streams, seconds=seconds, warmup_s=0.2)
+                here = sum(len(each.latencies_ms) for each in result.streams.values())
+                for name, each in result.streams.items():
+                    if name == "refused":  # what this stream asks for is an error, of one kind
+                        here += each.errors.pop("INVALID_ARGUMENT", 0)
+                    failed.update(each.errors)
+                done += here
+                samples.append(sample(service, done))
+                per_s = max(1.0, here / result.seconds)
+                seconds = min(MOST_WINDOW_S, max(LEAST_WINDOW_S, requests / WINDOWS / per_s))
+                print(f"   {done} requests, {samples[-1].total_mib:.0f} MiB", flush=True)
+        restarts = service.servers_begun() - 1
+        took_s = time.monotonic() - began
+        words = service.last_words(40) if restarts else ""
+        service.stop()
+        left = service.leftovers_after(LEFT_S * pace_of(service))
+    return Soaked(done, took_s, dict(failed), tuple(samples), restarts, left, words)
+
+
+def streams_of(repository: Path) -> list[Stream]:
+    """Callers of the cheapest variant, of the full one, and one that is refused each time."""
+    models = models_of(repository)
+    cheap, full, wrong = (
+        picture_request(models, variant) for variant in (models.cheap, models.full, models.full)
+    )
+    wrong.parameters["budget"].string_param = "-1"
+    return [
+        Stream(name, models.router, count, (message.SerializeToString(),))
+        for name, count, message in (("cheap", 24, cheap), ("full", 2, full), ("refused", 1, wrong))
+    ]
+
+
+def sample(service: Service, requests: int) -> Sample:
+    """Memory and descriptors, now."""
+    living = service.watch.living()
+    memory = {
+        f"{each.program} {each.model}".strip(): sum(memory_mib([each.pid]).values())
+        for each in living
+    }
+    return Sample(requests, memory, sum(descriptors(each.pid) for each in living))
+
+
+def judge_soak(found: Soaked) -> list[Check]:
+    """Whether anything grew, failed, or was left."""
+    grown_mib, per_request = growth(found.samples)
+    first, last = found.samples[len(found.samples) // 3], found.samples[-1]
+    leaks = grown_mib > FLOOR_MIB and per_request > ALLOWED_BYTES
+    most = first.descriptors + 16
+    return [
+        Check("memory grows", f"{ALLOWED_BYTES} bytes a request, or {FLOOR_MIB:g} MiB",
+              f"{per_request:.0f} bytes a request, {grown_mib:.1f} MiB", not leaks),
+        Check("descriptors grow", f"to {most}", f"to {last.descriptors}",
+              last.descriptors <= most),
+        Check("requests fail", "none", str(found.failed or "none"), not found.failed),
+        Check("restarts", "none", str(found.restarts), not found.restarts),
+        Check("left at the end", "nothing", ", ".join(found.leftovers) or "nothing",
+              not found.leftovers),
+    ]  # fmt: skip
+
+
+def growth(samples: Sequence[Sample]) -> tuple[float, float]:
+    """From the middle third to the last: MiB, and bytes a request.
+
+    Medians, since an allocator gives back in steps; the first third warms up.
+    """
+    third = len(samples) // 3
+    middle, last = samples[third : 2 * third], samples[-third:]
+    if not middle:
+        raise ValueError(f"{len(samples)} samples say nothing of growth; ask for more requests")
+    grown = statistics.median(one.total_mib for one in last) - statistics.median(
+        one.total_mib for one in middle
+    )
+    between = statistics.median(one.requests for one in last) - statistics.median(
+        one.requests for one in middle
+    )
+    return grown, grown * 2**20 / between
+
+
+def make_leak(repository: Path, leak_bytes: int = LEAK_BYTES) -> None:
+    """Let the router keep some bytes of every request, and describe it as if that were right."""
+    code = repository / models_of(repository).router / "1" / "model.py"
+    code.write_text(code.read_text() + _LEAK.format(times=leak_bytes // 256))
+    description = repository / "saccade.json"
+    content: dict[str, Any] = json.loads(description.read_bytes())
+    content["files"][code.relative_to(repository).as_posix()] = sha256_of(code)
+    description.write_bytes(json_bytes(content))
