@@ -107,8 +107,8 @@ def _whose(repository: Opened, variants: Sequence[VariantParts]) -> Iterator[str
     family = variants[0].main.variant.family
     expected = repository.deployment.model, family
     if (content["model"], content["family"]) != expected:
-        found = content["model"], content["family"]
-        yield f"routes.json is of {found!r:.80}, expected {expected}."
+        said = content["model"], content["family"]
+        yield f"routes.json is of {said!r:.80}, expected {expected}."
     declared, promised = content["preprocessing"], variants[0].preprocessing
     if declared is None or promised is None:
         if (declared is None) != (promised is None):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dockerfiles import instructions
 
 from saccade.serving import print_command
 from saccade.serving.needs import LIBRARIES, Needs
@@ -32,17 +33,6 @@ PREDICTOR_FIELDS = {
     "scaleMetric", "nodeSelector", "tolerations", "serviceAccountName", "timeout",
 }  # fmt: skip
 MODEL_FIELDS = {"modelFormat", "protocolVersion", "runtime", "storageUri", "resources", "env"}
-
-
-def instructions(path: Path) -> list[tuple[str, str]]:
-    """A Dockerfile's instructions with lines joined and comments left out."""
-    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [
-        (word, rest)
-        for word, _, rest in (line.partition(" ") for line in joined.split("\n"))
-        if word
-    ]
 
 
 def test_every_stage_and_source_of_the_image_is_there():
@@ -79,75 +69,6 @@ def test_the_images_versions_and_places_are_those_of_the_printed_command():
     assert any(
         word == "ENV" and rest.startswith(f"LD_LIBRARY_PATH={LIBRARIES}$") for word, rest in words
     )
-
-
-def test_images_are_built_on_bytes_that_somebody_chose():
-    pinned = set()
-    for path in (DOCKER / "Dockerfile", DOCKER / "proxy/Dockerfile"):
-        words = instructions(path)
-        images = [rest.partition(" AS ")[0] for word, rest in words if word == "FROM"]
-        said = [rest for word, rest in words if word == "ARG"]
-        values = dict(each.split("=", 1) for each in said if "=" in each)
-        digests = {each for each in said if each.endswith("_DIGEST")}
-        stages = {rest.partition(" AS ")[2] for word, rest in words if word == "FROM"}
-        for image in set(images) - stages:
-            name = image.removeprefix("${").removesuffix("}")
-            digest = re.search(r"@\$\{(\w+)\}$", values.get(name, image))
-            # Without a default: nobody builds without having asked a registry.
-            assert digest and digest[1] in digests, image
-        pinned |= digests
-    script = (DOCKER / "pin.sh").read_text()
-    assert set(re.findall(r"^digest (\w+) ", script, re.MULTILINE)) == pinned
-    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"].values()
-    given = {name: value for each in services for name, value in each["build"]["args"].items()}
-    assert given == {name: f"${{{name}:?sh docker/pin.sh}}" for name in pinned}
-    assert all(each["pull_policy"] == "build" for each in services)
-
-
-def test_the_script_of_the_digests_takes_no_other_answer(tmp_path):
-    docker = tmp_path / "docker"
-    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-
-    def run(answer: str) -> subprocess.CompletedProcess[str]:
-        docker.write_text(f"#!/bin/sh\necho '{answer}'\n")
-        docker.chmod(0o755)
-        command = ["sh", DOCKER / "pin.sh"]
-        return subprocess.run(command, env=path, capture_output=True, text=True)
-
-    answer = run("sha256:" + "a" * 64)
-    assert answer.returncode == 0 and answer.stdout.count("_DIGEST=sha256:aaaa") == 3
-    wrong = run("MANIFEST UNKNOWN")
-    assert wrong.returncode == 2 and "the registry said 'MANIFEST UNKNOWN'" in wrong.stderr
-
-
-def test_pip_takes_what_has_the_hash_alone():
-    (line,) = (
-        rest for word, rest in instructions(DOCKER / "Dockerfile") if rest.startswith("pip3 ")
-    )
-    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} < set(line.split())
-    text = (DOCKER / "requirements.txt").read_text().replace("\\\n", "")
-    wanted = [each.split() for each in text.splitlines() if not each.startswith("#")]
-    pinned = (ROOT / "constraints.txt").read_text().splitlines()
-    assert wanted and {name for name, *_ in wanted} <= set(pinned)
-    for _, *hashes in wanted:
-        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
-    kept = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
-    assert "!docker/requirements.txt" in kept
-    (script,) = re.findall(r"^ *echo (\S+) \| uv", (DOCKER / "pin_packages.sh").read_text(), re.M)
-    assert [name.partition("==")[0] for name, *_ in wanted] == [script]
-
-
-def test_a_container_has_its_share_and_no_more():
-    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
-    gpu = yaml.safe_load((DOCKER / "compose.gpu.yaml").read_text())["services"]
-    for name, service in services.items():
-        over = {**service, **gpu.get(name, {})}
-        for each in (service, over):
-            # Without the second, as much swap again may be used.
-            assert each["mem_limit"] == each["memswap_limit"], name
-            assert each["pids_limit"] > 0 and each["cpus"] > 0, name
-    assert not [name for name, each in services.items() if "environment" in each]
-    assert "ADMIN_KEY" not in (DOCKER / "compose.yaml").read_text()
 
 
 def test_the_router_imports_what_the_image_has():

@@ -16,6 +16,7 @@ pytest.importorskip(
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
 import tiny_artefacts as tiny
+from broken_by_intent import HOSTILE
 from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
 from tiny_artefacts import examine
 
@@ -77,6 +78,12 @@ def test_a_good_repository_passes_every_check(made, runtime):
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_repository_is_refused_with_its_reason(repository, case):
     spoil, check, words = BROKEN[case]
+    refused(repository, spoil, check, words)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_repository_that_wants_more_is_refused_with_its_reason(repository, case):
+    spoil, check, words = HOSTILE[case]
     refused(repository, spoil, check, words)
 
 
