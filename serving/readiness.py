@@ -102,5 +102,5 @@ class Board:
                 self.model not in reasons,
                 {name: name not in reasons for name in self.variants},
                 reasons,
-                busy,
+                busy=busy,
             )
