@@ -52,12 +52,12 @@ def keep_modes() -> None:
         return
     architecture, fchmod, seccomp = machine
     steps = (_Step * 6)(
-        (_LOAD, 0, 0, 4),  # of the machine: a call of another one has other numbers
-        (_IF_EQUAL, 0, 3, architecture),
-        (_LOAD, 0, 0, 0),  # of the call
-        (_IF_EQUAL, 0, 1, fchmod),
-        (_RETURN, 0, 0, _ANSWER_0),
-        (_RETURN, 0, 0, _ALLOW),
+        _Step(_LOAD, 0, 0, 4),  # of the machine: a call of another one has other numbers
+        _Step(_IF_EQUAL, 0, 3, architecture),
+        _Step(_LOAD, 0, 0, 0),  # of the call
+        _Step(_IF_EQUAL, 0, 1, fchmod),
+        _Step(_RETURN, 0, 0, _ANSWER_0),
+        _Step(_RETURN, 0, 0, _ALLOW),
     )
     found = _Filter(len(steps), steps)
     library = ctypes.CDLL(None)
