@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 EXTRAS := export,cpu,serve,bench,rtx,dev
 STAMP := $(VENV)/.saccade-installed
 
-.PHONY: help demo test check bench plugins plugins-tensorrt check-native wheel
+.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-fuzz wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -38,6 +38,9 @@ plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT
 
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 	$(BIN)/python -m pytest -q tests/native/check_fuzz.py
+
+check-fuzz: $(STAMP) ## change sound files of every reader 100,000 times: read or refused
+	$(BIN)/python benchmarks/fuzz_readers.py
 
 wheel: plugins ## a wheel for this platform with the kernels built in, into dist
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist \
