@@ -6,8 +6,8 @@ EXTRAS := export,cpu,serve,bench,rtx,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 
-.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-chaos check-killed check-supply \
-	check-wheel wheel
+.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-chaos check-fuzz \
+	check-killed check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -45,6 +45,9 @@ plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT
 
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 	$(BIN)/python -m pytest -q tests/native/check_fuzz.py
+
+check-fuzz: $(STAMP) ## change sound files of every reader 100,000 times: read or refused
+	$(BIN)/python benchmarks/fuzz_readers.py
 
 check-killed: $(STAMP) ## commands ended at 50 seeded moments by three signals each, and on 20 full disks
 	$(BIN)/python tests/killed/check.py --moments 50 --full 20 --out benchmarks/results/killed.json

@@ -56,14 +56,15 @@ def _check(path: Path) -> None:
         raise TorchFileRefused(
             f"{path.stat().st_size} bytes, at most {limits.WEIGHTS_BYTES} are read"
         )
-    if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:
+    with path.open("rb") as file:
+        # As torch decides: zipfile would look at the end, where another file's end may stand.
+        if file.peek(4)[:4] != b"PK\x03\x04":
             left = limits.PICKLE_OPCODES
             for _ in range(_OLD_PICKLES):
                 left -= _check_pickle(file, left)
                 if not file.peek(1):
-                    return
-        return
+                    break
+            return
     try:
         entries = check_archive(path, limits.WEIGHTS_BYTES)
     except ArchiveRefused as error:

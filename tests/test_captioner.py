@@ -168,7 +168,8 @@ def test_configuration_is_checked_and_comes_back():
         ({"strides": (2,)}, "one whole number for each"),
         ({"words": ("a", "a")}, "more than once"),
         ({"beam": 0}, "at least 1"),
-        ({"lam": float("nan")}, "at least 0"),
+        ({"lam": float("nan")}, "a finite number"),
+        ({"lam": -1.0}, "at least 0"),
     ):
         with pytest.raises(SaccadeError, match=words):
             replace(TINY, **wrong)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every reader on many changed files, each reader in a process with limits; writes the counts.
+
+    python benchmarks/fuzz_readers.py --examples 100000 --minutes 60
+
+The law: a file is read or refused by SaccadeError, within 5 s of processor time, and the process
+never holds more than 1 GiB.
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "fuzz_readers.json"
+MOST_SECONDS, MOST_MIB = 5.0, 1024
+_ADDRESSES = 8 * 2**30  # torch alone takes some of it
+_KEPT = 20  # failures
+
+
+def fuzz(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
+    """One reader on `examples` seeds from `first` on, or as many as there is time for."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from reader_fuzz import outcome, readers, sound_bytes, write_changed
+
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
+    signal.signal(signal.SIGVTALRM, _too_long)
+    ended = {"read": 0, "refused": 0}
+    failures: list[dict[str, Any]] = []
+    slowest, slowest_seed = 0.0, first
+    with tempfile.TemporaryDirectory() as folder:
+        reader = readers()[name]
+        path = Path(folder) / reader.name
+        sound = sound_bytes(reader, path)
+        reader.read(path)  # a sound file is read
+        start = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        for seed in range(first, first + examples):
+            if time.monotonic() - start > seconds:
+                break
+            write_changed(reader, sound, seed, path)
+            took, end = _one(lambda: outcome(reader, path))
+            if isinstance(end, dict):
+                failures.append({"seed": seed, **end})
+                end = "failed"
+            ended[end] = ended.get(end, 0) + 1
+            if took > slowest:
+                slowest, slowest_seed = took, seed
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "examples": sum(ended.values()),
+        "first_seed": first,
+        **ended,
+        "failures": failures[:_KEPT],
+        "slowest_seconds": round(slowest, 3),
+        "slowest_seed": slowest_seed,
+        "largest_mib": round(after),
+        "before_mib": round(before),
+    }
+
+
+def _one(run: Callable[[], str]) -> tuple[float, str | dict[str, str]]:
+    """Processor seconds of one file, and how it ended: its error where that is none of ours."""
+    began = time.process_time()
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
+    end: str | dict[str, str]
+    try:
+        end = run()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        end = {"error": f"{error!r:.200}", "where": f"{Path(last.filename).name}:{last.lineno}"}
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return time.process_time() - began, end
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"more than {MOST_SECONDS:g} s")
+
+
+def _child(name: str, examples: int, seconds: float, first: int, queue: Any) -> None:
+    queue.put(fuzz(name, examples, seconds, first))
+
+
+def in_a_process(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
+    """`fuzz` in a fresh process, whose end by a signal is a failure too."""
+    context = multiprocessing.get_context("fork")  # torch is imported once
+    queue = context.Queue()
+    process = context.Process(target=_child, args=(name, examples, seconds, first, queue))
+    process.start()
+    while process.is_alive():
+        process.join(1.0)
+        if not queue.empty():
+            break
+    if queue.empty() and process.exitcode != 0:
+        return {"examples": 0, "failed": 1, "failures": [{"exit code": process.exitcode}]}
+    found: dict[str, Any] = queue.get(timeout=60)
+    process.join()
+    return found
+
+
+def main() -> int:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from reader_fuzz import outcome, readers, sound_bytes
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--examples", type=int, default=100_000, help="of each reader")
+    parser.add_argument("--minutes", type=float, default=600, help="for all readers together")
+    parser.add_argument("--first", type=int, default=0, help="seed")
+    parser.add_argument("--reader", action="append", help="only this one; several times")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given = parser.parse_args()
+    names = given.reader or list(readers())
+    with tempfile.TemporaryDirectory() as folder:  # what its children then have imported
+        reader = readers()["checkpoint"]
+        sound_bytes(reader, Path(folder) / reader.name)
+        outcome(reader, Path(folder) / reader.name)
+    began_all = time.monotonic()
+    found: dict[str, Any] = {}
+    if given.reader and given.out.exists():  # the others' counts stay
+        found = json.loads(given.out.read_text())["readers"]
+    for index, name in enumerate(names):
+        left = 60 * given.minutes - (time.monotonic() - began_all)
+        seconds = left / (len(names) - index)
+        began = time.monotonic()
+        found[name] = in_a_process(name, given.examples, seconds, given.first)
+        found[name]["wall_seconds"] = round(time.monotonic() - began, 1)
+        print(name, json.dumps(found[name])[:600], flush=True)
+        _write(given.out, found)
+    failed = [
+        name for name, each in found.items() if each.get("failed") or each["largest_mib"] > MOST_MIB
+    ]
+    print(f"failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    content = {
+        "law": {"seconds": MOST_SECONDS, "mib": MOST_MIB, "traces": 0},
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "examples": sum(each["examples"] for each in found.values()),
+        "readers": found,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that claim, nest or repeat more than they hold, each made in a few bytes."""
+
+import io
+import json
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as serialize
+
+from saccade.models.checkpoint_format import pack
+from saccade.models.preprocessing import Preprocessing
+
+DEEP = 100_000
+CONFIG = {"modules": 4, "readout_modules": 1, "dim": 8, "code_dim": 4, "signature_dim": 4}
+CONFIG |= {"propagator_layers": 1, "heads": 2, "ffn_dim": 8, "classes": 2}
+
+
+class CheckpointFile:
+    """A sound checkpoint of a NAC of a few weights, to be changed in one place."""
+
+    def __init__(self) -> None:
+        from saccade.models.families import build
+
+        weights = build("nac", CONFIG).state_dict()
+        self.tensors = {f"weights/{name}": each for name, each in weights.items()}
+        self.tensors["calibration/image"] = torch.zeros(2, 8, 8, 1, dtype=torch.uint8)
+        self.header: dict[str, Any] = {
+            "schema": "saccade.checkpoint",
+            "version": 3,
+            "family": "nac",
+            "config": CONFIG,
+            "preprocessing": Preprocessing(8, 8, 1, (0.5,), (0.5,)).to_dict(),
+            "labels": ["a", "b"],
+            "card": {},
+        }
+
+    def write(
+        self, path: Path, *, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any
+    ) -> Path:
+        """With other values in its header, or further tensors."""
+        path.write_bytes(pack({**self.tensors, **(tensors or {})}, {**self.header, **header}))
+        return path
+
+    def with_config(self, path: Path, **values: Any) -> Path:
+        """With other values in its configuration."""
+        return self.write(path, config={**CONFIG, **values})
+
+    def with_text(self, path: Path, change: Callable[[str], str]) -> Path:
+        """With another text as its metadata."""
+        metadata = serialize(self.tensors, metadata={"saccade": change(json.dumps(self.header))})
+        path.write_bytes(metadata)
+        return path
+
+
+def safetensors_file(path: Path, header: bytes | Mapping[str, Any], data: bytes = b"") -> Path:
+    """A header as it is given, and bytes behind it."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def npy(descr: str, shape: tuple[int, ...], data: bytes = b"") -> bytes:
+    """An array's bytes with that header, whatever follows it."""
+    header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
+
+
+def zip_file(path: Path, members: Mapping[str, bytes], *, packed: bool = False) -> Path:
+    """An archive of these members."""
+    way = zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", way) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def zip_bomb(path: Path, size: int = 2**30) -> Path:
+    """An archive whose directory says that it unpacks to `size` bytes, from a few thousand."""
+    zip_file(path, {"images.npy": npy("|u1", (2**20,), bytes(2**20))}, packed=True)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<L", data, data.rindex(b"PK\x01\x02") + 24, size)
+    path.write_bytes(data)
+    return path
+
+
+def images_npz(path: Path, **arrays: bytes) -> Path:
+    """A sound data set of 40 images with some of its arrays as they are given."""
+    sound = {
+        "images": np.arange(40 * 8 * 8, dtype=np.uint32).astype(np.uint8).reshape(40, 8, 8),
+        "labels": np.arange(40) % 2,
+    }
+    members = {}
+    for name, array in sound.items():
+        file = io.BytesIO()
+        np.save(file, array)
+        members[f"{name}.npy"] = file.getvalue()
+    return zip_file(path, members | {f"{name}.npy": data for name, data in arrays.items()})
+
+
+def torch_zip(path: Path, content: bytes) -> Path:
+    """What torch.save writes, with this pickle for its names and shapes."""
+    file = io.BytesIO()
+    torch.save({}, file)
+    with zipfile.ZipFile(file) as archive:
+        members = {each: archive.read(each) for each in archive.namelist()}
+    pickled = next(name for name in members if name.endswith("data.pkl"))
+    return zip_file(path, members | {pickled: content})
+
+
+def deep_dictionaries(depth: int) -> bytes:
+    """The pickle of {0: {0: {0: ...}}}."""
+    return b"\x80\x02" + b"}K\x00" * depth + b"}" + b"s" * depth + b"."
+
+
+def deep_key(depth: int) -> bytes:
+    """The pickle of a dictionary whose key is ((((...),),),): hashing it recurses in C."""
+    return b"\x80\x02}N" + b"\x85" * depth + b"Ns."
+
+
+def doubled_dictionaries(times: int) -> bytes:
+    """Each holds the one before twice, as the pickle's memo allows: 2^times leaves."""
+    steps = [b"\x80\x02", b"}q\x00"]
+    for index in range(times):
+        old, new = bytes([index]), bytes([index + 1])
+        steps.append(b"}q" + new + b"(K\x00h" + old + b"K\x01h" + old + b"u")
+    return b"".join(steps) + b"."
+
+
+def pickled(value: Any) -> bytes:
+    """Protocol 2, as torch writes."""
+    return pickle.dumps(value, protocol=2)
+
+
+def deep_json(depth: int = DEEP) -> str:
+    """Lists in lists."""
+    return "[" * depth + "]" * depth

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every reader of a file with a sound file for it, and how that file is changed."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from changed_files import changed_bytes, changed_safetensors, changed_text, changed_zip
+from hostile_files import CheckpointFile, images_npz
+from PIL import Image
+
+from saccade.export.engines.engine_manifest import read_engine_manifest
+from saccade.export.manifest import read_manifest
+from saccade.models.catalogue import presets
+from saccade.models.checkpoint import load
+from saccade.models.data.token_states import token_states
+from saccade.models.data.user_data import npz
+from saccade.models.families import FAMILIES, family_class
+from saccade.models.image_decoding import ImageRefused, decode
+from saccade.models.official.given_files import names_from, object_from
+from saccade.models.official.reading import read_tensors
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.sparo_select import read_selection
+from saccade.models.training.options import parse_overrides
+from saccade.models.training.state import read_state
+from saccade.plugins.errors import SaccadeError
+from saccade.serving import frontier, report
+from saccade.serving.embeddings import Embeddings, load_embeddings, save_embeddings
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader: how it is called with a path, a sound file, and how that file is changed."""
+
+    read: Callable[[Path], Any]
+    sound: Callable[[Path], Any]  # writes it
+    change: Callable[[random.Random, bytes], bytes]
+    name: str = "x.bin"  # of the file
+
+
+def _built(path: Path) -> Any:
+    return load(path).build()
+
+
+def _configured(path: Path) -> Any:
+    """A configuration of the family whose name stands in front, as `--config` reads files."""
+    content = object_from(path, "--config") or {}
+    kind = family_class(content.get("family", "")).config_class
+    return kind.from_dict(content.get("config"))
+
+
+def _preprocessing(path: Path) -> Any:
+    found = Preprocessing.from_dict(object_from(path, "--preprocessing"))  # type: ignore[arg-type]
+    return found.wanted(), found.described(), json.dumps(found.to_dict())
+
+
+def _overrides(path: Path) -> Any:
+    text = path.read_bytes().decode(errors="replace")
+    return parse_overrides([f"dim={text}"])
+
+
+_SMALL = Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3, max_megapixels=4).wanted()
+
+
+def _image(path: Path) -> Any:
+    try:
+        return decode(path.read_bytes(), _SMALL)
+    except ImageRefused as error:
+        raise SaccadeError(str(error)) from error
+
+
+@cache
+def readers() -> dict[str, Reader]:
+    """By name, without those whose package is not installed."""
+    text = {"change": lambda rng, data: changed_text(rng, json.loads(data))}
+    found = {
+        "checkpoint": Reader(_built, _checkpoint, changed_safetensors),
+        "preprocessing": Reader(_preprocessing, _json(_SOUND_INPUT), **text),
+        "--config": Reader(lambda p: object_from(p, "--config"), _json({"a": {"b": [1]}}), **text),
+        "--labels": Reader(lambda p: names_from(p, "--labels"), _json({"a": 0, "b": 1}), **text),
+        "--slots": Reader(read_selection, _json(_SELECTION), **text),
+        "--set": Reader(_overrides, _json([1, {"a": "b"}]), **text),
+        "manifest": Reader(read_manifest, _manifest, name=_NAME, **text),
+        "engine manifest": Reader(read_engine_manifest, _json(_ENGINE), name=_NAME, **text),
+        "frontier.json": Reader(frontier.read_frontier, _json(_FRONTIER), **text),
+        "report.json": Reader(report.read_report, _json(_REPORT), **text),
+        "images .npz": Reader(lambda p: npz(p, "train"), _images, changed_zip),
+        "token states .npz": Reader(lambda p: token_states(p, "train"), _tokens, changed_zip),
+        "embeddings .npz": Reader(load_embeddings, _embeddings, changed_zip),
+        "weights .npz": Reader(read_tensors, _images, changed_zip),
+        "weights .pt": Reader(read_tensors, _torch, changed_zip),
+        "weights, old .pt": Reader(read_tensors, _old_torch, changed_bytes),
+        "weights .safetensors": Reader(read_tensors, _bare_safetensors, changed_safetensors),
+        "weights .msgpack": Reader(read_tensors, _flax, changed_bytes),
+        "state of a run": Reader(lambda p: read_state(p, {}), _state, changed_zip),
+    }
+    for family in FAMILIES:
+        values = {"family": family, "config": next(iter(presets(family).values())).to_dict()}
+        found[f"configuration of {family}"] = Reader(_configured, _json(values), **text)
+    for kind in ("PNG", "JPEG", "WEBP"):
+        found[f"image {kind}"] = Reader(_image, _picture(kind), changed_bytes)
+    return found
+
+
+_SOUND_INPUT = Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3).to_dict()
+_SELECTION = {"order": [1, 0], "mask": [[0.5, 1], [0, 1]], "kind": "dimension", "data": "shapes"}
+_SELECTION |= {"checkpoint_sha256": "0" * 64}
+_VARIANT = {"name": "x-b1000-fp32", "model": "x", "family": "nac", "role": "", "setting": "b1000"}
+_VARIANT |= {"budget": 1.0, "kept": 4, "total": 4, "unit": "modules", "precision": "fp32"}
+_NAME = "x-b1000-fp32.manifest.json"
+_REPORT = {"schema": report.SCHEMA, "version": report.VERSION, "variants": [{"a": 1.0}]}
+_FILE = {"name": "x-b1000-fp32.onnx", "sha256": "0" * 64, "bytes": 10}
+_TENSORS = {
+    "inputs": [{"name": "image", "axes": "b 8 8 1", "dtype": "uint8"}],
+    "outputs": [{"name": "logits", "axes": "b 2", "dtype": "float32"}],
+}
+_ENGINE = {
+    "schema": "saccade.engine",
+    "version": 1,
+    "engine": {
+        "variant": _VARIANT,
+        "file": _FILE | {"name": "x-b1000-fp32.plan"},
+        "parent": {"name": "x-b1000-fp32.onnx", "sha256": "0" * 64},
+        **_TENSORS,
+        "engine": "tensorrt",
+        "version": "10.16",
+        "compute_capabilities": ["9.0"],
+        "driver": None,
+        "profiles": {"image": {"min": [1, 8, 8, 1], "opt": [1, 8, 8, 1], "max": [8, 8, 8, 1]}},
+        "options": {},
+        "timing_cache_sha256": None,
+        "plugins": {},
+        "layer_types": {"fp32": 3},
+        "build_seconds": 1.0,
+    },
+}
+_SCORE = {"name": "top1", "value": 0.9, "higher_is_better": True, "unit": "share", "n": 100}
+_SCORE |= {"interval": [0.8, 1.0], "data": "digits", "data_sha256": "0" * 64}
+_ENTRY = {"variant": "x-b1000-fp32", "sha256": "0" * 64, "budget": 1.0, "precision": "fp32"}
+_ENTRY |= {"runtime": "onnxruntime", "device": "CPU", "score": _SCORE, "top5": None, "grpc": None}
+_ENTRY |= {"dominated_by": None, "embedding_bytes": None}
+_POINT = dict.fromkeys(("inferences_per_second", "p50_ms", "p95_ms", "p99_ms"), 1.0)
+_ENTRY |= {"in_process": {"threads": 1, "best_batch": 1, "batch_1": _POINT}}
+_FRONTIER = {"schema": "saccade.frontier", "version": 1, "model": "x", "entries": [_ENTRY]}
+
+
+def _json(value: Any) -> Callable[[Path], Any]:
+    return lambda path: path.write_text(json.dumps(value))
+
+
+def _checkpoint(path: Path) -> None:
+    torch.manual_seed(0)
+    CheckpointFile().write(path)
+
+
+def _manifest(path: Path) -> None:
+    from saccade.export.manifest import SCHEMA, VERSION
+
+    multiply_adds = {"total": 10, "by_part": {"head": 10}}
+    content = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "variant": _VARIANT,
+        "file": _FILE,
+        "parent": {"name": "x.safetensors", "sha256": "0" * 64},
+        **_TENSORS,
+        "preprocessing": _SOUND_INPUT,
+        "labels": ["a", "b"],
+        "facts": {"words": ["a"]},
+        "custom_ops": [],
+        "opset": 20,
+        "ir_version": 10,
+        "tools": {"torch": "2"},
+        "cost": {"parameters": 10, "multiply_adds": multiply_adds, "peak_activation_bytes": 10},
+        "parity": {
+            "passed": True,
+            "figures": {"a": 0.1},
+            "thresholds": {"a": 0.2},
+            "overridden": [],
+            "real_inputs": 256,
+            "random_inputs": 64,
+            "batches": [1, 2],
+        },
+        "float32_layers": [],
+        "activation_ranges": {},
+        "inlined_ops": [],
+    }
+    path.write_text(json.dumps(content))
+
+
+def _images(path: Path) -> None:
+    images_npz(path)
+
+
+def _tokens(path: Path) -> None:
+    arrays = {"tokens": np.ones((40, 3, 2), np.float32), "lengths": np.full(40, 2)}
+    np.savez(path.with_suffix(".npz"), **arrays, labels=np.arange(40) % 2)
+    path.with_suffix(".npz").replace(path)
+
+
+def _embeddings(path: Path) -> None:
+    save_embeddings(path, Embeddings(np.ones((2, 3), np.float32), "x-b1000", "0" * 64), ["a", "b"])
+
+
+def _torch(path: Path) -> None:
+    state = {"model": {"a.weight": torch.ones(3, 4), "a.bias": torch.ones(4)}, "epoch": 3}
+    torch.save(state, path)
+
+
+def _old_torch(path: Path) -> None:
+    state = {"a.weight": torch.ones(3, 4), "a.bias": torch.ones(4)}
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+def _bare_safetensors(path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a.weight": torch.ones(3, 4), "a.bias": torch.ones(4)}, path)
+
+
+def _flax(path: Path) -> None:
+    import msgpack
+
+    array = np.ones((3, 4), np.float32)
+    packed = msgpack.packb([list(array.shape), "float32", array.tobytes()])
+    tree = {"params": {"kernel": msgpack.ExtType(1, packed), "chunks": {"0": 1}}}
+    path.write_bytes(msgpack.packb(tree))
+
+
+def _state(path: Path) -> None:
+    torch.save({"version": 1, "run": "{}", "state": {"step": 3, "a": torch.ones(2)}}, path)
+
+
+def _picture(kind: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        rng = np.random.default_rng(0)
+        pixels = rng.integers(0, 256, (24, 20, 3), dtype=np.uint8)
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        Image.fromarray(pixels).save(path, kind, exif=exif)
+
+    return write
+
+
+def write_changed(reader: Reader, sound: bytes, seed: int, path: Path) -> None:
+    """The file that this seed makes of the sound one."""
+    path.write_bytes(reader.change(random.Random(seed), sound))
+
+
+def outcome(reader: Reader, path: Path) -> str:
+    """What a file ends in: read or refused; anything else is raised.
+
+    Raises: whatever but SaccadeError.
+    """
+    try:
+        reader.read(path)
+    except SaccadeError:
+        return "refused"
+    return "read"
+
+
+def sound_bytes(reader: Reader, path: Path) -> bytes:
+    """The sound file, which stays there until it is changed."""
+    reader.sound(path)
+    return path.read_bytes()
