@@ -66,7 +66,7 @@ def _run(paths: Sequence[Path], start: int, limits: Limits, wrong: dict[Path, st
             begun = worker.receive(_START_S)
             while begun is not None:
                 at = start + int(begun["begins"])
-                done = worker.receive(_WALL * (limits.cpu_s or _START_S))
+                done = worker.receive(max(_START_S, _WALL * (limits.cpu_s or 0)))
                 if done is None:
                     wrong[paths[at]] = _too_much(paths[at], worker.ending(), limits)
                     return at + 1

@@ -4,54 +4,81 @@
 import hashlib
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
-from saccade.export.graph_limits import parse_graph, read_file
-from saccade.export.half_graph import HALF, widened
 from saccade.export.runners import onnx_session
-from saccade.plugins.errors import MissingPackage, SaccadeError
+from saccade.plugins.errors import MissingPackage, SaccadeError, require
+from saccade.plugins.files import sha256_of
 from saccade.plugins.worker import Say
+
+if TYPE_CHECKING:
+    import onnx
 
 _MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
 
 
 def main(request: dict[str, Any], say: Say) -> None:
-    """Try the files, one after the other."""
+    """Try the files, one after the other; without onnx they are loaded and not counted."""
+    try:
+        require("onnx", extra="export")
+        tried = _tried
+    except MissingPackage:
+        tried = _loaded
     for number, name in enumerate(request["files"]):
         say({"begins": number})
-        digest, reason = _tried(Path(name))
+        path = Path(name)
+        try:
+            digest, reason = tried(path)
+        except SaccadeError as error:
+            digest, reason = "", str(error)
+        except MemoryError:
+            digest, reason = "", _too_large(path)
         say({"sha256": digest, "reason": reason})
 
 
 def _tried(path: Path) -> tuple[str, str | None]:
-    """The hash of what was read, and why it is not to be opened."""
-    try:
-        data = read_file(path)
-        return hashlib.sha256(data).hexdigest(), _reason(path, data)
-    except SaccadeError as error:
-        return "", str(error)
-    except MemoryError:
-        return "", _too_large(path)
+    """The hash of what was read, and why it is not to be opened.
 
+    What a runtime refuses in time and memory is its caller's to say.
+    """
+    import onnx
 
-def _reason(path: Path, data: bytes) -> str | None:
-    """What a runtime refuses in time and memory is its caller's to say."""
-    proto = parse_graph(data, str(path))
+    from saccade.export.graph_limits import parse_graph, read_file
+
+    data = read_file(path)
+    digest, proto = hashlib.sha256(data).hexdigest(), parse_graph(data, str(path))
     try:
         onnx.checker.check_model(proto, full_check=True)
         _ask(proto)
     except MissingPackage:
-        return None
+        return digest, None
     except Exception as error:  # of libraries, whose classes share no parent but this one
-        return _too_large(path) if _MEMORY.search(f"{error!r} {error}") else None
-    return None
+        return digest, _reason(path, error)
+    return digest, None
 
 
-def _ask(proto: onnx.ModelProto) -> None:
+def _loaded(path: Path) -> tuple[str, str | None]:
+    try:
+        onnx_session(path)
+    except MissingPackage:  # nothing here opens it
+        return "", None
+    except SaccadeError as error:
+        return sha256_of(path), _reason(path, error)
+    return sha256_of(path), None
+
+
+def _reason(path: Path, error: Exception) -> str | None:
+    return _too_large(path) if _MEMORY.search(f"{error!r} {error}") else None
+
+
+def _ask(proto: "onnx.ModelProto") -> None:
     """Load it as a command does, and run it on zeros, with each free axis of one."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    from saccade.export.half_graph import HALF, widened
+
     if any(tensor.data_type in HALF for tensor in proto.graph.initializer):
         proto = widened(proto)
     given = {tensor.name for tensor in proto.graph.initializer}
@@ -61,8 +88,7 @@ def _ask(proto: onnx.ModelProto) -> None:
     for value in inputs:
         tensor = value.type.tensor_type
         shape = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in tensor.shape.dim]
-        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        zeros[value.name] = np.zeros(shape, kind)
+        zeros[value.name] = np.zeros(shape, tensor_dtype_to_np_dtype(tensor.elem_type))
     session.run(None, zeros)
 
 

@@ -3,6 +3,7 @@
 
 import json
 import random
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -155,4 +156,4 @@ def _change_value(rng: random.Random, content: Any) -> None:
     if isinstance(held, dict) and rng.random() < 0.1:
         del held[key]
     else:
-        held[key] = rng.choice(_VALUES)
+        held[key] = deepcopy(rng.choice(_VALUES))

@@ -99,6 +99,18 @@ def test_worker_ends_for_what_cannot_be_counted_and_the_next_file_is_tried(tmp_p
     assert "more memory" in wrong[f"{second}.onnx"]
 
 
+def test_without_onnx_files_are_loaded_in_the_worker_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "onnx.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = artefacts(tmp_path / "folder", checkpoint=False)
+    honest, other = read_manifests(folder)
+    hostile = put(folder, other.variant.name, hostile_graphs.doubling())
+    wrong = tried(folder, [honest, hostile], SMALL)
+    assert set(wrong) == {hostile.file.name} and "processor time" in wrong[hostile.file.name]
+
+
 VERBS: dict[str, Callable[[Path, Path], object]] = {
     "repository": lambda folder, out: deploy(folder, RepositoryOptions(out)),
     "build": lambda folder, out: build(folder, BuildOptions(engine="tensorrt-rtx", out=out)),
