@@ -16,12 +16,16 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+Try = Callable[[], None]
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 
 
@@ -108,46 +112,52 @@ class _Bench:
         self.number = 0
 
     def all(self) -> list[Tally]:
-        """Signals, then full disks."""
+        """Signals and full disks in turn: what is cut short has some of each."""
         found = [self._signals(fault) for fault in SIGNALS]
         if self.options.full and self.command.results:
             found.append(self._full())
-        for each in found:
+        for turn in zip_longest(*(tries for _, tries in found)):
+            for one in filter(None, turn):
+                one()
+        tallies = [tally for tally, _ in found]
+        for each in tallies:
             print(
                 f"{each.command}, {each.fault}: {each.run} of {each.planned} run, "
                 f"{each.took_effect} took effect, {len(each.faults)} faults",
                 file=sys.stderr,
                 flush=True,
             )
-        return found
+        return tallies
 
-    def _signals(self, fault: str) -> Tally:
+    def _signals(self, fault: str) -> tuple[Tally, list[Try]]:
         from trial import Trial, moments
 
         rng = random.Random(f"{self.options.seed} {self.command.name} {fault}")
         tally = Tally(self.command.name, fault, self.options.moments)
-        for index, moment in enumerate(moments(self.expected, fault, tally.planned, rng)):
+        chosen = moments(self.expected, fault, tally.planned, rng)
+        rng.shuffle(chosen)
+        tries = []
+        for index, moment in enumerate(chosen):
             # Above an older result every other time; what goes on by itself has none.
-            old = index % 2 == 1 and not self.command.resumes_alone
-            if not self._try(tally, Trial(self.command, moment, old)):
-                break
-        return tally
+            old = index % 2 == 1 and self.command.replaces
+            tries.append(partial(self._try, tally, Trial(self.command, moment, old)))
+        return tally, tries
 
-    def _full(self) -> Tally:
+    def _full(self) -> tuple[Tally, list[Try]]:
         import full
 
         tally = Tally(self.command.name, "ENOSPC", self.options.full)
-        for index in range(tally.planned):
-            trial, disk = full.trial(self.command, self.expected, index, self.options)
-            if not self._try(tally, trial, disk):
-                break
-        return tally
+        trials = [
+            full.trial(self.command, self.expected, index, self.options)
+            for index in range(tally.planned)
+        ]
+        return tally, [partial(self._try, tally, *each) for each in trials]
 
-    def _try(self, tally: Tally, trial: Any, disk: Any = None) -> bool:
+    def _try(self, tally: Tally, trial: Any, disk: Any = None) -> None:
         from forks import Place
 
         if time.monotonic() - self.begun > self.options.minutes * 60:
-            return False
+            return
         self.number += 1
         place = Place(self.root / str(self.number))
         if disk is None:
@@ -161,7 +171,6 @@ class _Bench:
             tally.faults.append(fault)
             print(tally.command, json.dumps(fault), file=sys.stderr, flush=True)
         shutil.rmtree(place.root, ignore_errors=True)
-        return True
 
 
 def _disk() -> str:

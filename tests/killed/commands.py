@@ -28,6 +28,11 @@ class Command:
     resumes_alone: bool = False  # the same words go on, and what is unfinished is visible
     changes: tuple[str, ...] = ()  # folders of the inputs that it writes into: copied to {out}
 
+    @property
+    def replaces(self) -> bool:
+        """Whether it has a --force with which an older result is replaced whole."""
+        return bool(self.results) and not self.resumes_alone
+
 
 def inputs(given: Path, needs: set[str]) -> None:
     """What the commands read, in one folder: tiny models and data; only what is needed."""

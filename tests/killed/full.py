@@ -44,9 +44,10 @@ class Disk:
             raise OSError(ctypes.get_errno(), "mount")
         try:
             lay_out(trial.command, given, place, old=trial.old)
+            (place.root / "ballast").write_bytes(b"1")  # a size of nothing would be no limit
             used = os.statvfs(place.root)
             taken = used.f_blocks - used.f_bfree
-            small = f"size={(taken + self.pages + 1) * _PAGE}".encode()
+            small = f"size={(taken + self.pages) * _PAGE}".encode()
             _mount(b"none", target, b"tmpfs", _REMOUNT, small)
             make_room = partial(_mount, b"none", target, b"tmpfs", _REMOUNT, size)
             return trial.run_laid_out(given, place, expected, make_room)
@@ -70,7 +71,7 @@ def trial(
 ) -> tuple[Trial, "Disk | NoDisk"]:
     """The `index`-th of the full disks: room from none at all to nearly enough."""
     share = index / options.full
-    old = index % 2 == 1 and not command.resumes_alone
+    old = index % 2 == 1 and command.replaces
     if kind() == "tmpfs":
         disk = Disk(int(share * expected.pages))
         return Trial(command, Moment("none", 0, FULL), old), disk

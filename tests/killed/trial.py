@@ -18,7 +18,7 @@ from forks import Ended, Place, run, survivors
 Tree = dict[str, str]
 FULL = "ENOSPC"
 CODES = {"SIGKILL": -signal.SIGKILL, "SIGINT": 130, "SIGTERM": 143, FULL: 2}
-_OLD = {"old": b"an older result\n"}
+_OLD = {"old": b'"an older result"\n'}
 _TRACES = ("Traceback", "Exception ignored", "bug in saccade", "Fatal Python error")
 
 
