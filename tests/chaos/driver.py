@@ -126,7 +126,7 @@ def _recovered_s(row: Row, service: Service, callers: Callers, ended: float) -> 
     """When all callers were answered and `/ready` said yes, counted from the fault's end."""
     if not row.survives:
         return None
-    latest = LATEST_S * pace_of(service)
+    latest = LATEST_S * min(2.0, pace_of(service))
 
     def over() -> bool:
         gone = service.process.poll() is not None
