@@ -43,6 +43,7 @@ def built(place: Path, monkeypatch: pytest.MonkeyPatch, *, mask: int, when: int)
         os.umask(before)
 
 
+@pytest.mark.timeout(7200)
 def test_two_builds_give_the_same_bytes(tmp_path, monkeypatch):
     (tmp_path / "another place").mkdir()
     one = built(tmp_path, monkeypatch, mask=0o022, when=2**30)
