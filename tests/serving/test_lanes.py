@@ -97,7 +97,7 @@ def test_the_door_refuses_what_cannot_be_answered_in_its_time(lane, ticket):
     held_s = 6.4
     assert lane.offer(ticket(left_s=2 * held_s)) == ""
     refused = lane.offer(ticket(left_s=1))
-    assert "'nac-b1000-fp32' is busy" in refused and "try again in about 5." in refused
+    assert "'nac-b1000-fp32' is busy" in refused and "try again in about" in refused
     # Its own decoding counts: 64 photographs of 12 megapixels take 7.7 s by this pace.
     assert lane.offer(ticket(left_s=1.5 * held_s)) == ""
     assert "is busy" in lane.offer(ticket(left_s=1.5 * held_s, megapixels=768.0))
