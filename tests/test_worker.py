@@ -49,8 +49,8 @@ ENDS: dict[str, tuple[str, Limits, str]] = {
     "time": ("while True: pass", Limits(cpu_s=1), "more than 1 s of processor time"),
     "a signal": ("import os; os.kill(os.getpid(), 11)", Limits(), "killed by SIGSEGV"),
     "memory": (
-        "try:\n bytearray(2**33)\nexcept MemoryError: sys = __import__('sys'); sys.exit(9)",
-        Limits(memory_bytes=2**32),
+        "try:\n bytearray(2**30)\nexcept MemoryError: sys = __import__('sys'); sys.exit(9)",
+        Limits(memory_bytes=2**30),
         "exit code 9",
     ),
 }
