@@ -67,7 +67,7 @@ def test_parent_hears_how_it_ended(name: str, start: Callable[[str, Limits], Wor
 def test_time_is_counted_from_the_last_message(start: Callable[[str, Limits], Worker]) -> None:
     turn = "end = time.process_time() + 0.7\nwhile time.process_time() < end: pass\n"
     code = "import time\n" + f"{turn}say({{'turn': 1}})\n" * 4
-    worker = start(code, Limits(cpu_s=2))
+    worker = start(code, Limits(cpu_s=1))
     messages: list[Any] = [worker.receive(120) for _ in range(5)]
     assert messages == [{"turn": 1}] * 4 + [None] and worker.ending() == "exit code 0"
 
