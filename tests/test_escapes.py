@@ -107,6 +107,6 @@ def test_page() -> None:
 
 def test_label_in_a_picture_is_no_formula() -> None:
     pixels = np.zeros((4, 4, 3), np.uint8)
-    row = Looked("$x_", (Panel("$\\frac", weights=np.ones((2, 2))),), {})
+    row = Looked("$x_$", (Panel("$\\frac$", weights=np.ones((2, 2))),), {})
     assert maps_png([row], pixels)[:4] == b"\x89PNG"
     assert maps_png([replace(row, title="plain")], pixels)[:4] == b"\x89PNG"

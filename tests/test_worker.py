@@ -49,8 +49,8 @@ ENDS: dict[str, tuple[str, Limits, str]] = {
     "time": ("while True: pass", Limits(cpu_s=1), "more than 1 s of processor time"),
     "a signal": ("import os; os.kill(os.getpid(), 11)", Limits(), "killed by SIGSEGV"),
     "memory": (
-        "try:\n bytearray(2**33)\nexcept MemoryError: sys = __import__('sys'); sys.exit(9)",
-        Limits(memory_bytes=2**32),
+        "try:\n bytearray(2**30)\nexcept MemoryError: sys = __import__('sys'); sys.exit(9)",
+        Limits(memory_bytes=2**30),
         "exit code 9",
     ),
 }
@@ -67,7 +67,7 @@ def test_parent_hears_how_it_ended(name: str, start: Callable[[str, Limits], Wor
 def test_time_is_counted_from_the_last_message(start: Callable[[str, Limits], Worker]) -> None:
     turn = "end = time.process_time() + 0.7\nwhile time.process_time() < end: pass\n"
     code = "import time\n" + f"{turn}say({{'turn': 1}})\n" * 4
-    worker = start(code, Limits(cpu_s=2))
+    worker = start(code, Limits(cpu_s=1))
     messages: list[Any] = [worker.receive(120) for _ in range(5)]
     assert messages == [{"turn": 1}] * 4 + [None] and worker.ending() == "exit code 0"
 
