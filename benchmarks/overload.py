@@ -14,10 +14,7 @@ with a thousand requests waiting beside one with a single request. Writes result
 
 import argparse
 import os
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +23,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import tempfile
 
 import numpy as np
+from memory_watch import grown, memory_of
 from result_file import write_result
 
 from saccade.export.exported import ExportOptions, export
 from saccade.export.manifest import read_folder
+from saccade.plugins.errors import ServerFailed
 from saccade.serving.addresses import ServeOptions
-from saccade.serving.load import LoadGenerator, LoadResult, Stream
-from saccade.serving.machine import cpu_seconds, family_of, memory_mib, this_machine
+from saccade.serving.load import LoadGenerator, LoadResult, Stream, StreamResult
+from saccade.serving.machine import cpu_seconds, family_of, this_machine
 from saccade.serving.open_load import Arrivals, OpenLoad, OpenLoadResult, quantiles, with_timeout
 from saccade.serving.repository import RepositoryOptions, deploy
 from saccade.serving.served import encoded_request
@@ -43,6 +42,7 @@ HERE = Path(__file__).parent
 CHECKPOINT = HERE.parent / "models" / "shipped" / "digits-sum.safetensors"
 BUDGETS = (1.0, 0.5, 0.25)
 CLIENTS = 16
+READY_S = 120.0
 REST_S = 2.0  # after a load, before the capacity is measured again
 GOODPUT = 0.9
 AT_ONCE = 0.1  # the median refusal comes within this part of the deadline
@@ -116,6 +116,7 @@ def _load(
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """One load between two measurements of the capacity."""
+    _wait_ready(server)
     restarts, before = server.restarts, _capacity(server, requests)
     named = with_deadline({}, deadline_s)
     arrivals = Arrivals(
@@ -127,7 +128,7 @@ def _load(
     )
     family = family_of(server.pid)
     cpu = sum(cpu_seconds(family).values())
-    with OpenLoad(server.url) as load, _memory(server) as memory:
+    with OpenLoad(server.url) as load, memory_of(server) as memory:
         found = load.run(arrivals)
         used_s = sum(cpu_seconds(family).values()) - cpu
     time.sleep(REST_S)
@@ -139,7 +140,7 @@ def _load(
         **_counts(found, deadline_s),
         "recovered_of_capacity": after / before,
         "restarts": server.restarts - restarts,
-        "memory_mib": _grown(memory),
+        "memory_mib": grown(memory),
         "generator_share": found.client_cpu_s / max(1e-9, found.client_cpu_s + used_s),
     }
     one["goodput_of_capacity"] = one["goodput"] / before
@@ -185,39 +186,22 @@ def _capacity(server: Server, requests: list[bytes], seconds: float = 4.0) -> fl
     """Requests per second of callers that wait for their answers."""
     stream = Stream("all", server.model, CLIENTS, tuple(requests))
     with LoadGenerator(server.url, server_pid=server.pid) as load:
-        found = load.run([stream], seconds=seconds, warmup_s=1.0)
+        try:
+            found = load.run([stream], seconds=seconds, warmup_s=1.0)
+        except ServerFailed:  # it is being restarted: nobody is answered
+            return 0.1
     return _rate(found)
+
+
+def _wait_ready(server: Server) -> None:
+    """A load does not pay for the restart that the one before caused."""
+    end = time.monotonic() + READY_S
+    while not server.ready() and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def _rate(found: LoadResult) -> float:
     return max(0.1, len(found.streams["all"].latencies_ms) / found.seconds)
-
-
-@contextmanager
-def _memory(server: Server) -> Iterator[list[float]]:
-    """Memory of the server and its stubs, once a second, until the block ends."""
-    seen, ended = [], threading.Event()
-
-    def look() -> None:
-        while not ended.wait(1.0):
-            if server.pid:
-                seen.append(sum(memory_mib(family_of(server.pid)).values()))
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _grown(seen: list[float]) -> dict[str, Any]:
-    """From the second quarter of the load to the last one: the first one warms up."""
-    quarter = max(1, len(seen) // 4)
-    early, last = seen[quarter : 2 * quarter] or seen, seen[-quarter:]
-    grown = float(np.median(last) - np.median(early)) if seen else 0.0
-    return {"grown": grown, "most": max(seen, default=0.0), "each_second": seen}
 
 
 def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, Any]:
@@ -237,14 +221,20 @@ def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, 
             Stream("greedy", server.model, GREEDY, (greedy,)),
             Stream("modest", server.model, 1, (modest,)),
         ]
+        _wait_ready(server)
+        restarts = server.restarts
         with LoadGenerator(server.url, timeout_s=1.0) as load:
-            seen = load.run(streams, seconds=seconds, warmup_s=2.0).streams
+            try:
+                seen = load.run(streams, seconds=seconds, warmup_s=2.0).streams
+            except ServerFailed:  # the server was restarted under it
+                seen = {each.name: StreamResult(()) for each in streams}
         modest_seen = seen["modest"]
         answered = len(modest_seen.latencies_ms)
         found[name] = {
             "answered": answered,
             "calls": answered + sum(modest_seen.errors.values()),
             "errors": dict(modest_seen.errors),
+            "restarts": server.restarts - restarts,
             "waited_ms": quantiles(modest_seen.latencies_ms),
             "greedy_answered_per_s": len(seen["greedy"].latencies_ms) / seconds,
         }

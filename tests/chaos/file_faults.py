@@ -48,9 +48,11 @@ def disk_full(scene: Scene) -> None:
         while True:
             file.write(bytes(2**20))
             file.flush()
+    filled = inside.exists() and inside.stat().st_size > 0
+    scene.checks.append(("the disk could be filled", filled))
     kill_variant(scene)
     time.sleep(HELD_S)
-    inside.unlink()
+    inside.unlink(missing_ok=True)
 
 
 def port_taken_at_start(scene: Scene) -> None:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's memory while something else happens, and how much it grew."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from saccade.serving.machine import family_of, memory_mib
+from saccade.serving.server import Server
+
+
+@contextmanager
+def memory_of(server: Server) -> Iterator[list[float]]:
+    """Memory of the server and its stubs, once a second, until the block ends."""
+    seen, ended = [], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(1.0):
+            if server.pid:
+                seen.append(sum(memory_mib(family_of(server.pid)).values()))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def grown(seen: list[float]) -> dict[str, Any]:
+    """From the second quarter of the load to the last one: the first one warms up."""
+    quarter = max(1, len(seen) // 4)
+    early, last = seen[quarter : 2 * quarter] or seen, seen[-quarter:]
+    more = float(np.median(last) - np.median(early)) if seen else 0.0
+    return {"grown": more, "most": max(seen, default=0.0), "each_second": seen}
