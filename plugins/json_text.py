@@ -17,6 +17,10 @@ _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1, ",": 0}
 class JSONRefused(ValueError):
     """The text holds more than any file of ours, or numbers that are none."""
 
+    def __repr__(self) -> str:
+        """As a message quotes it."""
+        return str(self)
+
 
 def parse_json(data: bytes | str) -> Any:
     """The value of a JSON text.

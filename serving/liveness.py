@@ -16,6 +16,9 @@ LOGGER = logging.getLogger("saccade.serve")
 MISSES = 3  # times that a model is found late, and without progress, before it counts as dead
 # A model that uses the processor but ends no inference for longer than the longest legal run.
 LONGEST_RUN_S = 600.0
+# A server that lives and takes no connection, as without a descriptor left, has callers that hold
+# them all: they may go. None of its own callers gets on either, since connections are renewed.
+LONGEST_CUT_S = 60.0
 IDLE_SHARE = 0.02  # of one core: less is housekeeping and not work
 _TICKS_A_SECOND = 100
 
@@ -40,6 +43,7 @@ class Liveness:
         self._turn, self._next_s = 0, time.monotonic() + self._step_s
         self._next_router_s = 0.0
         self._loading: set[str] = set()
+        self._cut_since_s: float | None = None  # since when no probe has reached the server
         self.hangs = False  # the server as a whole: it does not even answer for its models
 
     def excuse(self, loading: set[str]) -> None:
@@ -61,7 +65,11 @@ class Liveness:
         """Send what is due and judge what came back. Returns what is dead, and why."""
         reasons = {}
         for probe in self._prober.answers():
-            self.hangs = False
+            if probe.unreachable:
+                if trouble := self._cut():
+                    return trouble
+                continue
+            self.hangs, self._cut_since_s = False, None
             self._judged_s.pop(probe.model, None)
             reasons[probe.model] = probe.reason
             if trouble := self._read_lanes(probe):
@@ -75,6 +83,17 @@ class Liveness:
                 return f"{model} does not answer: {reason}."
         self._ask()
         return None
+
+    def _cut(self) -> str | None:
+        """That no connection was to be had; whether for so long that the server has to end."""
+        now = time.monotonic()
+        if self._cut_since_s is None:
+            LOGGER.warning("The server takes no new connection.")
+            self._cut_since_s = now
+        if now - self._cut_since_s < LONGEST_CUT_S:
+            return None
+        self.hangs = True
+        return f"The server has taken no new connection for {LONGEST_CUT_S:g} s."
 
     def _ask(self) -> None:
         now, due = time.monotonic(), [model for model, count in self._misses.items() if count]

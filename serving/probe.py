@@ -12,7 +12,7 @@ import numpy as np
 
 from saccade.serving.connection import connect_alone
 from saccade.serving.router_view import LANES, PROBE, probe_of
-from saccade.serving.rpc_errors import is_queue_full, short
+from saccade.serving.rpc_errors import is_queue_full, is_unreachable, short
 
 _STATISTICS_S = 0.5
 
@@ -21,13 +21,15 @@ _STATISTICS_S = 0.5
 class Probe:
     """What came of one: no reason means that the model answered.
 
-    `late` is set where nothing at all came back in time. `lanes` is what the router told of its
+    `late` is set where nothing at all came back in time, `unreachable` where no connection was
+    to be had. `lanes` is what the router told of its
     own: for each variant and part its progress and what waits.
     """
 
     model: str
     reason: str = ""
     late: bool = False
+    unreachable: bool = False
     lanes: tuple[dict[str, Any], ...] = ()
 
 
@@ -130,7 +132,9 @@ class Prober:
     def _judge(self, model: str, result: Any, error: Any) -> Probe:
         if error is None:
             return Probe(model, lanes=_lanes(result))
-        return Probe(model) if is_queue_full(error) else Probe(model, short(error))
+        if is_queue_full(error):
+            return Probe(model)
+        return Probe(model, short(error), unreachable=is_unreachable(error))
 
 
 def _lanes(result: Any) -> tuple[dict[str, Any], ...]:

@@ -23,6 +23,12 @@ _BUSY = re.compile(
 )
 
 
+def is_unreachable(error: Any) -> bool:
+    """Whether nobody took the connection, so that nothing is known of the model."""
+    refused = str(error.status()).endswith("UNAVAILABLE")
+    return refused and _UNREACHABLE.search(str(error.message())) is not None
+
+
 def is_queue_full(error: Any) -> bool:
     """Whether the server refused a request only because many others wait."""
     return _BUSY.search(str(error.message())) is not None

@@ -99,16 +99,16 @@ HOSTILE = {
         "routes", "max_image_mib is 1048576, expected at most 1024",
     ),
     "images without end": (
-        edit_json(ROUTES, lambda it: it["preprocessing"].update(max_megapixels=10**9)),
-        "routes", "max_megapixels is 1000000000, expected at most 1000",
+        edit_json(ROUTES, lambda it: it["preprocessing"].update(max_megapixels=5_000)),
+        "routes", "max_megapixels is 5000, expected at most 1000",
     ),
     "another preprocessing": (
         edit_json(ROUTES, lambda it: it["preprocessing"].update(interpolation="nearest")),
         "routes", "preprocessing interpolation 'nearest'",
     ),
     "an input of a billion pixels": (
-        edit_json(ROUTES, lambda it: it["preprocessing"].update(height_px=10**9)),
-        "routes", "height_px is 1000000000, expected at most 16384",
+        edit_json(ROUTES, lambda it: it["preprocessing"].update(height_px=20_000)),
+        "routes", "height_px is 20000, expected at most 16384",
     ),
     "routes of another family": (
         edit_json(ROUTES, lambda it: it.update(family="captioner")), "routes", "is of .*captioner",

@@ -94,22 +94,12 @@ CLASSES = {
     ), is_open=True),
 }  # fmt: skip
 # Files of tests that this tree does not have yet: empty once it does.
-LATER = {
-    "serving/test_local_users.py", "serving/test_served_copy.py", "serving/test_classes.py",
-    "serving/test_lanes.py", "test_hostile_files.py", "test_hostile_checkpoints.py",
-    "serving/test_server.py::test_http_is_off_unless_asked_for",
-    "serving/test_server.py::test_administration_is_closed_over_http",
-    "serving/test_proxy.py::test_a_body_in_chunks_does_not_reach_the_server",
-    "serving/test_preflight_process.py::test_a_library_is_compared_before_it_is_loaded",
-}  # fmt: skip
 TESTS = sorted({test for each in CLASSES.values() for test in each.tests})
 
 
 @pytest.mark.parametrize("test", TESTS)
 def test_the_test_that_closes_it_is_there(test: str) -> None:
     file, _, name = test.partition("::")
-    if {file, test} & LATER and not has(file, name):
-        pytest.xfail("this tree does not have it yet")
     assert has(file, name), f"{test} is gone: name the one that closes it now"
 
 

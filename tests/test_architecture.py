@@ -58,7 +58,8 @@ def test_what_runs_in_the_server_imports_nothing_of_saccade():
 def test_file_is_short_and_says_what_it_is(path):
     text = path.read_text()
     lines = text.splitlines()
-    assert len(lines) <= 300, f"{len(lines)} lines: look for the noun that is hiding in it"
+    # Most thoughts take 100 to 250 lines; what is larger is rarely one.
+    assert len(lines) <= 500, f"{len(lines)} lines: look for the noun that is hiding in it"
     assert lines[0] == "# SPDX-License-Identifier: Apache-2.0"
     tree = ast.parse(text)
     assert ast.get_docstring(tree), "a file says in one line what it is"

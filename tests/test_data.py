@@ -173,8 +173,8 @@ def foreign_file(path: Path) -> None:
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no class": (no_class, "found 0 classes"),
-    "one class": (lonely_class, "found 1 classes .'kind-0'"),
+    "no class": (no_class, r"the classes found are \[\]"),
+    "one class": (lonely_class, r"the classes found are \['kind-0'\]"),
     "nine images": (small_class, "'kind-1' with 9.*at least 10"),
     "an empty class": (empty_class, "'empty' with 0"),
     "truncated images": (truncated_image, "kind-0.*truncated or corrupt.*save it again"),
@@ -207,7 +207,7 @@ ARRAYS = {
     "labels with fractions": ({"images": IMAGES, "labels": LABELS / 2}, "whole number"),
     "labels from -1": ({"images": IMAGES, "labels": LABELS - 1}, "reach from -1 to 0"),
     "labels up to 1001": ({"images": IMAGES, "labels": LABELS + 1000}, "reach from 1000 to 1001"),
-    "one class": ({"images": IMAGES, "labels": LABELS * 0}, "found 1 classes"),
+    "one class": ({"images": IMAGES, "labels": LABELS * 0}, r"the classes found are \['0'\]"),
     "a class without images": ({"images": IMAGES, "labels": LABELS * 2}, "'1' with 0"),
     "a name too few": (
         {"images": IMAGES, "labels": LABELS, "class_names": np.array(["a"])},

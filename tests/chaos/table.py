@@ -9,6 +9,9 @@ from dataclasses import dataclass
 NEVER = frozenset[str]()
 RETRY = frozenset({"UNAVAILABLE"})
 LATE = RETRY | {"DEADLINE_EXCEEDED"}
+# The server sees only after up to 2 s that a process has died under a call: by then the caller's
+# own time may have run out.
+DYING = LATE
 # What the sender of a bad request may hear: that it is his own, or that there is no room.
 REFUSED = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "RESOURCE_EXHAUSTED"})
 
@@ -60,13 +63,13 @@ NO_CALLERS = "none"
 ROWS = (
     # Processes that die or stop.
     Row("variant-killed", "kill_variant", "SIGKILL of a variant's process", "cheap",
-        Notice(RETRY, 8), UNTROUBLED, servers=1, short=True),
+        Notice(DYING, 8), UNTROUBLED, servers=1, short=True),
     Row("variant-killed-idle", "kill_variant", "SIGKILL of a variant's process", "cheap",
-        Notice(RETRY, 8), moment=IDLE, load=NO_CALLERS, servers=1),
+        Notice(DYING, 8), moment=IDLE, load=NO_CALLERS, servers=1),
     Row("variant-stopped", "stop_variant", "SIGSTOP of a variant's process", "cheap",
         Notice(LATE, 60), UNTROUBLED, servers=1),
     Row("router-killed", "kill_router", "SIGKILL of the router's process", "all",
-        Notice(RETRY, 8), servers=1),
+        Notice(DYING, 8), servers=1),
     Row("router-stopped", "stop_router", "SIGSTOP of the router's process", "all",
         Notice(LATE, 60), servers=1),
     Row("server-killed", "kill_server", "SIGKILL of the server", "all",
@@ -82,11 +85,11 @@ ROWS = (
         hears=LATE | REFUSED | {"OK", "INTERNAL"}),
     # Files and places.
     Row("log-full", "kill_variant", "the disk of `--server-log` is full, then a variant dies",
-        "cheap", Notice(RETRY, 8), servers=1, serve=("--server-log", "/dev/full")),
+        "cheap", Notice(DYING, 8), servers=1, serve=("--server-log", "/dev/full")),
     Row("disk-full-start", "disk_full_at_start", "the disk of the run folder is full", "all",
         UNSEEN, moment=START, load=NO_CALLERS, survives=False),
     Row("disk-full", "disk_full", "the disk of the run folder is full for 3 s, and a variant dies",
-        "cheap", Notice(RETRY, 8), servers=1),
+        "cheap", Notice(DYING, 8), servers=1),
     Row("port-taken-start", "port_taken_at_start", "another program holds the port", "all",
         UNSEEN, moment=START, load=NO_CALLERS, survives=False),
     Row("port-taken", "port_taken", "the server dies and another program has its port for 3 s",

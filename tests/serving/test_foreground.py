@@ -83,7 +83,7 @@ def test_a_terminal_that_is_closed_ends_it(needs_server, hand_made, leavings, ev
         assert not gone({pid})
     finally:
         os.close(terminal)
-    eventually(lambda: os.waitpid(pid, os.WNOHANG)[0], 10)
+    eventually(lambda: os.waitpid(pid, os.WNOHANG)[0], 60)
     assert gone(pids) and not leavings()
 
 

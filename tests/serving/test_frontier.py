@@ -184,7 +184,7 @@ WRONG = {
     "a missing key": (lambda _, one: one.pop("top5"), "top5"),
     "a word for a number": (lambda _, one: one.update(budget="all"), "budget is 'all'"),
     "a truth for a number": (lambda _, one: one["score"].update(value=True), "value is True"),
-    "no number": (lambda _, one: one["score"].update(value=float("nan")), "finite"),
+    "no number": (lambda _, one: one["score"].update(value=float("nan")), "NaN is not a number"),
     "more than any number": (lambda _, one: one["score"].update(value=10**400), "finite"),
     "a number for a name": (lambda _, one: one.update(dominated_by=1), "dominated_by is 1"),
     "a point without p95": (lambda _, one: one["in_process"]["batch_1"].pop("p95_ms"), "p95_ms"),

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from saccade.serving.liveness import LONGEST_RUN_S, MISSES, Liveness, process_time
+from saccade.serving.liveness import LONGEST_CUT_S, LONGEST_RUN_S, MISSES, Liveness, process_time
 from saccade.serving.patience import Patience
 from saccade.serving.probe import Probe, Prober
 from saccade.serving.readiness import Board
@@ -176,6 +176,24 @@ def test_a_lane_that_stands_still_for_longer_than_any_step_is_dead(liveness, pro
     assert liveness.look() is None
     prober.came = [Probe("m", lanes=({**LANE, "step_s": 61.0},))]
     assert "lane of v has made no progress for 61 s" in liveness.look()
+
+
+def test_a_server_that_takes_no_connection_is_left_alone_for_a_minute(
+    liveness, clock, prober, board
+):
+    # Whoever holds all its descriptors would otherwise end it, or one variant after the other.
+    cut = [Probe(model, "connection refused", unreachable=True) for model in ("m", "v")]
+    for _ in range(10):
+        prober.came = list(cut)
+        assert liveness.look() is None and liveness.silent() == ()
+        clock.now += 5
+    prober.came = [Probe("m")]
+    assert liveness.look() is None and board.readiness()
+    prober.came = list(cut)
+    assert liveness.look() is None
+    clock.now += LONGEST_CUT_S
+    prober.came = list(cut)
+    assert "no new connection" in liveness.look() and liveness.hangs
 
 
 def test_patience_ends_for_a_crash_loop_and_forgets_what_lies_behind():
