@@ -20,7 +20,7 @@ from saccade.plugins.errors import SaccadeError
 from saccade.serving import leash, listeners
 from saccade.serving.addresses import ServeOptions
 from saccade.serving.installation import STUB, Installation
-from saccade.serving.metrics_relay import hold_port, metrics
+from saccade.serving.metrics_relay import OWN_HOST, hold_port, metrics
 from saccade.serving.needs import Needs
 from saccade.serving.run_folder import RunFolder, close_regions, remove_regions
 from saccade.serving.served_copy import link_models
@@ -64,7 +64,7 @@ class ServerProcess:
             link_models(repository, self.copy, models)
         # Else the server takes the caches of a model's first run for a change of the model.
         compileall.compile_dir(models, quiet=2)
-        self._metrics_port = hold_port(options.host)
+        self._metrics_port = hold_port()
         # Two servers can share every port but this one.
         self._options = replace(options, metrics_port=self._metrics_port.getsockname()[1])
         arguments = server_arguments(self._options, backends, models, self._regions)
@@ -93,7 +93,7 @@ class ServerProcess:
     def loaded(self) -> bool:
         """Whether every model is loaded: its metrics are the last that the server opens."""
         close_regions(self._regions)
-        return metrics(self._options.host, self.metrics_port, timeout_s=1)[0] == 200
+        return metrics(self.metrics_port, timeout_s=1)[0] == 200
 
     def find_stubs(self) -> tuple[Stub, ...]:
         """Look up the stubs; from now on `dead_stubs` knows them."""
@@ -224,6 +224,7 @@ def supervised(arguments: list[str]) -> list[str]:
         # that needs no key, which every user of the machine could read among the arguments.
         "--model-control-mode": "poll",
         "--repository-poll-secs": "1",
+        "--metrics-address": OWN_HOST,
         "--reuse-grpc-port": "true",
         "--reuse-http-port": "true",
         "--grpc-max-connection-age": str(round(CONNECTION_AGE_S * 1000)),

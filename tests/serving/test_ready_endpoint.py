@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from saccade.plugins.errors import ServerFailed
-from saccade.serving import new_connection, ready_endpoint
+from saccade.serving import http_endpoint, new_connection
+from saccade.serving.http_endpoint import MAX_CONNECTIONS
+from saccade.serving.metrics_relay import MetricsRelay
 from saccade.serving.new_connection import NewCaller, refusal
 from saccade.serving.readiness import Readiness
-from saccade.serving.ready_endpoint import MAX_CONNECTIONS, ReadyEndpoint
+from saccade.serving.ready_endpoint import ReadyEndpoint
 
 READY = Readiness("serving", "m", True, {"m-b1000-fp32": True})
 
@@ -57,6 +59,30 @@ def test_pages_of_other_sites_are_refused(port, headers):
     assert status == 403 and set(said) == {"error"}
 
 
+def test_metrics_are_handed_on_but_not_to_pages_of_other_sites():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        free = holder.getsockname()[1]
+    served = ReadyEndpoint("127.0.0.1", 0, lambda: READY)  # answers 404 where metrics are asked
+    relay = MetricsRelay("127.0.0.1", free, lambda: served.port)
+    try:
+        own = http.client.HTTPConnection("127.0.0.1", free, timeout=10)
+        own.request("GET", "/metrics")
+        answer = own.getresponse()
+        assert answer.status == 404 and b"ask for /ready" in answer.read()
+        own.request("GET", "/metrics", headers={"Host": "rebound.example:8002"})
+        assert own.getresponse().status == 403
+    finally:
+        relay.close()
+        served.close()
+    silent = MetricsRelay("127.0.0.1", free, lambda: 0)
+    try:
+        own = http.client.HTTPConnection("127.0.0.1", free, timeout=10)
+        own.request("GET", "/metrics")
+        assert own.getresponse().status == 503
+    finally:
+        silent.close()
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -74,7 +100,7 @@ def test_this_machine_and_its_probes_are_answered(port, headers):
 
 
 def test_idle_callers_keep_nobody_out(port, eventually, monkeypatch):
-    monkeypatch.setattr(ready_endpoint, "MAX_SECONDS", 1e6)  # not time is what ends them here
+    monkeypatch.setattr(http_endpoint, "MAX_SECONDS", 1e6)  # not time is what ends them here
     with ExitStack() as stack:
         for _ in range(MAX_CONNECTIONS + 20):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
@@ -87,7 +113,7 @@ def held():
 
 
 def test_a_slow_caller_is_ended(port, monkeypatch):
-    monkeypatch.setattr(ready_endpoint, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(http_endpoint, "MAX_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", port), 10) as slow:
         slow.settimeout(0.1)
         for _ in range(100):
