@@ -21,9 +21,8 @@ from saccade.serving.repository import RepositoryOptions, deploy
 FOUND = {"onnxruntime": "models whose instances are KIND_GPU", "tensorrt": "TensorRT plans"}
 
 
-@pytest.fixture
 def starts(monkeypatch):
-    """What was started, which is nothing."""
+    """What is started from now on, which is nothing."""
     found = []
     monkeypatch.setattr(server_process.subprocess, "Popen", lambda *words, **_: found.append(words))
     return found
@@ -31,16 +30,17 @@ def starts(monkeypatch):
 
 @pytest.mark.parametrize("runtime", FOUND)
 def test_models_for_a_gpu_are_refused_before_a_port_or_a_start(
-    needs_server, tmp_path, capsys, starts, runtime
+    needs_server, tmp_path, capsys, monkeypatch, runtime
 ):
     folder, out = tiny.artefacts(tmp_path / "artefacts"), tmp_path / "a repository"
     engines = (str(tiny.engines(folder, tmp_path / "engines")),) if runtime == "tensorrt" else ()
     deploy(folder, RepositoryOptions(out, runtime=runtime, engines=engines, instances="gpu"))
+    found = starts(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code = cli.run(["serve", str(out), "--grpc-port", port])
     seen = capsys.readouterr()
-    assert (code, seen.out, starts) == (2, "", [])
+    assert (code, seen.out, found) == (2, "", [])
     # Not the port is what it stumbles over.
     assert f"{out}: has {FOUND[runtime]}, but the bundled server" in seen.err
     folder = shlex.quote(str(out))
