@@ -62,6 +62,8 @@ class ServerProcess:
         with writable(folder.path, "TMPDIR"):
             backends = backend_folder(installation, folder.path / "backends")
             link_models(repository, self.copy, models)
+        for model in models.iterdir():
+            (model / _AGAIN).touch()
         # Else the server takes the caches of a model's first run for a change of the model.
         compileall.compile_dir(models, quiet=2)
         self._metrics_port = hold_port()
@@ -122,7 +124,8 @@ class ServerProcess:
         The server goes on using the dead instance, which it never gives up, until the new one is
         loaded; nothing of it is answered before.
         """
-        (self._models / model / _AGAIN).write_text(f"{time.time()}\n")
+        # The time alone is changed, for which there is room on a full disk, too.
+        os.utime(self._models / model / _AGAIN)
 
     def stubs_of(self, model: str) -> list[Stub]:
         """The known stubs of a model, dead ones included."""

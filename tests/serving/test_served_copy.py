@@ -149,6 +149,11 @@ def test_a_restarted_server_runs_what_was_checked(repository, tmp_path, monkeypa
             process = ServerProcess(*arguments, "copy-of-a-start")
             link = next(folder.path.glob(f"models*/{CODE}"))
             assert link.resolve() == process.copy / CODE and link.read_bytes() == before
+            # A model is loaded again on a full disk, too: nothing is written for it.
+            sign = link.parents[1] / "loaded-again"
+            before_ns = sign.stat().st_mtime_ns
+            process.load_again(sign.parent.name)
+            assert sign.stat().st_mtime_ns > before_ns and sign.stat().st_size == 0
             process.stop(at_once=True)
             (repository / CODE).write_bytes(b"import os")
 
