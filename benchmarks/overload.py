@@ -141,7 +141,7 @@ def _load(
         "recovered_of_capacity": after / before,
         "restarts": server.restarts - restarts,
         "memory_mib": grown(memory),
-        "generator_share": found.client_cpu_s / max(1e-9, found.client_cpu_s + used_s),
+        "generator_share": found.client_cpu_s / max(1e-9, found.client_cpu_s + max(0.0, used_s)),
     }
     one["goodput_of_capacity"] = one["goodput"] / before
     return one | {"aims": _aims(one, found, deadline_s, times)}

@@ -43,6 +43,7 @@ class Liveness:
         self._turn, self._next_s = 0, time.monotonic() + self._step_s
         self._next_router_s = 0.0
         self._loading: set[str] = set()
+        self._server_busy, self._server_due_s = False, 0.0
         self._cut_since_s: float | None = None  # since when no probe has reached the server
         self.hangs = False  # the server as a whole: it does not even answer for its models
 
@@ -133,11 +134,27 @@ class Liveness:
             self.hangs = answers is None
             if answers:
                 return True
+        if out_s > LONGEST_RUN_S:
+            return False
+        # A server that does not even answer for its models may be at work on what came before.
+        return self._computes(model, ticks) or (self.hangs and self._server_computes())
+
+    def _computes(self, name: str, ticks: int) -> bool:
+        """Whether processor time went on since it was last looked at."""
         now = time.monotonic()
-        since, before = self._ticks.get(model, (now, ticks))
-        self._ticks[model] = now, ticks
-        used_s = (ticks - before) / _TICKS_A_SECOND
-        return out_s < LONGEST_RUN_S and used_s > IDLE_SHARE * (now - since)
+        since, before = self._ticks.get(name, (now, ticks))
+        self._ticks[name] = now, ticks
+        return (ticks - before) / _TICKS_A_SECOND > IDLE_SHARE * (now - since)
+
+    def _server_computes(self) -> bool:
+        now = time.monotonic()
+        if now >= self._server_due_s:
+            with suppress(OSError):
+                state, ticks = process_time(self._process.pid)
+                self._server_busy = self._computes("", ticks) and state != "T"
+            # Several models are judged at a time, and none may find that no time has passed.
+            self._server_due_s = now + self._prober.timeout_s / 2
+        return self._server_busy
 
     def _used(self, model: str) -> tuple[str, int]:
         """States and processor time, in ticks, of the processes in which a model runs."""

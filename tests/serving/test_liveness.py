@@ -65,6 +65,10 @@ def board():
 @pytest.fixture
 def stub():
     """A process that sleeps until it is told to compute."""
+    yield from sleeping()
+
+
+def sleeping():
     code = "import sys; sys.stdin.readline()\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     while process_time(process.pid)[0] != "S":
@@ -72,6 +76,12 @@ def stub():
     yield process
     process.kill()
     process.communicate()
+
+
+@pytest.fixture
+def server():
+    """A process that computes for nobody's probe once it is told to."""
+    yield from sleeping()
 
 
 @pytest.fixture
@@ -84,8 +94,8 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def liveness(prober, board, stub, clock):
-    process = SimpleNamespace(stubs=(Stub(stub.pid, 0, "v"),))
+def liveness(prober, board, stub, server, clock):
+    process = SimpleNamespace(stubs=(Stub(stub.pid, 0, "v"),), pid=server.pid)
     return Liveness(process, prober, board, 5.0)
 
 
@@ -151,6 +161,23 @@ def test_a_server_that_says_nothing_at_all_hangs(liveness, clock, prober):
     prober.statistics = None
     assert looks(liveness, clock, prober, MISSES)
     assert liveness.hangs
+
+
+def test_a_server_at_work_that_has_no_time_to_answer_is_busy(
+    liveness, clock, prober, board, server
+):
+    prober.statistics = None
+    assert looks(liveness, clock, prober, 1) is None
+    server.stdin.write(b"\n")
+    server.stdin.flush()
+    for _ in range(3 * MISSES):
+        begun = process_time(server.pid)[1]
+        while process_time(server.pid)[1] < begun + 10:
+            time.sleep(0.01)
+        assert looks(liveness, clock, prober, 1) is None
+    assert board.readiness().variants["v"]
+    server.send_signal(signal.SIGSTOP)
+    assert looks(liveness, clock, prober, 2 * MISSES) is not None
 
 
 def test_an_answer_ends_all_doubt(liveness, clock, prober, board):
