@@ -159,11 +159,10 @@ class Liveness:
     def _used(self, model: str) -> tuple[str, int]:
         """States and processor time, in ticks, of the processes in which a model runs."""
         states, ticks = "", 0
-        for stub in self._process.stubs:
-            if stub.model == model:
-                with suppress(OSError):
-                    state, used = process_time(stub.pid)
-                    states, ticks = states + state, ticks + used
+        for stub in self._process.stubs_of(model):
+            with suppress(OSError):
+                state, used = process_time(stub.pid)
+                states, ticks = states + state, ticks + used
         return states, ticks
 
     def _read_lanes(self, probe: Probe) -> str | None:

@@ -2,17 +2,12 @@
 """Load on a server from a process of its own, and what its clients saw in one window."""
 
 import base64
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
 from typing import Any
 
 from saccade.plugins.errors import ServerFailed
-from saccade.serving import leash
+from saccade.serving.load_child import LoadChild
 
 
 @dataclass(frozen=True)
@@ -53,45 +48,19 @@ class LoadResult:
     statistics: dict[str, dict[str, Any]]
 
 
-class LoadGenerator:
+class LoadGenerator(LoadChild):
     """The parent's end of the load process; a context manager that ends it."""
 
     def __init__(self, url: str, *, server_pid: int = 0, timeout_s: float = 30) -> None:
-        self.url = url
+        super().__init__("saccade.serving.load_process", url)
         self.server_pid = server_pid
         self.timeout_s = timeout_s
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> "LoadGenerator":
-        # Its own session: a Ctrl-C reaches the parent alone, which then ends this process.
-        self._process = subprocess.Popen(
-            leash.leashed([sys.executable, "-m", "saccade.serving.load_process"]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._process is not None and self._process.stdin and self._process.stdout
-        self._process.kill()
-        self._process.wait()
-        with suppress(OSError):
-            self._process.stdin.close()
-        self._process.stdout.close()
 
     def run(self, streams: Sequence[Stream], *, seconds: float, warmup_s: float) -> LoadResult:
         """Load the server with all streams at once and report one window.
 
         Raises: ServerFailed if requests fail inside the window or the process ends.
         """
-        assert self._process is not None and self._process.stdin and self._process.stdout
         order = {
             "url": self.url,
             "server_pid": self.server_pid,
@@ -100,18 +69,7 @@ class LoadGenerator:
             "warmup_s": warmup_s,
             "streams": [_packed(stream) for stream in streams],
         }
-        try:
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise ServerFailed(
-                f"The load generator ended with code {self._process.wait()} while it loaded "
-                f"{self.url}. Its own message is above."
-            )
-        return _result(json.loads(line))
+        return _result(self.ask(order))
 
 
 def refuse_errors(result: LoadResult, url: str) -> LoadResult:

@@ -4,25 +4,13 @@
 import socket
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 
-from saccade.serving.connection import connect_alone
 from saccade.serving.readiness import Readiness
 
 # What a caller says first over HTTP/2, and settings that change nothing.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _ASKED_EVERY_S = 1.0
-
-
-def says_ready(url: str, timeout_s: float = 1) -> bool:
-    """Whether the server says over gRPC that every model is loaded."""
-    from tritonclient.utils import InferenceServerException
-
-    connection = connect_alone(url)
-    with suppress(InferenceServerException):
-        return bool(connection.is_server_ready(client_timeout=timeout_s))
-    return False
 
 
 def refusal(host: str, port: int, timeout_s: float) -> str:

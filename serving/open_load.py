@@ -10,16 +10,14 @@ import asyncio
 import base64
 import json
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-from saccade.plugins.errors import ServerFailed
+from saccade.serving.load_child import LoadChild
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -62,30 +60,11 @@ class OpenLoadResult:
         return Counter({"OK": len(self.answered_ms), **ends})
 
 
-class OpenLoad:
+class OpenLoad(LoadChild):
     """The parent's end of the process; a context manager that ends it."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-
-    def __enter__(self) -> "OpenLoad":
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "saccade.serving.open_load"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
+        super().__init__("saccade.serving.open_load", url)
 
     def run(self, arrivals: Arrivals) -> OpenLoadResult:
         """Send all of them and wait for what comes of the last.
@@ -94,16 +73,7 @@ class OpenLoad:
         """
         requests = [base64.b64encode(each).decode() for each in arrivals.requests]
         order = {**vars(arrivals), "url": self.url, "requests": requests}
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise ServerFailed(
-                f"The load generator ended with code {self._process.wait()} while it loaded "
-                f"{self.url}. Its own message is above."
-            )
-        found = json.loads(line)
+        found = self.ask(order)
         return OpenLoadResult(
             answered_ms=tuple(found.pop("answered_ms")),
             failed_ms={name: tuple(each) for name, each in found.pop("failed_ms").items()},

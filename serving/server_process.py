@@ -102,11 +102,6 @@ class ServerProcess:
         self._stubs = tuple(stubs_in(self.pid))
         return self._stubs
 
-    @property
-    def stubs(self) -> tuple[Stub, ...]:
-        """The stubs as `find_stubs` saw them."""
-        return self._stubs
-
     def exit_text(self) -> str | None:
         """How the server ended, None while it runs."""
         code = self._process.poll()

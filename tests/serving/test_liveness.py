@@ -95,7 +95,9 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def liveness(prober, board, stub, server, clock):
-    process = SimpleNamespace(stubs=(Stub(stub.pid, 0, "v"),), pid=server.pid)
+    process = SimpleNamespace(
+        stubs_of=lambda model: [Stub(stub.pid, 0, "v")] if model == "v" else [], pid=server.pid
+    )
     return Liveness(process, prober, board, 5.0)
 
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from saccade.serving import cli, print_command
 from saccade.serving import needs as needs_module
 from saccade.serving.addresses import ServeOptions, with_ports
 from saccade.serving.client import Client
+from saccade.serving.connection import connect_alone
 from saccade.serving.installation import find_installation
 from saccade.serving.needs import Needs, needs_of
-from saccade.serving.new_connection import says_ready
 from saccade.serving.preflight.target import Gpu
 from saccade.serving.print_command import as_text, container_arguments
 from saccade.serving.repository import read_repository
@@ -31,6 +32,16 @@ PLAN = 'name: "m" platform: "tensorrt_plan" instance_group { count: 1 kind: KIND
 SHARED = """name: "m" platform: "tensorrt_plan" instance_group {
   kind: KIND_GPU rate_limiter { resources { name: "gpu" count: 1 } } }"""
 WITH_LIBRARY = 'name: "m" backend: "onnxruntime" model_operations { op_library_filename: "%s" }'
+
+
+def says_ready(url, timeout_s=1):
+    """Whether the server says over gRPC that every model is loaded."""
+    from tritonclient.utils import InferenceServerException
+
+    connection = connect_alone(url)
+    with suppress(InferenceServerException):
+        return bool(connection.is_server_ready(client_timeout=timeout_s))
+    return False
 
 
 @pytest.fixture
