@@ -5,16 +5,18 @@
     python benchmarks/overload.py --seconds 10            # the same, shorter
     python benchmarks/overload.py --times 3 10 --deadlines 1 --budgets one
 
-First the capacity, with callers that wait for their answers; then requests that arrive by chance
-(Poisson) at multiples of it, whatever became of those before, from a process of its own; then, two
-seconds after they end, the capacity again. A request has several images, so that the generator
-costs little beside the service: its share of all processor time is in the result. Last, a caller
-with a thousand requests waiting beside one with a single request. Writes results/overload.json.
+First what a refusal costs, in processor time. Then the capacity, with callers that wait for their
+answers; then requests that arrive by chance (Poisson) at multiples of it, whatever became of those
+before, from a process of its own; then, two seconds after they end, the capacity again. A request
+has several images, so that the generator costs little beside the service: its share of all
+processor time is in the result. Last, a caller with a thousand requests waiting beside one with a
+single request. Writes results/overload.json.
 """
 
 import argparse
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +91,11 @@ def _measure(
         "images": options.images,
         "budgets": {"one": [BUDGETS[0]], "all": list(BUDGETS)},
         "seconds": options.seconds,
+        "refusal": _refusal(server, requests["one"][0]),
         "loads": [],
         "missed": [],
     }
+    print(f"a refusal: {result['refusal']}", flush=True)
     plan = [(b, d, t) for b in options.budgets for d in options.deadlines for t in options.times]
     for budgets, deadline_s, times in plan:
         one = _load(server, requests[budgets], deadline_s, times, options)
@@ -106,6 +110,28 @@ def _measure(
         write_result(options.out, result)
         print(f"beside {GREEDY} waiting: {result['greedy']}", flush=True)
     return result
+
+
+def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, float]:
+    """What one request costs that is refused by the router before it waits anywhere."""
+    from tritonclient.grpc import service_pb2
+
+    message = service_pb2.ModelInferRequest.FromString(request)
+    message.parameters["budget"].double_param = -1.0
+    arrivals = Arrivals((message.SerializeToString(),), rate=rate, seconds=10.0, deadline_s=5.0)
+    family = family_of(server.pid)
+    with OpenLoad(server.url) as load:
+        load.run(replace(arrivals, seconds=1.0))
+        cpu = sum(cpu_seconds(family).values())
+        found = load.run(arrivals)
+        service_s = sum(cpu_seconds(family).values()) - cpu
+    if found.statuses()["INVALID_ARGUMENT"] != found.sent:
+        raise SystemExit(f"the refused requests ended as {found.statuses()}: {found.first_errors}")
+    return {
+        "requests_per_s": found.sent / found.seconds,
+        "service_cpu_us": 1e6 * service_s / found.sent,
+        "generator_cpu_us": 1e6 * found.client_cpu_s / found.sent,
+    }
 
 
 def _load(

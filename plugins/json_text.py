@@ -4,6 +4,7 @@
 import json
 import math
 import re
+from collections import Counter
 from typing import Any
 
 from saccade.plugins import limits
@@ -25,15 +26,18 @@ class JSONRefused(ValueError):
 def parse_json(data: bytes | str) -> Any:
     """The value of a JSON text.
 
-    Raises: JSONRefused if it is larger, deeper or of more values than `limits` allows, or holds a
-        number or a character that is none; another ValueError if it is no JSON.
+    Raises: JSONRefused if it is larger, deeper or of more values than `limits` allows, names a
+        field twice, or holds a number or a character that is none; another ValueError if it is no
+        JSON.
     """
     if len(data) > limits.JSON_BYTES:
         raise JSONRefused(f"{len(data)} bytes, at most {limits.JSON_BYTES} are read")
     try:
         text = data if isinstance(data, str) else data.decode(json.detect_encoding(data))
         _check_structure(text)
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        value = json.loads(
+            text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_once
+        )
         if "\\u" in text:  # only an escape can be half of a pair
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeError as error:
@@ -54,6 +58,15 @@ def _check_structure(text: str) -> None:
         depth += _STEPS[mark]
         if depth > limits.JSON_DEPTH:
             raise JSONRefused(f"nested more than {limits.JSON_DEPTH} deep")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Readers differ in which of two they believe: what one checks, another would use.
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise JSONRefused(f"the field {name[:60]!r} is there twice")
+    return fields
 
 
 def _no_number(constant: str) -> float:

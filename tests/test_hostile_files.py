@@ -204,6 +204,13 @@ def test_json(text: str, tmp_path: Path) -> None:
         assert len(str(error.value)) < 2_000, name
 
 
+def test_a_field_that_is_there_twice_is_in_doubt(tmp_path: Path) -> None:
+    path = tmp_path / "x.manifest.json"
+    path.write_bytes(b'{"schema": "saccade.manifest", "variant": {"sha256": "a", "sha256": "b"}}')
+    with pytest.raises(SaccadeError, match="the field 'sha256' is there twice"):
+        read_manifest(path)
+
+
 def test_deep_values_on_the_command_line() -> None:
     with pytest.raises(SaccadeError, match="--set dim: nested more than 64 deep"):
         parse_overrides([f"dim={deep_json(2000)}"])

@@ -106,7 +106,24 @@ def overload_table(overload: dict[str, Any]) -> str:
             f"answered at the same budget, {greedy['other']['answered']} of "
             f"{greedy['other']['calls']} at another one.\n"
         )
-    return "\n".join([*lines, said, _machine([overload])])
+    return "\n".join([*lines, said + _refusals(overload), _machine([overload])])
+
+
+def _refusals(overload: dict[str, Any]) -> str:
+    """What refusing alone takes of the machine at the highest load: a bound of what can be had."""
+    cost, cores = overload.get("refusal"), overload["machine"]["cores"]
+    if not cost:
+        return ""
+    worst = max(overload["loads"], key=lambda one: float(one["offered"]))
+    refused = max(0.0, worst["offered"] - worst["capacity_before"])
+    each_us = cost["service_cpu_us"] + cost["generator_cpu_us"]
+    return (
+        f"\nA request that is refused takes {cost['service_cpu_us']:.0f} us of the service's "
+        f"processor time and {cost['generator_cpu_us']:.0f} us of the generator's. At "
+        f"{worst['times']:g} times the capacity of `{worst['budgets']}`, refusing "
+        f"{refused:,.0f} requests a second is work for {1e-6 * refused * each_us:.1f} of the "
+        f"{cores} cores, before a single answer is computed.\n"
+    )
 
 
 def _words(notice: Notice) -> str:
