@@ -44,7 +44,7 @@ plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT
 	$(MAKE) -f plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
 
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
-	$(BIN)/python -m pytest -q tests/native/check_fuzz.py
+	$(BIN)/python -m pytest -q tests/plugins/native/check_fuzz.py
 
 check-fuzz: $(STAMP) ## change sound files of every reader 100,000 times: read or refused
 	$(BIN)/python benchmarks/fuzz_readers.py

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration `bench`: the one that every figure of speed is about."""
 
-from saccade.models.nac import NACConfig
+from saccade.models.nac.model import NACConfig
 
 
 def bench_config(modules: int = 256) -> NACConfig:

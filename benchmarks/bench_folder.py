@@ -8,7 +8,7 @@ from bench_config import bench_config
 
 from saccade.export.exported import ExportOptions, export
 from saccade.models.checkpoint import save
-from saccade.models.nac import NAC
+from saccade.models.nac.model import NAC
 from saccade.models.preprocessing import Preprocessing
 
 IMAGES = 256
@@ -45,7 +45,7 @@ def random_images(folder: Path, count: int) -> np.ndarray:
 
     Shapes: uint8 [count h w c].
     """
-    from saccade.export.manifest import read_folder
+    from saccade.export.artefact.manifest import read_folder
 
     declared = read_folder(folder)[0].preprocessing
     shape = (count, declared.height_px, declared.width_px, declared.channels)

@@ -27,16 +27,18 @@ import numpy as np
 from bench_folder import bench_folder
 from result_file import write_result
 
-from saccade.serving import server as server_module
-from saccade.serving.addresses import ServeOptions, with_ports
-from saccade.serving.connection import connect_alone
-from saccade.serving.machine import this_machine
-from saccade.serving.probe import probe_request
-from saccade.serving.reaper import SHARED_MEMORY
-from saccade.serving.repository import Deployment, RepositoryOptions, deploy
-from saccade.serving.router_view import probe_of
-from saccade.serving.server import Server
-from saccade.serving.stubs import stubs_in
+from saccade.machine import this_machine
+from saccade.serving.client.connection import connect_alone
+from saccade.serving.client.probe import probe_request
+from saccade.serving.client.router_view import probe_of
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.description import Deployment
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server import server as server_module
+from saccade.serving.server.addresses import ServeOptions, with_ports
+from saccade.serving.server.reaper import SHARED_MEMORY
+from saccade.serving.server.server import Server
+from saccade.serving.server.stubs import stubs_in
 
 HERE = Path(__file__).parent
 FREE = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}

@@ -30,10 +30,10 @@ from over_seeds import over_seeds, spoken
 from shipped import BUILT, DIGITS_SUM_BUDGETS
 from trained_once import trained_once
 
+from saccade.files import json_bytes, write_atomically
+from saccade.machine import this_machine
 from saccade.models.checkpoint import load
-from saccade.models.train import TrainOptions
-from saccade.plugins.files import json_bytes, write_atomically
-from saccade.serving.machine import this_machine
+from saccade.models.training.train import TrainOptions
 
 SHIPPED = Path("models/shipped/digits-sum.safetensors")  # with its card by shipped.py ship
 RESULT = Path("benchmarks/results/digits_sum.json")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from result_file import write_result
 
-from saccade.plugins.files import write_atomically
-from saccade.serving.picture import frontier_png
-from saccade.serving.report import page, read_report
+from saccade.files import write_atomically
+from saccade.serving.bench.picture import frontier_png
+from saccade.serving.bench.report import page, read_report
 
 RESULTS = Path("benchmarks/results")
 EXAMPLES = Path("docs/examples")

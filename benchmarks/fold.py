@@ -27,24 +27,24 @@ import torch
 from interleaved import in_blocks
 from result_file import write_result
 
-from saccade.export.cost import cost_of
-from saccade.export.runners import onnx_session, torch_runner
-from saccade.export.samples import random_inputs
-from saccade.export.tracing import trace_part
-from saccade.models.captioner_config import PRESETS as CAPTIONERS
+from saccade.export.graph.cost import cost_of
+from saccade.export.graph.samples import random_inputs
+from saccade.export.graph.tracing import trace_part
+from saccade.export.runtimes.runners import onnx_session, torch_runner
+from saccade.machine import this_machine
+from saccade.models.captioner.config import PRESETS as CAPTIONERS
 from saccade.models.families import FAMILIES, build
 from saccade.models.interface import part_named
-from saccade.models.slot_config import PRESETS as SLOT_MODELS
-from saccade.models.slot_config import SlotConfig
-from saccade.models.slot_fold import fold_attention
-from saccade.models.slot_rounds import SlotAttention
-from saccade.models.sot_config import PRESETS as SOT_MODELS
-from saccade.models.sparo_config import PRESETS as SPARO_MODELS
-from saccade.models.sparo_config import ReadOutShape
-from saccade.models.sparo_fold import FoldedReadOut
-from saccade.models.sparo_readout import ReadOut
-from saccade.models.vqa_config import PRESETS as VQA_MODELS
-from saccade.serving.machine import this_machine
+from saccade.models.slot_attention.config import PRESETS as SLOT_MODELS
+from saccade.models.slot_attention.config import SlotConfig
+from saccade.models.slot_attention.fold import fold_attention
+from saccade.models.slot_attention.rounds import SlotAttention
+from saccade.models.sot.config import PRESETS as SOT_MODELS
+from saccade.models.sparo.config import PRESETS as SPARO_MODELS
+from saccade.models.sparo.config import ReadOutShape
+from saccade.models.sparo.fold import FoldedReadOut
+from saccade.models.sparo.readout import ReadOut
+from saccade.models.vqa.config import PRESETS as VQA_MODELS
 
 RESULT = Path(__file__).with_name("results") / "fold_families.json"
 ROUNDS, MOMENT_S = 9, 0.5

@@ -25,13 +25,13 @@ import torch
 from bench_config import bench_config
 from torch import Tensor, nn
 
-from saccade.export.cost import cost_of
-from saccade.export.runners import onnx_session
-from saccade.export.tracing import trace_part
+from saccade.export.graph.cost import cost_of
+from saccade.export.graph.tracing import trace_part
+from saccade.export.runtimes.runners import onnx_session
+from saccade.files import json_bytes, write_atomically
+from saccade.machine import this_machine
 from saccade.models.interface import part_named
-from saccade.models.nac import NAC
-from saccade.plugins.files import json_bytes, write_atomically
-from saccade.serving.machine import this_machine
+from saccade.models.nac.model import NAC
 
 BATCH = 8
 BUDGET = 0.125
@@ -54,7 +54,7 @@ Call = Callable[[], Any]
 PEAK = """
 import re, sys, numpy
 from pathlib import Path
-from saccade.export.runners import onnx_session
+from saccade.export.runtimes.runners import onnx_session
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 session = onnx_session(sys.argv[1])

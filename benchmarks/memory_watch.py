@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.serving.machine import family_of, memory_mib
-from saccade.serving.server import Server
+from saccade.machine import family_of, memory_mib
+from saccade.serving.server.server import Server
 
 
 @contextmanager

@@ -21,16 +21,16 @@ import torch
 from interleaved import in_blocks
 from result_file import write_result
 
-from saccade.export.runners import onnx_session
-from saccade.export.samples import random_inputs
-from saccade.export.tracing import trace_part
-from saccade.models.captioner_config import PRESETS as CAPTIONERS
+from saccade.export.graph.samples import random_inputs
+from saccade.export.graph.tracing import trace_part
+from saccade.export.runtimes.runners import onnx_session
+from saccade.machine import this_machine
+from saccade.models.captioner.config import PRESETS as CAPTIONERS
 from saccade.models.families import build
 from saccade.models.interface import part_named
-from saccade.models.sot_config import PRESETS as SOT_MODELS
-from saccade.models.vqa_config import PRESETS as VQA_MODELS
+from saccade.models.sot.config import PRESETS as SOT_MODELS
+from saccade.models.vqa.config import PRESETS as VQA_MODELS
 from saccade.plugins import onnxruntime_library
-from saccade.serving.machine import this_machine
 
 RESULT = Path(__file__).with_name("results") / "model_cost.json"
 ROUNDS, MOMENT_S = 9, 2.0

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from saccade.models.data.datasets import Dataset
-from saccade.models.nac import NAC
+from saccade.models.nac.model import NAC
+from saccade.models.nac.skmdpa import link_probability, signature_distance
 from saccade.models.scores.intervals import paired_bootstrap
-from saccade.models.skmdpa import link_probability, signature_distance
 
 RANDOM_ORDERS = 2
 _ROWS = 2_048  # modules of a batch

@@ -26,13 +26,13 @@ from nac_priors_picture import draw
 from result_file import write_result
 from trained_once import trained_once
 
+from saccade.files import json_bytes, write_atomically
+from saccade.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import Dataset, load_data
-from saccade.models.nac import NAC
+from saccade.models.nac.model import NAC
 from saccade.models.scores.intervals import wilson
-from saccade.models.train import TrainOptions
-from saccade.plugins.files import json_bytes, write_atomically
-from saccade.serving.machine import this_machine
+from saccade.models.training.train import TrainOptions
 
 SEEDS = (0, 1, 2)
 MODULES, STEPS, MEAN_DEGREE = 32, 3_000, 12.0

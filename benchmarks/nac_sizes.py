@@ -27,11 +27,11 @@ from nac_sizes_picture import draw
 from result_file import write_result
 from trained_once import trained_once
 
+from saccade.files import json_bytes, write_atomically
+from saccade.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import Dataset, load_data
-from saccade.models.train import TrainOptions
-from saccade.plugins.files import json_bytes, write_atomically
-from saccade.serving.machine import this_machine
+from saccade.models.training.train import TrainOptions
 
 SEEDS = (0, 1)
 STEPS, BATCH, MEAN_DEGREE = 2_000, 32, 12.0

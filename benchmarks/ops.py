@@ -22,10 +22,10 @@ from interleaved import Call, in_blocks, in_turn
 from ops_peers import Peer, exact_enough, largest, tried_once, tv_peers
 from result_file import write_result
 
+from saccade.machine import this_machine
 from saccade.plugins import onnxruntime_library
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, one_node_model
 from saccade.plugins.ops import OPS, sparsemax, svpn, svpn_fast
-from saccade.serving.machine import this_machine
 
 SPARSEMAX_SHAPES = ((256, 64), (256, 196), (64, 1024))
 GRIDS = ((8, 20.0), (14, 20.0), (32, 10.0))

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError, require
+from saccade.errors import SaccadeError, require
 from saccade.plugins.ops import OPS
 
 ROOT = Path(__file__).resolve().parent.parent

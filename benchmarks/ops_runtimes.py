@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """In which runtimes the bodies of the custom ops give the right answer, and where they differ.
 
-Every case of the table of tests (tests/ops/ops_cases.py), as a file without functions, as
+Every case of the table of tests (tests/plugins/ops_cases.py), as a file without functions, as
 `saccade export --inline-ops` writes one, against the reference in float64:
 
     python benchmarks/ops_runtimes.py [--node-modules DIR] [--only RUNTIME]
@@ -32,16 +32,16 @@ import onnxruntime
 from ops_in_node import node
 from result_file import write_result
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "ops"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "plugins"))
 
 from ops_cases import CASES, Case
 
-from saccade.export.inlining import inlined
+from saccade.export.graph.inlining import inlined
+from saccade.machine import this_machine
 from saccade.plugins import onnxruntime_library
 from saccade.plugins.contract import Op
 from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
-from saccade.serving.machine import this_machine
 
 DTYPES = ("float32", "float16", "float64")
 NODE = ("onnxruntime-node", "onnxruntime-web")

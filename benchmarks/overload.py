@@ -28,17 +28,24 @@ import numpy as np
 from memory_watch import grown, memory_of
 from result_file import write_result
 
+from saccade.errors import ServerFailed
+from saccade.export.artefact.manifest import read_folder
 from saccade.export.exported import ExportOptions, export
-from saccade.export.manifest import read_folder
-from saccade.plugins.errors import ServerFailed
-from saccade.serving.addresses import ServeOptions
-from saccade.serving.load import LoadGenerator, LoadResult, Stream, StreamResult
-from saccade.serving.machine import cpu_seconds, family_of, this_machine
-from saccade.serving.open_load import Arrivals, OpenLoad, OpenLoadResult, quantiles, with_timeout
-from saccade.serving.repository import RepositoryOptions, deploy
-from saccade.serving.served import encoded_request
-from saccade.serving.server import Server
-from saccade.serving.wire import with_deadline
+from saccade.machine import cpu_seconds, family_of, this_machine
+from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, StreamResult
+from saccade.serving.bench.open_load import (
+    Arrivals,
+    OpenLoad,
+    OpenLoadResult,
+    quantiles,
+    with_timeout,
+)
+from saccade.serving.bench.served import encoded_request
+from saccade.serving.client.wire import with_deadline
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.server import Server
 
 HERE = Path(__file__).parent
 CHECKPOINT = HERE.parent / "models" / "shipped" / "digits-sum.safetensors"

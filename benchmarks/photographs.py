@@ -23,7 +23,7 @@ from PIL import Image
 from result_file import write_result
 
 from saccade.models.checkpoint import load
-from saccade.models.sparo import Sparo
+from saccade.models.sparo.model import Sparo
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "preprocessing"

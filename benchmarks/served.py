@@ -18,15 +18,16 @@ import numpy as np
 from bench_folder import bench_folder, random_images
 from result_file import write_result
 
-from saccade.export.manifest import read_folder
-from saccade.export.runners import Runner, onnx_runner, onnx_session
-from saccade.serving.addresses import ServeOptions
-from saccade.serving.in_process import BATCHES, Calls, best_batch, sample
-from saccade.serving.load import LoadGenerator, LoadResult, Stream, refuse_errors
-from saccade.serving.machine import this_machine
-from saccade.serving.repository import RepositoryOptions, deploy
-from saccade.serving.served import check_answers, tensor_request
-from saccade.serving.server import Server
+from saccade.export.artefact.manifest import read_folder
+from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
+from saccade.machine import this_machine
+from saccade.serving.bench.in_process import BATCHES, Calls, best_batch, sample
+from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
+from saccade.serving.bench.served import check_answers, tensor_request
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.server import Server
 
 HERE = Path(__file__).parent
 LEAST_SHARE, MOST_OVERHEAD_MS = 0.8, 0.6

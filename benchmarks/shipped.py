@@ -23,16 +23,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from result_file import write_result
 from shipped_card import Shipped, card
 
-from saccade.export.evaluate import evaluate
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.evaluation.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.exported import ExportOptions, export
-from saccade.export.manifest import Manifest
+from saccade.files import write_atomically
+from saccade.machine import this_machine
 from saccade.models.checkpoint import load
-from saccade.models.train import TrainOptions, train
-from saccade.plugins.files import write_atomically
-from saccade.serving.bench import bench
-from saccade.serving.bench_options import BenchOptions
-from saccade.serving.machine import this_machine
+from saccade.models.training.train import TrainOptions, train
+from saccade.serving.bench.bench import bench
+from saccade.serving.bench.options import BenchOptions
 
 BUILT, SHIPPED = Path("build/shipped"), Path("models/shipped")
 RESULT = Path(__file__).with_name("results") / "shipped.json"

@@ -20,14 +20,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from result_file import write_result
 
-from saccade.export.engines.build import BuildOptions, build
-from saccade.export.engines.engine_manifest import EngineManifest
+from saccade.errors import GateFailed
+from saccade.export.artefact.variant import PRECISIONS, setting_text
 from saccade.export.exported import ExportOptions, export
-from saccade.export.variants import PRECISIONS, setting_text
+from saccade.export.runtimes.tensorrt.build import BuildOptions, build
+from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
+from saccade.machine import this_machine
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.shipped import shipped_checkpoint
-from saccade.plugins.errors import GateFailed
-from saccade.serving.machine import this_machine
 
 RESULT = Path(__file__).with_name("results") / "shipped_engines.json"
 FOLDER = shipped_checkpoint("digits-sum").parent

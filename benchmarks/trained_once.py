@@ -4,8 +4,8 @@
 import time
 from dataclasses import replace
 
-from saccade.models.train import train
 from saccade.models.training.options import TrainOptions
+from saccade.models.training.train import train
 
 
 def trained_once(family: str, options: TrainOptions) -> None:

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from result_file import write_result
 
+from saccade.machine import this_machine
+from saccade.models.nac.training import task
 from saccade.models.training.loop import Run
-from saccade.models.training.nac import task
 from saccade.models.training.options import TrainOptions
-from saccade.serving.machine import this_machine
 
 BATCH = 64
 TOKENS: dict[str, dict[str, Any]] = {

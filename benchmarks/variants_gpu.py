@@ -26,12 +26,12 @@ from typing import Any
 
 from result_file import write_result
 
-from saccade.export.engines.available import gpu_runners
-from saccade.export.manifest import read_manifests
-from saccade.export.runners import Runner, onnx_runner, onnx_session
+from saccade.errors import SaccadeError, require
+from saccade.export.artefact.manifest import read_manifests
+from saccade.export.runtimes.half_products import half_products
+from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
+from saccade.export.runtimes.tensorrt.available import gpu_runners
 from saccade.models.checkpoint import load
-from saccade.models.half_products import half_products
-from saccade.plugins.errors import SaccadeError, require
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "variants_gpu.json"

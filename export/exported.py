@@ -10,17 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saccade.export.compare import exceeded, thresholds_of
-from saccade.export.gate import (
-    Expected,
-    Reference,
-    candidates_of,
-    expected_of,
-    folded_float32,
-    measure,
-)
-from saccade.export.graph_trial import made_here
-from saccade.export.manifest import (
+from saccade.errors import GateFailed, SaccadeError, require
+from saccade.export.artefact.manifest import (
     FileEntry,
     Manifest,
     ParentEntry,
@@ -28,8 +19,7 @@ from saccade.export.manifest import (
     VariantEntry,
     write_manifest,
 )
-from saccade.export.runners import Runner
-from saccade.export.variants import (
+from saccade.export.artefact.variant import (
     PRECISIONS,
     check_chosen,
     check_model_name,
@@ -37,17 +27,27 @@ from saccade.export.variants import (
     default_model_name,
     variant_name,
 )
-from saccade.export.verdict import GateReport, VariantReport
+from saccade.export.gate.gate import (
+    Expected,
+    Reference,
+    candidates_of,
+    expected_of,
+    folded_float32,
+    measure,
+)
+from saccade.export.gate.metrics import exceeded, thresholds_of
+from saccade.export.gate.report import GateReport, VariantReport
+from saccade.export.graph.trial import made_here
+from saccade.export.runtimes.runners import Runner
+from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Family, Part, Setting, part_named
-from saccade.models.select import selected_checkpoint
-from saccade.plugins.errors import GateFailed, SaccadeError, require
-from saccade.plugins.files import new_folder, refuse_existing, sha256_of, write_atomically
-from saccade.plugins.path_fields import PathFields
-from saccade.plugins.progress import progress
+from saccade.models.sparo.select import selected_checkpoint
+from saccade.path_fields import PathFields
+from saccade.progress import progress
 
 if TYPE_CHECKING:
-    from saccade.export.typed_graph import TypedGraph
+    from saccade.export.graph.precision import TypedGraph
 
 _TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
 
@@ -185,8 +185,8 @@ def _export_part(
     folder: Path, variant: _Variant, part: Part, options: ExportOptions
 ) -> Iterator[Manifest]:
     """Write the part in each precision; the reference answers once for all of them."""
-    from saccade.export.onnx_graph import serialize
-    from saccade.export.typed_graph import typed_graph, with_ops_inlined
+    from saccade.export.graph.canonical import serialize
+    from saccade.export.graph.precision import typed_graph, with_ops_inlined
     from saccade.plugins.onnx_model import check_nodes
 
     outputs = (*part.outputs, *(each for each in part.optional if each in options.outputs))
@@ -196,7 +196,7 @@ def _export_part(
 
     @cache
     def traced(precision: str) -> Any:
-        from saccade.export.tracing import trace_part
+        from saccade.export.graph.tracing import trace_part
 
         same = part_named(folded, part.role)
         return trace_part(folded, same, samples, outputs, precision)
@@ -226,9 +226,9 @@ def _manifest(
     data: bytes,
     inlined_ops: tuple[str, ...],
 ) -> Manifest:
-    from saccade.export.cost import parameters_of
-    from saccade.export.layer_types import opset_of
-    from saccade.export.onnx_graph import tensor_specs
+    from saccade.export.graph.canonical import tensor_specs
+    from saccade.export.graph.cost import parameters_of
+    from saccade.export.graph.layer_types import opset_of
     from saccade.plugins.onnx_model import IR_VERSION, check_nodes
 
     checkpoint, proto = variant.reference.checkpoint, graph.proto

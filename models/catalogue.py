@@ -8,9 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saccade.errors import SaccadeError, require
 from saccade.models.families import FAMILIES, family_class, outline
 from saccade.models.interface import Part
-from saccade.plugins.errors import SaccadeError, require
 
 if TYPE_CHECKING:
     from torch import nn

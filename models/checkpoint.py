@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade import limits
+from saccade.errors import SaccadeError, ShapeError, require
+from saccade.files import read_regular, write_together
 from saccade.models.checkpoint_format import SCHEMA, VERSION, pack, read_header, unpack
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins import limits
-from saccade.plugins.errors import SaccadeError, ShapeError, require
-from saccade.plugins.files import read_regular, write_together
 
 if TYPE_CHECKING:
     import torch

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saccade.plugins import limits
-from saccade.plugins.errors import SaccadeError, require
-from saccade.plugins.files import check_labels
-from saccade.plugins.json_text import JSONRefused, parse_json
+from saccade import limits
+from saccade.errors import SaccadeError, require
+from saccade.files import check_labels
+from saccade.json_text import JSONRefused, parse_json
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from dataclasses import asdict, fields
 from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-from saccade.plugins import limits
-from saccade.plugins.errors import SaccadeError
+from saccade import limits
+from saccade.errors import SaccadeError
 
 _WORDS = {
     int: "a whole number",

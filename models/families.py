@@ -4,8 +4,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from saccade.plugins import limits
-from saccade.plugins.errors import SaccadeError
+from saccade import limits
+from saccade.errors import SaccadeError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     Model = TypeVar("Model", bound=nn.Module)
 
 FAMILIES = {
-    "nac": "saccade.models.nac:NAC",
-    "sparo": "saccade.models.sparo:Sparo",
-    "sot": "saccade.models.sot:SoT",
-    "slot-attention": "saccade.models.slot_attention:SlotModel",
-    "vqa": "saccade.models.vqa:VQA",
-    "captioner": "saccade.models.captioner:Captioner",
+    "nac": "saccade.models.nac.model:NAC",
+    "sparo": "saccade.models.sparo.model:Sparo",
+    "sot": "saccade.models.sot.model:SoT",
+    "slot-attention": "saccade.models.slot_attention.model:SlotModel",
+    "vqa": "saccade.models.vqa.model:VQA",
+    "captioner": "saccade.models.captioner.model:Captioner",
 }
 
 

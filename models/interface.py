@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

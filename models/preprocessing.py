@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from saccade.plugins import limits
-from saccade.plugins.errors import SaccadeError
+from saccade import limits
+from saccade.errors import SaccadeError
 
 if TYPE_CHECKING:
     from saccade.models.image_decoding import Wanted

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
-from saccade.plugins import limits
-from saccade.plugins.archives import ArchiveRefused, check_archive
-from saccade.plugins.files import FileRefused
+from saccade import limits
+from saccade.archives import ArchiveRefused, check_archive
+from saccade.files import FileRefused
 
 _OLD_PICKLES = 5  # magic, version, machine, the object, the names of its storages
 # Opcodes that put what is on the stack into what stands below it.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = 4  # ids before the first word

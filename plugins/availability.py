@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 from saccade.plugins.ops import OPS
 
 TENSORRT_LIBRARY = Path(__file__).parent / "native" / "lib" / "libsaccade_tensorrt.so"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError, ShapeError
+from saccade.errors import SaccadeError, ShapeError
 
 DOMAIN, VERSION = "saccade", 1
 # What an op's main tensors may hold; half precision is computed in float32.
@@ -52,7 +52,7 @@ class Op:
     # Differences are divided by it: an answer [... ] -> a scale that broadcasts over it.
     scale: Callable[[np.ndarray], np.ndarray | float]
     reference: Callable[..., tuple[np.ndarray, ...]]
-    module: str
+    package: str  # the folder of its implementations
     _checked: dict[Any, dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
     _public: list[Callable[..., Any]] = field(default_factory=list, repr=False, compare=False)
 
@@ -72,7 +72,7 @@ class Op:
 
     def implementation(self, role: str) -> Any:
         """What the sibling file `role` has under this op's Python name; imported when asked."""
-        return getattr(import_module(f"{self.module}.{role}"), self.reference.__name__)
+        return getattr(import_module(f"{self.package}.{role}"), self.reference.__name__)
 
     def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes, the given ones checked.
@@ -191,7 +191,7 @@ def op(
             tolerance,
             scale,
             as_tuple,
-            reference.__module__,
+            reference.__module__.removesuffix(".contract"),
         )
 
     return declare

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from saccade.errors import SaccadeError
 from saccade.plugins import dispatch
-from saccade.plugins.errors import SaccadeError
 
 # torch.autograd.Function less its own way through torch.func, which the dispatcher has gone by
 # the time that an operator's gradient is asked for.

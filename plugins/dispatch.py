@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from saccade.errors import SaccadeError
 from saccade.plugins import batching
 from saccade.plugins.contract import DOMAIN, Op
 from saccade.plugins.contract import DTYPES as CONTRACT_DTYPES
-from saccade.plugins.errors import SaccadeError
 from saccade.plugins.native import bindings
 
 _LIBRARY = torch.library.Library(DOMAIN, "FRAGMENT")

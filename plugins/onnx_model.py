@@ -4,8 +4,8 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from saccade.errors import SaccadeError, require
 from saccade.plugins.contract import DOMAIN, VERSION, Op
-from saccade.plugins.errors import SaccadeError, require
 from saccade.plugins.ops import OPS
 
 if TYPE_CHECKING:

@@ -14,38 +14,38 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from saccade.export.engines.build import BuildOptions as BuildOptions
-    from saccade.export.engines.build import build as build
+    from saccade.errors import SaccadeError as SaccadeError
     from saccade.export.exported import ExportOptions as ExportOptions
     from saccade.export.exported import export as export
-    from saccade.export.gate import verify as verify
+    from saccade.export.gate.gate import verify as verify
+    from saccade.export.runtimes.tensorrt.build import BuildOptions as BuildOptions
+    from saccade.export.runtimes.tensorrt.build import build as build
     from saccade.models.checkpoint import Checkpoint as Checkpoint
     from saccade.models.checkpoint import load as load
-    from saccade.plugins.errors import SaccadeError as SaccadeError
-    from saccade.serving.client import AsyncClient as AsyncClient
-    from saccade.serving.client import Client as Client
-    from saccade.serving.repository import RepositoryOptions as RepositoryOptions
-    from saccade.serving.repository import deploy as deploy
-    from saccade.serving.server import ServeOptions as ServeOptions
-    from saccade.serving.server import Server as Server
+    from saccade.serving.client.async_client import AsyncClient as AsyncClient
+    from saccade.serving.client.client import Client as Client
+    from saccade.serving.repository.deploy import deploy as deploy
+    from saccade.serving.repository.options import RepositoryOptions as RepositoryOptions
+    from saccade.serving.server.server import ServeOptions as ServeOptions
+    from saccade.serving.server.server import Server as Server
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "AsyncClient": "saccade.serving.client",
-    "BuildOptions": "saccade.export.engines.build",
+    "AsyncClient": "saccade.serving.client.async_client",
+    "BuildOptions": "saccade.export.runtimes.tensorrt.build",
     "Checkpoint": "saccade.models.checkpoint",
-    "Client": "saccade.serving.client",
+    "Client": "saccade.serving.client.client",
     "ExportOptions": "saccade.export.exported",
-    "RepositoryOptions": "saccade.serving.repository",
-    "SaccadeError": "saccade.plugins.errors",
-    "ServeOptions": "saccade.serving.server",
-    "Server": "saccade.serving.server",
-    "build": "saccade.export.engines.build",
-    "deploy": "saccade.serving.repository",
+    "RepositoryOptions": "saccade.serving.repository.options",
+    "SaccadeError": "saccade.errors",
+    "ServeOptions": "saccade.serving.server.server",
+    "Server": "saccade.serving.server.server",
+    "build": "saccade.export.runtimes.tensorrt.build",
+    "deploy": "saccade.serving.repository.deploy",
     "export": "saccade.export.exported",
     "load": "saccade.models.checkpoint",
-    "verify": "saccade.export.gate",
+    "verify": "saccade.export.gate.gate",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]

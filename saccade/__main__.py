@@ -10,7 +10,7 @@ def main() -> int:
     """Run the command line and return its exit code."""
     interruption.leave_at_once()  # imports take seconds
     interruption.never_swallow()
-    from saccade.serving.cli import run
+    from saccade.serving.commands.cli import run
 
     try:
         code = run(sys.argv[1:])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.plugins.files import sha256_of
+from saccade.files import sha256_of
 from saccade.plugins.native import compiler, library
 
 ROOT = Path(__file__).resolve().parent.parent

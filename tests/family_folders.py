@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-_SOURCE = Path(__file__).with_name("serving") / "tiny_families.py"
+_SOURCE = Path(__file__).with_name("tiny_families.py")
 
 
 def family_folder(family: str, place: Path) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 import hostile_graphs
 from tiny_artefacts import manifest_of, onnx_model
 
-from saccade.export.graph_limits import parse_graph
-from saccade.export.manifest import SUFFIX, ParentEntry, read_manifest
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import SUFFIX, ParentEntry, read_manifest
+from saccade.export.graph.limits import parse_graph
 from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
 

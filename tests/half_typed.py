@@ -7,8 +7,14 @@ from pathlib import Path
 
 import onnx
 
-from saccade.export.layer_types import MATRIX_NODES
-from saccade.export.manifest import SUFFIX, FileEntry, Manifest, read_manifest, write_manifest
+from saccade.export.artefact.manifest import (
+    SUFFIX,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from saccade.export.graph.layer_types import MATRIX_NODES
 
 _KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 

@@ -13,15 +13,15 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from saccade.models.convnext_tokenizer import ConvNeXtTokenizer
-from saccade.models.generator import Circuit, Given, link_distances
-from saccade.models.initial_states import initial_state
-from saccade.models.nac import NAC, NACConfig
-from saccade.models.nac_execution import execute_layers
-from saccade.models.nac_kernel import Kernel
-from saccade.models.nac_layers import Propagator, norm_where
-from saccade.models.nac_read_in import ReadIn
-from saccade.models.nac_read_out import ConfidencePool, ReadOut, last_layer
+from saccade.models.nac.convnext_tokenizer import ConvNeXtTokenizer
+from saccade.models.nac.execution import execute_layers
+from saccade.models.nac.generator import Circuit, Given, link_distances
+from saccade.models.nac.initial_states import initial_state
+from saccade.models.nac.kernel import Kernel
+from saccade.models.nac.layers import Propagator, norm_where
+from saccade.models.nac.model import NAC, NACConfig
+from saccade.models.nac.read_in import ReadIn
+from saccade.models.nac.read_out import ConfidencePool, ReadOut, last_layer
 from saccade.models.official import nac, nac_fields, nac_forms, nac_keys
 from saccade.models.official.conversion import Official
 from saccade.models.official.vit_keys import Reading

@@ -18,13 +18,19 @@ from nac_layer_golden import (
 from torch import Tensor
 from torch.nn import functional as F
 
-from saccade.models.graph_orders import hungarian_order
-from saccade.models.graph_priors import GraphStructure, repulsion
-from saccade.models.graph_targets import target_links
-from saccade.models.nac_config import NACConfig
-from saccade.models.nac_kernel import Kernel
-from saccade.models.skmdpa import CUT, evaluation_bias, link_probability, signature_distance, skmdpa
-from saccade.models.start_signatures import hinge_descent
+from saccade.models.nac.config import NACConfig
+from saccade.models.nac.graph_orders import hungarian_order
+from saccade.models.nac.graph_priors import GraphStructure, repulsion
+from saccade.models.nac.graph_targets import target_links
+from saccade.models.nac.kernel import Kernel
+from saccade.models.nac.skmdpa import (
+    CUT,
+    evaluation_bias,
+    link_probability,
+    signature_distance,
+    skmdpa,
+)
+from saccade.models.nac.start_signatures import hinge_descent
 
 # Cases that no layer of ours computes, and why.
 NOT_OURS = {

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from saccade.models.modulation import ModFC, ModFFN
+from saccade.models.nac.modulation import ModFC, ModFFN
 
 Arrays = dict[str, np.ndarray]
 Tensors = dict[str, Tensor]

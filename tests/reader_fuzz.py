@@ -15,8 +15,10 @@ from changed_files import changed_bytes, changed_safetensors, changed_text, chan
 from hostile_files import CheckpointFile, images_npz
 from PIL import Image
 
-from saccade.export.engines.engine_manifest import read_engine_manifest
-from saccade.export.manifest import read_manifest
+from saccade.errors import SaccadeError
+from saccade.export.artefact import frontier
+from saccade.export.artefact.manifest import read_manifest
+from saccade.export.runtimes.tensorrt.engine_manifest import read_engine_manifest
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
 from saccade.models.data.token_states import token_states
@@ -26,12 +28,11 @@ from saccade.models.image_decoding import ImageRefused, decode
 from saccade.models.official.given_files import names_from, object_from
 from saccade.models.official.reading import read_tensors
 from saccade.models.preprocessing import Preprocessing
-from saccade.models.sparo_select import read_selection
+from saccade.models.sparo.ranking import read_selection
 from saccade.models.training.options import parse_overrides
 from saccade.models.training.state import read_state
-from saccade.plugins.errors import SaccadeError
-from saccade.serving import frontier, report
-from saccade.serving.embeddings import Embeddings, load_embeddings, save_embeddings
+from saccade.serving.bench import report
+from saccade.serving.client.embeddings import Embeddings, load_embeddings, save_embeddings
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _checkpoint(path: Path) -> None:
 
 
 def _manifest(path: Path) -> None:
-    from saccade.export.manifest import SCHEMA, VERSION
+    from saccade.export.artefact.manifest import SCHEMA, VERSION
 
     multiply_adds = {"total": 10, "by_part": {"head": 10}}
     content = {

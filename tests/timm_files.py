@@ -3,7 +3,7 @@
 
 import torch
 
-from saccade.models.sot import SoT
+from saccade.models.sot.model import SoT
 
 DIM, HEADS, HIDDEN, CLASSES = 12, 3, 20, 5
 HINT = {"num_heads": HEADS}

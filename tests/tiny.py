@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
 
 def tiny_nac(path: Path, *, images: int = 256, **changes: Any) -> Checkpoint:
     """Save an untrained NAC for 8x8 images; `changes` go into its configuration."""
-    from saccade.models.nac import NAC, NACConfig
+    from saccade.models.nac.model import NAC, NACConfig
 
     config = NACConfig(**{**CONFIG, **changes})
     model = NAC(config).eval()

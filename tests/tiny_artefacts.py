@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from saccade.export.engines.engine_manifest import EngineManifest, write_engine_manifest
-from saccade.export.manifest import (
+from saccade.export.artefact.manifest import (
     Cost,
     FileEntry,
     Manifest,
@@ -25,14 +24,16 @@ from saccade.export.manifest import (
     read_manifests,
     write_manifest,
 )
+from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest, write_engine_manifest
+from saccade.files import json_bytes, sha256_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.files import json_bytes, sha256_of
-from saccade.serving.preflight.examine import steps
-from saccade.serving.preflight.opened import opened
-from saccade.serving.preflight.report import Finding
-from saccade.serving.preflight.target import Target
-from saccade.serving.repository import RepositoryOptions, deploy
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.examine import steps
+from saccade.serving.repository.preflight.opened import opened
+from saccade.serving.repository.preflight.report import Finding
+from saccade.serving.repository.preflight.target import Target
 
 MODEL, LABELS = "tiny", ("circle", "square", "star")
 SETTINGS = {"b1000": 1.0, "b0500": 0.5}

@@ -3,13 +3,13 @@
 
 import numpy as np
 
-from saccade.export.evaluation.found import Found, mean, proportion
+from saccade.errors import SaccadeError
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.results import Found, mean, proportion
 from saccade.export.evaluation.scenes import Asked, asked_scenes
 from saccade.export.evaluation.subject import Subject
 from saccade.models.scores.attention import zero_share
-from saccade.models.vqa_questions import question_tokens
-from saccade.plugins.errors import SaccadeError
+from saccade.models.vqa.questions import question_tokens
 
 
 def vqa(subject: Subject, options: EvaluateOptions) -> Found:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.export.evaluation.found import Found, Score, mean, proportion
+from saccade.errors import SaccadeError
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.results import Found, Score, mean, proportion
 from saccade.export.evaluation.scenes import (
     CAPTIONED_SCENES,
     REFERENCES,
@@ -15,13 +16,12 @@ from saccade.export.evaluation.scenes import (
     scenes_sha256,
 )
 from saccade.export.evaluation.subject import Subject
-from saccade.models.caption_search import Caption, best_captions, step_of
+from saccade.models.captioner.caption_search import Caption, best_captions, step_of
 from saccade.models.data.scene_statements import is_true
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.scores.intervals import bootstrap_of
 from saccade.models.word_tokens import WordVocabulary
-from saccade.plugins.errors import SaccadeError
 
 _CHUNK = 50  # images searched at once
 _RESAMPLES = 200  # of the corpus: its figures are computed anew each time

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.export.evaluation.found import Found, proportion
+from saccade.errors import SaccadeError, ShapeError
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.results import Found, proportion
 from saccade.export.evaluation.subject import Subject
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.data.listops import CLASS_NAMES, Grammar, listops
 from saccade.models.data.token_states import token_states
 from saccade.models.scores.classification import correct
-from saccade.plugins.errors import SaccadeError, ShapeError
 
 _TOP5_CLASSES = 6  # with fewer, the right one is nearly always among five
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.export.evaluation.classification import labelled_images
-from saccade.export.evaluation.found import Found, proportion
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.results import Found, proportion
 from saccade.export.evaluation.scenes import Described, described_scenes
 from saccade.export.evaluation.subject import Subject
-from saccade.models.clip_tokens import encode_texts
+from saccade.files import read_lines
 from saccade.models.scores.classification import correct
 from saccade.models.scores.retrieval import cosines, ranks
-from saccade.models.zero_shot import default_templates, encode_classes, zero_shot_logits
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import read_lines
+from saccade.models.sparo.text_tokens import encode_texts
+from saccade.models.sparo.zero_shot import default_templates, encode_classes, zero_shot_logits
 
 
 def zero_shot(subject: Subject, options: EvaluateOptions) -> Found:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.path_fields import PathFields
+from saccade.errors import SaccadeError
+from saccade.path_fields import PathFields
 
 TaskName = Literal[
     "top1",

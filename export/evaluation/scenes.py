@@ -8,12 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.models.data.captions import caption, caption_with_negatives
 from saccade.models.data.questions import Question, questions
 from saccade.models.data.shapes import Object, Scenes, scenes
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.errors import SaccadeError
 
 CAPTIONED_SCENES, REFERENCES = 500, 5
 QUESTIONS_A_SCENE = 2

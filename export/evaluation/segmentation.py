@@ -3,15 +3,15 @@
 
 import numpy as np
 
-from saccade.export.evaluation.found import Found, mean
+from saccade.errors import SaccadeError
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.results import Found, mean
 from saccade.export.evaluation.scenes import drawn_scenes, scenes_sha256
 from saccade.export.evaluation.subject import Subject
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
-from saccade.models.slot_initial import initial_states
-from saccade.plugins.errors import SaccadeError
+from saccade.models.slot_attention.initial import initial_states
 
 TEST_SCENES = 320  # as many as the paper scores
 

@@ -9,14 +9,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from saccade.export.graph_trial import refuse_untried
-from saccade.export.manifest import Manifest, read_folder
-from saccade.export.runners import Runner, onnx_runner, onnx_session, run_in_batches, torch_runner
-from saccade.export.variants import choose_settings
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import Manifest, read_folder
+from saccade.export.artefact.variant import choose_settings
+from saccade.export.graph.trial import refuse_untried
+from saccade.export.runtimes.runners import (
+    Runner,
+    onnx_runner,
+    onnx_session,
+    run_in_batches,
+    torch_runner,
+)
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.errors import SaccadeError
 from saccade.plugins.native.library import built_library
 
 _BATCH = 32

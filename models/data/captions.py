@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.models.data.scene_statements import (
     CLEARLY,
     RELATIONS,
@@ -17,7 +18,6 @@ from saccade.models.data.scene_statements import (
     related,
 )
 from saccade.models.data.shapes import COLOURS, SHAPES, SIZES, TEXTURES, Object
-from saccade.plugins.errors import SaccadeError
 
 CAPTION_WORDS = (
     *("a", "and", "left", "right", "of", "above", "below"),

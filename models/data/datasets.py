@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from saccade.errors import SaccadeError, ShapeError
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.errors import SaccadeError, ShapeError
 
 SPLITS = ("train", "validation", "test")
 CALIBRATION_SAMPLES = 256  # that a checkpoint holds: as many as the parity gate asks for

@@ -5,8 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from saccade.errors import require
 from saccade.models.data.splits import stratified_split
-from saccade.plugins.errors import require
 
 SIDE_PX, QUADRANT_PX, QUADRANTS = 8, 12, 4
 CANVASES = {"train": 10_000, "validation": 2_000, "test": 5_000}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 VOCABULARY = (*(str(digit) for digit in range(10)), *OPERATORS, "]")

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.models.data.scene_statements import (
     ATTRIBUTES,
     CLEARLY,
@@ -20,7 +21,6 @@ from saccade.models.data.scene_statements import (
     related,
 )
 from saccade.models.data.shapes import COLOURS, SHAPES, SIZES, TEXTURES, Object
-from saccade.plugins.errors import SaccadeError
 
 MOST_COUNTED = 6
 SIDES = ("left", "right", "top", "bottom")

@@ -3,8 +3,8 @@
 
 from collections.abc import Sequence
 
+from saccade.errors import SaccadeError
 from saccade.models.data.shapes import COLOURS, SHAPES, Object
-from saccade.plugins.errors import SaccadeError
 
 SCENE_LABELS = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.models.data.shape_drawing import (
     COLOURS,
     RADII,
@@ -15,7 +16,6 @@ from saccade.models.data.shape_drawing import (
     Layout,
     draw,
 )
-from saccade.plugins.errors import SaccadeError
 
 COUNTS = {"train": 10_000, "validation": 1_000, "test": 2_000}
 POSITIONS = ("anywhere", "left")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 COUNTS = {"train": 10_000, "validation": 320, "test": 320}
 POSITIONS = ("anywhere", "left")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from saccade.archives import array_names, read_arrays
+from saccade.errors import SaccadeError, ShapeError
 from saccade.models.data.user_data import labelled_part
-from saccade.plugins.archives import array_names, read_arrays
-from saccade.plugins.errors import SaccadeError, ShapeError
 
 _WRITE = "numpy.savez(path, tokens=..., lengths=..., labels=...)"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from saccade.archives import array_names, read_arrays
+from saccade.errors import SaccadeError, ShapeError
+from saccade.files import check_labels, read_regular
 from saccade.models.data.splits import stratified_split
 from saccade.models.image_decoding import FORMATS, ImageRefused, Wanted, decode
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.archives import array_names, read_arrays
-from saccade.plugins.errors import SaccadeError, ShapeError
-from saccade.plugins.files import check_labels, read_regular
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 _LEAST_PER_CLASS = 10  # fewer, and a class can be absent from validation

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from saccade.models.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
-    from saccade.models.pixels import Pictured
+    from saccade.models.layers.pixels import Pictured
 
 
 class AuthorsImages(NamedTuple):

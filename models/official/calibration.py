@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from PIL import Image
 
+from saccade.errors import SaccadeError
 from saccade.models.interface import Part, TensorSpec
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.errors import SaccadeError
 
 SAMPLES = 256
 _SCENE_PX = 64

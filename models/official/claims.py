@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 
 def check_claims(path: str, claims: Mapping[str, tuple[Any, Any]]) -> None:

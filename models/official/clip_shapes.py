@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.claims import check_claims, whole_number
-from saccade.models.sparo_config import SparoConfig
-from saccade.plugins.errors import SaccadeError
+from saccade.models.sparo.config import SparoConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from saccade.models.sparo_config import SparoConfig
+from saccade.models.sparo.config import SparoConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

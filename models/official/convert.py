@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from saccade.errors import SaccadeError, require
+from saccade.files import refuse_existing, sha256_of
 from saccade.models.checkpoint import check_finite, save
 from saccade.models.families import build, outline
 from saccade.models.interface import Part
@@ -23,9 +25,7 @@ from saccade.models.official.recognition import with_source
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.official.sources import OPTIONAL, SOURCES
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.errors import SaccadeError, require
-from saccade.plugins.files import refuse_existing, sha256_of
-from saccade.plugins.path_fields import PathFields
+from saccade.path_fields import PathFields
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

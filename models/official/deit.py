@@ -3,7 +3,7 @@
 
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.vit import convert_vit
-from saccade.models.sot_config import IMAGENET_MEAN, IMAGENET_STD
+from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD
 
 
 def convert(official: Official) -> Converted:

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from saccade.plugins import limits
-from saccade.plugins.errors import SaccadeError, require
-from saccade.plugins.files import read_regular
+from saccade import limits
+from saccade.errors import SaccadeError, require
+from saccade.files import read_regular
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # extension types
 _CHUNKED = "__msgpack_chunked_array__"

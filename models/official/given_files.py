@@ -4,10 +4,10 @@
 from pathlib import Path
 from typing import Any
 
-from saccade.plugins import limits
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import check_labels, read_bounded, read_lines
-from saccade.plugins.json_text import parse_json
+from saccade import limits
+from saccade.errors import SaccadeError
+from saccade.files import check_labels, read_bounded, read_lines
+from saccade.json_text import parse_json
 
 
 def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:

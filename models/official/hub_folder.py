@@ -4,8 +4,8 @@
 from pathlib import Path
 from typing import Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.given_files import object_from
-from saccade.plugins.errors import SaccadeError
 
 # By the JSON's name, the weights beside it, the first that is there.
 _WEIGHTS = {

@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.flax_layers import Translation
-from saccade.models.slot_config import SlotConfig
-from saccade.plugins.errors import SaccadeError
+from saccade.models.slot_attention.config import SlotConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

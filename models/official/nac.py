@@ -4,10 +4,11 @@
 import torch
 from torch import Tensor
 
-from saccade.models.generator import Circuit
-from saccade.models.module_dropout import circuit_order
-from saccade.models.nac_config import NACConfig
-from saccade.models.nac_kernel import Kernel
+from saccade.errors import SaccadeError
+from saccade.models.nac.config import NACConfig
+from saccade.models.nac.generator import Circuit
+from saccade.models.nac.kernel import Kernel
+from saccade.models.nac.module_dropout import circuit_order
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.nac_fields import bandwidths, circuit_fields, image_fields
@@ -22,7 +23,6 @@ from saccade.models.official.nac_keys import (
 )
 from saccade.models.official.nac_perceiver import is_perceiver, perceiver_form, renamed
 from saccade.models.official.vit_keys import Reading
-from saccade.plugins.errors import SaccadeError
 
 UNUSED = "has no part in the authors' forward pass"
 

@@ -4,11 +4,11 @@
 import re
 from typing import Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Official
 from saccade.models.official.nac_forms import Form
 from saccade.models.official.vit_keys import Reading, hint
-from saccade.models.sot_config import IMAGENET_MEAN, IMAGENET_STD
-from saccade.plugins.errors import SaccadeError
+from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD
 
 BACKBONE = "input_tokenizer.backbone."
 GRID = "input_tokenizer.positional_grid.grid"

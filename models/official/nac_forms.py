@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.claims import check_claims, whole_number
 from saccade.models.official.conversion import Official
 from saccade.models.official.vit_keys import hint
-from saccade.plugins.errors import SaccadeError
 
 GRAPH = "latent_graphs.0."
 

@@ -4,13 +4,13 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from saccade.models.clip_tokens import checked_merges
+from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.clip_shapes import Shapes, clip_config, model_json, pooling_fields
 from saccade.models.official.clip_tensors import collected, towers
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.sparo_config import SparoConfig
-from saccade.plugins.errors import SaccadeError
+from saccade.models.sparo.config import SparoConfig
+from saccade.models.sparo.text_tokens import checked_merges
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import timm_crop
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.preprocessing import CHOICES, Preprocessing
-from saccade.plugins.errors import SaccadeError
 
 _TIMM_MODES = {"center": "shortest", "squash": "squash", "border": "longest"}
 

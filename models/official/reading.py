@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade import limits
+from saccade.archives import ArchiveRefused, check_archive, read_arrays
+from saccade.errors import SaccadeError, require
 from saccade.models.checkpoint_format import check_entries
 from saccade.models.official.flax_messages import is_messages, read_messages
 from saccade.models.torch_file import NeedsCode, TorchFileRefused, load_torch
-from saccade.plugins import limits
-from saccade.plugins.archives import ArchiveRefused, check_archive, read_arrays
-from saccade.plugins.errors import SaccadeError, require
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 # Ends of names that only files of a source have together; the most particular first.
 _MARKS = {

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Converted
-from saccade.plugins.errors import SaccadeError
 
 if TYPE_CHECKING:
     from torch import Tensor

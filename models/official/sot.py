@@ -3,14 +3,14 @@
 
 from dataclasses import replace
 
+from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import AuthorsImages, authors_images
 from saccade.models.official.claims import check_claims, whole_number
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.sot_head_keys import read_head
 from saccade.models.official.sot_token_keys import GRID, read_embedding
 from saccade.models.official.vit_keys import BLOCK, Reading, block_fields, hint, take_specials
-from saccade.models.sot_config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
-from saccade.plugins.errors import SaccadeError
+from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
 
 HEADS = {240: 4, 384: 6, 528: 8}  # of SoT-Tiny, -Small, -Base by their width
 

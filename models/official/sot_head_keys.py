@@ -4,10 +4,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.claims import whole_number
 from saccade.models.official.vit_keys import Reading, hint
-from saccade.models.sot_config import AUTHORS
-from saccade.plugins.errors import SaccadeError
+from saccade.models.sot.config import AUTHORS
 
 FUSIONS = {"sum_fc": "sum", "sum_loss": "late", "concat": "concat", "aggre_all": "aggr-all"}
 NORMS = {"svPN": "svpn-fast", "sqrt_d": "scale", "sqrt_t": "scale-learned", "ePN": "epn"}

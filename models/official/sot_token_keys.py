@@ -4,8 +4,8 @@
 import re
 from typing import Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.vit_keys import Reading, hint
-from saccade.plugins.errors import SaccadeError
 
 GRID = 14  # tokens on a side, in every model of the authors
 _MARKS = {

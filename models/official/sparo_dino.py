@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.clip_shapes import model_json
 from saccade.models.official.clip_tensors import (
@@ -20,9 +21,8 @@ from saccade.models.official.clip_tensors import (
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.open_clip import buffers
 from saccade.models.official.sparo_clip import slot_fields
-from saccade.models.sparo_config import SparoConfig
-from saccade.models.sparo_presets import IMAGENET_MEAN, IMAGENET_STD
-from saccade.plugins.errors import SaccadeError
+from saccade.models.sparo.config import SparoConfig
+from saccade.models.sparo.presets import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from torch import Tensor

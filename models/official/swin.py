@@ -4,13 +4,13 @@
 import re
 from typing import Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.sot import converted, imagenet
 from saccade.models.official.sot_head_keys import has_head, read_head
 from saccade.models.official.torchvision_keys import is_torchvision
 from saccade.models.official.vit_keys import Reading, hint
-from saccade.plugins.errors import SaccadeError
 
 _BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
 _RULES = (

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.sot import converted
@@ -16,8 +17,7 @@ from saccade.models.official.vit_keys import (
     square_side,
     take_specials,
 )
-from saccade.models.sot_config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
-from saccade.plugins.errors import SaccadeError
+from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
 
 TRUNK = (
     *BLOCK,

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from saccade.errors import SaccadeError
 from saccade.models.official.claims import whole_number
 from saccade.models.official.conversion import Official
 from saccade.models.official.torchvision_keys import is_torchvision, timm_name
-from saccade.plugins.errors import SaccadeError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from saccade.plugins.errors import ShapeError
+from saccade.errors import ShapeError
 
 
 def adjusted_rand_index(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError, ShapeError
+from saccade.errors import SaccadeError, ShapeError
 
 _PAIR_WEIGHT, _DOUBLED_WEIGHT = 1, 2
 _AFFORDABLE_CELLS = 2**24  # numbers held at a time while steps are compared

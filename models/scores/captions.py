@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.models.word_tokens import split_words
-from saccade.plugins.errors import SaccadeError
 
 _LENGTHS = (1, 2, 3, 4)
 _SIGMA = 6.0  # words, of CIDEr-D's penalty on another length

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError, ShapeError, require
+from saccade.errors import SaccadeError, ShapeError, require
 
 _CHUNK = 512
 

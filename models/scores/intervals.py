@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError, ShapeError
+from saccade.errors import SaccadeError, ShapeError
 
 _Z95 = 1.959963984540054
 _AT_ONCE = 2_000_000  # drawn indices held in memory

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError, ShapeError
+from saccade.errors import SaccadeError, ShapeError
 
 
 def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:

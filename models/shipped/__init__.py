@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 
 def shipped_checkpoint(name: str) -> Path:

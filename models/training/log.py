@@ -5,7 +5,7 @@ import csv
 import io
 from pathlib import Path
 
-from saccade.plugins.files import write_atomically
+from saccade.files import write_atomically
 
 LEADING = ("step", "loss", "learning_rate", "seconds")
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from saccade.errors import SaccadeError
 from saccade.models.training.log import TrainingLog
 from saccade.models.training.optimisation import SCHEDULES, Average, adamw, rate_at
 from saccade.models.training.options import TrainOptions
@@ -22,8 +23,7 @@ from saccade.models.training.state import (
     write_state,
 )
 from saccade.models.training.task import Task
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.progress import Advance, progress
+from saccade.progress import Advance, progress
 
 SAVE_EVERY_S = 60.0  # from one kept state to the next
 VALIDATIONS, ROWS = 10, 100  # of a run: scores where the recipe does not say, and rows of the log

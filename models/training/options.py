@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from saccade.errors import SaccadeError
+from saccade.json_text import JSONRefused, parse_json
 from saccade.models.training.task import Recipe
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.json_text import JSONRefused, parse_json
-from saccade.plugins.path_fields import PathFields
+from saccade.path_fields import PathFields
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from saccade.errors import SaccadeError
+from saccade.files import write_atomically
+from saccade.json_text import parse_json
 from saccade.models.torch_file import load_torch
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import write_atomically
-from saccade.plugins.json_text import parse_json
 
 VERSION = 1
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 from saccade.plugins.native import library
 
 # SACCADE_INTERFACE of saccade_ops.h, whose signatures stand below.

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.leftovers import Partial
+from saccade.errors import SaccadeError
+from saccade.leftovers import Partial
 
 NATIVE = Path(__file__).parent
 # Nothing of the C++ run-time library is used, so that the result loads beside any other.

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import json_bytes, sha256_of, write_atomically
+from saccade.errors import SaccadeError
+from saccade.files import json_bytes, sha256_of, write_atomically
 from saccade.plugins.native import compiler
 
 NAME = "libsaccade_onnxruntime.so"

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.errors import ShapeError
 from saccade.plugins import derivatives, dispatch
-from saccade.plugins.errors import ShapeError
-from saccade.plugins.sparsemax import sparsemax as contract
+from saccade.plugins.sparsemax.contract import sparsemax as contract
 
 
 def threshold(z: Tensor) -> Tensor:

@@ -1,47 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SvPN: the contract and its NumPy reference."""
+"""SvPN: calling it picks the implementation for what it is given."""
 
 from typing import Any
 
-import numpy as np
-
-from saccade.plugins.contract import Attribute, Port, is_tensor, on_arrays, op
-
-# Singular values at or below this share of the largest count as 0, by type of the computation.
-RANK_THRESHOLD = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-6}
-ALPHA = Attribute("alpha", 0.5, "a number in (0, 1]", lambda v: 0 < v <= 1)
-
-
-def spectral_norm(answer: np.ndarray) -> np.ndarray:
-    """Largest singular value of each matrix, 1 for a zero one: what errors are compared with.
-
-    Shapes: answer [... m n] -> [... 1 1].
-    """
-    if answer.size == 0:
-        return np.ones((*answer.shape[:-2], 1, 1))
-    largest = np.linalg.norm(answer.astype(np.float64), 2, axis=(-2, -1), keepdims=True)
-    return np.where(largest > 0, largest, 1.0)
-
-
-@op(
-    "saccade::SvPN",
-    inputs=(Port("Q", "... m n"),),
-    outputs=(Port("Y", "... m n"),),
-    attributes=(ALPHA,),
-    tolerance={"float64": 1e-11, "float32": 2e-5, "float16": 2e-3},
-    scale=spectral_norm,
-)
-def svpn(q: np.ndarray, *, alpha: float = 0.5) -> np.ndarray:
-    """Shapes: q [... m n] -> the same. A matrix with an entry that is not finite is all NaN."""
-    threshold = RANK_THRESHOLD[np.asarray(q).dtype.name]
-    q = np.asarray(q, np.float64)
-    if q.size == 0:
-        return q.copy()
-    finite = np.isfinite(q).all(axis=(-2, -1), keepdims=True)
-    u, s, vt = np.linalg.svd(np.where(finite, q, 0), full_matrices=False)
-    kept = s > threshold * s[..., :1]
-    power = np.where(kept, np.where(kept, s, 1) ** alpha, 0)
-    return np.where(finite, (u * power[..., None, :]) @ vt, np.nan)
+from saccade.plugins.contract import is_tensor, on_arrays
+from saccade.plugins.svpn.contract import svpn
 
 
 @svpn.public

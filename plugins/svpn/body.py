@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from saccade.plugins.body_graph import BodyGraph
 from saccade.plugins.ops import OPS
-from saccade.plugins.svpn import RANK_THRESHOLD
+from saccade.plugins.svpn.contract import RANK_THRESHOLD
 
 # Cosines that float32 can still lower; columns that count as 0, against the whole matrix.
 _TURNED, _IGNORED = 3e-7, 1e-7

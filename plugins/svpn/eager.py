@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from saccade.plugins import derivatives, dispatch
-from saccade.plugins.svpn import RANK_THRESHOLD
-from saccade.plugins.svpn import svpn as contract
+from saccade.plugins.svpn.contract import RANK_THRESHOLD
+from saccade.plugins.svpn.contract import svpn as contract
 
 
 def _decomposed(q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from onnx import TensorProto
 from saccade.plugins.body_graph import BodyGraph
 from saccade.plugins.ops import OPS
 from saccade.plugins.svpn.body import whole_vectors
-from saccade.plugins.svpn_fast import SMALLEST_NORM
+from saccade.plugins.svpn_fast.contract import SMALLEST_NORM
 
 
 def svpn_fast(opset: int = 20) -> onnx.FunctionProto:

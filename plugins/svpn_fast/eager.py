@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from saccade.plugins import derivatives, dispatch
-from saccade.plugins.svpn_fast import SMALLEST_NORM
-from saccade.plugins.svpn_fast import svpn_fast as contract
+from saccade.plugins.svpn_fast.contract import SMALLEST_NORM
+from saccade.plugins.svpn_fast.contract import svpn_fast as contract
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from onnx import TensorProto
 
 from saccade.plugins.body_graph import BodyGraph
 from saccade.plugins.ops import OPS
-from saccade.plugins.tvmax import SMALLEST_FLOAT32_TOLERANCE
 from saccade.plugins.tvmax.body_problem import LOWEST, Problem, Shifts
 from saccade.plugins.tvmax.body_rounds import solve
+from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE
 from saccade.plugins.tvmax.reference import MASKED_AT_MOST
 
 # Runtimes add up a row in an order that depends on where in memory it starts; with rows of whole

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.errors import SaccadeError
 from saccade.plugins import derivatives, dispatch
 from saccade.plugins.contract import Op
-from saccade.plugins.errors import SaccadeError
 from saccade.plugins.sparsemax.eager import support_rule
-from saccade.plugins.tvmax import SMALLEST_FLOAT32_TOLERANCE, dual
-from saccade.plugins.tvmax import masked_tvmax as masked_contract
-from saccade.plugins.tvmax import tvmax as contract
+from saccade.plugins.tvmax import dual
+from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE
+from saccade.plugins.tvmax.contract import masked_tvmax as masked_contract
+from saccade.plugins.tvmax.contract import tvmax as contract
 
 Answer = tuple[Tensor, Tensor, Tensor]
 

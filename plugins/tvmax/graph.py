@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saccade.errors import SaccadeError, ShapeError
 from saccade.plugins import derivatives, dispatch
-from saccade.plugins.errors import SaccadeError, ShapeError
 from saccade.plugins.tvmax import dual, eager
-from saccade.plugins.tvmax import tvmax as contract
+from saccade.plugins.tvmax.contract import tvmax as contract
 
 _NAME = "saccade::gfusedmax"
 

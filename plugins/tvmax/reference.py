@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.plugins.errors import SaccadeError
+from saccade.errors import SaccadeError
 
 # A logit at or below it is a masked cell, as official code writes one (-1e9).
 MASKED_AT_MOST = -1e8

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from chaos.scene import Scene, picture, picture_request
-from saccade.serving.load import LoadGenerator, Stream
-from saccade.serving.open_load import Arrivals, OpenLoad, with_timeout
+from saccade.serving.bench.load import LoadGenerator, Stream
+from saccade.serving.bench.open_load import Arrivals, OpenLoad, with_timeout
 
 TIMEOUTS = (-1, 2**63 - 1, -(2**63), 0, 1)
 MIB = 2**20

@@ -13,9 +13,10 @@ from chaos.driver import run_row, untried
 from chaos.judge import Check, judge, plain, summary
 from chaos.service import ServiceFailed
 from chaos.table import Row, rows
-from saccade.plugins.files import json_bytes, write_atomically
-from saccade.serving.machine import this_machine
-from saccade.serving.repository import RepositoryOptions, deploy
+from saccade.files import json_bytes, write_atomically
+from saccade.machine import this_machine
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = (1.0, 0.25)

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from chaos.service import Service
-from saccade.serving.load_requests import request
-from saccade.serving.repository import read_repository
+from saccade.serving.bench.load_requests import request
+from saccade.serving.repository.description import read_repository
 
 SIDE_PX = 32
 _LONGEST_MESSAGE = 2**31 - 1

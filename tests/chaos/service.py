@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from chaos.processes import Watch
-from saccade.serving.addresses import ServeOptions
+from saccade.serving.server.addresses import ServeOptions
 
 START_S = 120
 DESCRIPTORS = 1024  # the soft limit of a login shell almost everywhere

@@ -21,9 +21,9 @@ from chaos.processes import descriptors
 from chaos.results import add, tiny_repository_of
 from chaos.scene import models_of, picture_request
 from chaos.service import Service
-from saccade.plugins.files import json_bytes, sha256_of
-from saccade.serving.load import LoadGenerator, Stream
-from saccade.serving.machine import memory_mib, this_machine
+from saccade.files import json_bytes, sha256_of
+from saccade.machine import memory_mib, this_machine
+from saccade.serving.bench.load import LoadGenerator, Stream
 
 LEAK_BYTES = 4096
 CONTROL_LEAST = 10_000  # under this the leak itself is below the floor

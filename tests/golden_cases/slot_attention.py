@@ -15,12 +15,12 @@ from saccade.models.official import invariant_slot_attention as official
 from saccade.models.official.conversion import Official
 from saccade.models.official.flax_layers import Translation
 from saccade.models.scores.ari import adjusted_rand_index
-from saccade.models.slot_attention import SlotModel
-from saccade.models.slot_config import SlotConfig
-from saccade.models.slot_decoder import Decoder, Painting, segmentation
-from saccade.models.slot_encoders import Encoder
-from saccade.models.slot_fold import fold_attention
-from saccade.models.slot_rounds import SlotAttention, SlotState
+from saccade.models.slot_attention.config import SlotConfig
+from saccade.models.slot_attention.decoder import Decoder, Painting, segmentation
+from saccade.models.slot_attention.encoders import Encoder
+from saccade.models.slot_attention.fold import fold_attention
+from saccade.models.slot_attention.model import SlotModel
+from saccade.models.slot_attention.rounds import SlotAttention, SlotState
 
 KINDS = {
     "SlotAttention": "sa",

@@ -14,19 +14,19 @@ from golden_refusals import lines_of
 from safetensors.torch import load_file
 from torch import Tensor
 
+from saccade.models.layers.transformer import Block
 from saccade.models.official import sot as official
 from saccade.models.official.conversion import Official
 from saccade.models.official.sot_head_keys import read_head
 from saccade.models.official.sot_token_keys import read_embedding
 from saccade.models.official.vit_keys import BLOCK, Reading, block_fields
-from saccade.models.sot import SoT
-from saccade.models.sot_config import SoTConfig
-from saccade.models.sot_head import Head
-from saccade.models.sot_norms import ElementPower, Scale, square_root
-from saccade.models.sot_pooling import MultiHeadCrossCovariance, cross_covariance
-from saccade.models.sot_tokens import token_embedding
-from saccade.models.transformer import Block
-from saccade.models.vit import sinusoid
+from saccade.models.sot.config import SoTConfig
+from saccade.models.sot.head import Head
+from saccade.models.sot.model import SoT
+from saccade.models.sot.norms import ElementPower, Scale, square_root
+from saccade.models.sot.pooling import MultiHeadCrossCovariance, cross_covariance
+from saccade.models.sot.tokens import token_embedding
+from saccade.models.sot.vit import sinusoid
 from saccade.plugins.ops import svpn_fast
 
 Arrays = Mapping[str, np.ndarray]

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from saccade.models.official import open_clip, sparo_clip
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.sparo import Sparo
-from saccade.models.sparo_config import ReadOutShape
-from saccade.models.sparo_readout import ReadOut, unit_code
+from saccade.models.sparo.config import ReadOutShape
+from saccade.models.sparo.model import Sparo
+from saccade.models.sparo.readout import ReadOut, unit_code
 
 # Our name of a read-out's parameter -> the authors'.
 PARAMETERS = {

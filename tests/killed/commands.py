@@ -36,7 +36,7 @@ class Command:
 
 def inputs(given: Path, needs: set[str]) -> None:
     """What the commands read, in one folder: tiny models and data; only what is needed."""
-    sys.path[:0] = [str(TESTS), str(TESTS / "ops"), str(TESTS / "serving")]
+    sys.path[:0] = [str(TESTS), str(TESTS / "plugins")]
     given.mkdir(parents=True)
     for need in sorted(needs):
         _MAKERS[need](given)
@@ -91,7 +91,7 @@ def _fake_tensorrt() -> None:
 
 def _points_in_this_process() -> None:
     """A sweep's children load torch for seconds each; what they write is written here instead."""
-    children = import_module("saccade.serving.sweep.children")
+    children = import_module("saccade.serving.bench.sweep.children")
 
     def run_all(
         module: str, tasks: dict[str, Any], folder: Path, *, at_a_time: int
@@ -104,8 +104,8 @@ def _points_in_this_process() -> None:
         (ended,) = run_all(module, {"one": task}, folder, at_a_time=1)
         return ended
 
-    import_module("saccade.serving.sweep.ready").run_all = run_all  # type: ignore[attr-defined]
-    import_module("saccade.serving.sweep.turns").run_one = run_one  # type: ignore[attr-defined]
+    import_module("saccade.serving.bench.sweep.ready").run_all = run_all  # type: ignore[attr-defined]
+    import_module("saccade.serving.bench.sweep.turns").run_one = run_one  # type: ignore[attr-defined]
 
 
 _SWEEP = ("sweep", "{given}/nac.safetensors", "--out", "{out}/sweep", *_DATA,

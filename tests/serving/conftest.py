@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 from tiny_artefacts import write_repository
 
+from saccade.errors import SaccadeError
+from saccade.files import json_bytes, sha256_of
 from saccade.models import image_decoding
-from saccade.plugins.errors import SaccadeError
-from saccade.plugins.files import json_bytes, sha256_of
-from saccade.serving.client import Client
-from saccade.serving.installation import check_installation, find_installation
-from saccade.serving.repository import VERSION, RepositoryOptions, deploy
-from saccade.serving.run_folder import SHARED_MEMORY, RunFolder
-from saccade.serving.server import ServeOptions, Server
+from saccade.serving.client.client import Client
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.description import VERSION
+from saccade.serving.repository.installation import check_installation, find_installation
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.run_folder import SHARED_MEMORY, RunFolder
+from saccade.serving.server.server import ServeOptions, Server
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 _CONFIG = """

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A variant: one point on the trade, whose name is its identity in every later stage."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from saccade.errors import SaccadeError
+
+if TYPE_CHECKING:
+    from saccade.models.interface import Family, Setting
+
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+# Of the files of a variant, first the one that answers a plain request.
+ROLES = ("", "image", "encode", "text", "decode", "step")
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_SETTING = re.compile(r"[a-z0-9]{1,16}")
+
+
+def variant_name(model: str, role: str, setting: str, precision: str) -> str:
+    """`<model>[-<role>]-<setting>-<precision>`, the stem of every file of that part.
+
+    Raises: SaccadeError for a part of it that no variant can have.
+    """
+    check_model_name(model)
+    if role not in ROLES:
+        known = ", ".join(each for each in ROLES if each)
+        raise SaccadeError(f"role {role!r} is not known. Known: {known}, or none.")
+    if not _SETTING.fullmatch(setting):
+        raise SaccadeError(f"setting {setting!r}: expected 1 to 16 characters of a-z and 0-9.")
+    if precision not in PRECISIONS:
+        raise SaccadeError(f"precision {precision!r} is not known. Known: {', '.join(PRECISIONS)}.")
+    return "-".join(each for each in (model, role, setting, precision) if each)
+
+
+def check_model_name(name: str) -> str:
+    """The name itself, if files and served models may carry it.
+
+    Raises: SaccadeError otherwise.
+    """
+    if not _NAME.fullmatch(name):
+        raise SaccadeError(
+            f"model name {name!r}: a name is 1 to 64 characters of a-z, 0-9 and '-', and starts "
+            "with a letter or digit. Pass another one with --name."
+        )
+    return name
+
+
+def default_model_name(checkpoint: Path) -> str:
+    """The checkpoint's stem.
+
+    Raises: SaccadeError if the stem cannot be a model's name.
+    """
+    if not _NAME.fullmatch(checkpoint.stem):
+        raise SaccadeError(
+            f"{checkpoint}: its stem {checkpoint.stem!r} cannot name a model (1 to 64 characters "
+            "of a-z, 0-9 and '-', starting with a letter or digit). Pass a name with --name."
+        )
+    return checkpoint.stem
+
+
+def setting_text(label: str, budget: float) -> str:
+    """A setting as `--budget` reads it: a fraction in full, of which the label has four digits."""
+    return repr(budget) if re.fullmatch(r"b\d{4}", label) else label
+
+
+def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Names of one option: all known, each once, at least one.
+
+    Raises: SaccadeError otherwise.
+    """
+    if unknown := [each for each in given if each not in known]:
+        raise SaccadeError(
+            f"--{flag} has {unknown[0]!r}, expected some of {', '.join(known)}, "
+            f"like {','.join(known[:2])}."
+        )
+    if not given or len(set(given)) < len(given):
+        raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")
+
+
+def choose_settings(model: "Family", given: Iterable[float | str]) -> tuple["Setting", ...]:
+    """The settings to export, largest budget first; the family's own where none is given.
+
+    Raises: SaccadeError for what the family does not know, and for two that are the same.
+    """
+    texts = [f"{each:g}" if isinstance(each, int | float) else each for each in given]
+    chosen = [model.setting(text.strip()) for text in texts] if texts else list(model.settings())
+    chosen.sort(key=lambda each: -each.budget)
+    for index, setting in enumerate(chosen):
+        for other in chosen[:index]:
+            if setting.label == other.label:
+                raise SaccadeError(
+                    f"budgets {other.budget:g} and {setting.budget:g} would share the name "
+                    f"'{setting.label}'. Leave one out of --budget."
+                )
+            same = setting.unit != "head" and setting.kept == other.kept
+            if same:
+                raise SaccadeError(
+                    f"budgets {other.budget:g} and {setting.budget:g} both keep {setting.kept} of "
+                    f"{setting.total} {setting.unit}: the variants would be the same. Leave one "
+                    "out of --budget."
+                )
+    return tuple(chosen)

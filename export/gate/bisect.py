@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a variant departs: the first tensor of its graph that is too far from another runner's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import Manifest, check_file, read_manifests
+from saccade.export.gate.gate import Reference, parent_path
+from saccade.export.gate.report import GateReport
+from saccade.export.graph.half_graph import widened_bytes
+from saccade.export.runtimes.runners import onnx_runner, onnx_session
+from saccade.models.checkpoint import load
+from saccade.models.interface import Arrays
+from saccade.plugins.native.library import built_library
+from saccade.progress import progress
+
+# Largest difference as a share of the tensor's largest magnitude.
+TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 1e-1, "int8": 1e-1}
+_SAMPLES = 8
+# Tensors looked at in one run: an output in the midst of a graph keeps it from being fused there.
+_AT_ONCE = 16
+
+Ask = Callable[[Sequence[str]], dict[str, np.ndarray]]  # node names -> their first outputs
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One variant: the first node beyond the tolerance, or the worst one where none is.
+
+    Units: error is the largest difference over the largest magnitude of the reference's tensor.
+    """
+
+    name: str
+    against: str
+    departs: bool
+    node: str
+    operator: str
+    error: float
+    tolerance: float
+    compared: int  # nodes that both graphs have
+
+    def to_text(self) -> str:
+        """One sentence."""
+        limit = f"{self.tolerance:g} is allowed"
+        if not self.departs:
+            return (
+                f"{self.name}: no departure from {self.against} in {self.compared} nodes; the "
+                f"largest is {self.error:.2g}, at {self.node}; {limit}."
+            )
+        return (
+            f"{self.name}: departs from {self.against} at {self.node} ({self.operator}), by "
+            f"{self.error:.2g} of the tensor's largest magnitude; {limit}."
+        )
+
+
+@dataclass(frozen=True)
+class BisectReport:
+    """The variants of a folder that can be run."""
+
+    folder: Path
+    rows: tuple[Departure, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {"folder": str(self.folder), "departures": [asdict(row) for row in self.rows]}
+
+
+def bisect(gate: GateReport) -> BisectReport:
+    """Find, for each variant that the gate could run, the first node whose answer departs.
+
+    A float32 variant as ONNX Runtime optimises it, with the ops' kernels where they are built,
+    is held against the same file with every node as it stands and the ops as their bodies; a
+    variant of another type against the fp32 variant, by the nodes' names.
+
+    Raises: SaccadeError if the folder is not in order, or its checkpoint is not there.
+    """
+    folder, every = gate.folder, read_manifests(gate.folder)
+    measured = {each.name for each in gate.variants if each.parity is not None}
+    manifests = [each for each in every if each.variant.name in measured]
+    reference = Reference(load(parent_path(folder, every)))
+    rows = []
+    with progress("bisect", len(manifests)) as advance:
+        for manifest in manifests:
+            advance(0, note=manifest.variant.name)
+            check_file(folder, manifest)
+            setting = reference.setting(manifest.variant)
+            model = reference.variant(setting)
+            samples = reference.samples(model, setting, manifest.variant.role)
+            inputs = {name: each[:_SAMPLES] for name, each in samples.inputs.items()}
+            rows.append(departure(folder, manifest, manifests, inputs))
+            advance()
+    return BisectReport(folder, tuple(rows))
+
+
+def departure(
+    folder: Path, manifest: Manifest, manifests: Sequence[Manifest], inputs: Arrays
+) -> Departure:
+    """The first node of one variant that departs.
+
+    Shapes: inputs as the graph's, [n ...].
+    """
+    entry, path = manifest.variant, folder / manifest.file.name
+    # ONNX Runtime's processor kernels have no bf16: there the structure is compared.
+    own = widened_bytes(path) if entry.precision == "bf16" else path.read_bytes()
+    other = _float32(manifest, manifests)
+    if other is None:
+        kernels = built_library() if manifest.custom_ops else None
+        against, plain = "its nodes as they stand", own
+        found = _asked(own, inputs, kernels=kernels)
+    else:
+        check_file(folder, other)
+        against, plain = other.variant.name, (folder / other.file.name).read_bytes()
+        found = _asked(own, inputs, optimized=False)
+    expected = _asked(plain, inputs, optimized=False)
+    nodes = _shared_nodes(own, plain)
+    if not nodes:
+        raise SaccadeError(
+            f"{path}: shares no node with {against}. Export both again, in one command."
+        )
+    tolerance = TOLERANCES[entry.precision]
+    node, error = _first(list(nodes), found, expected, tolerance)
+    return Departure(
+        entry.name, against, error > tolerance, node, nodes[node], error, tolerance, len(nodes)
+    )
+
+
+def _first(names: list[str], found: Ask, expected: Ask, tolerance: float) -> tuple[str, float]:
+    """Name and error of the first node beyond the tolerance; the worst one where none is."""
+
+    def errors_of(probes: list[str]) -> dict[str, float]:
+        mine, theirs = found(probes), expected(probes)
+        return {name: relative_error(mine[name], theirs[name]) for name in probes}
+
+    step = -(-len(names) // _AT_ONCE)
+    seen: dict[str, float] = {}
+    # Spread over the whole graph, again and again until every node was asked or one departs.
+    for offset in reversed(range(step)):
+        errors = errors_of(names[offset::step])
+        seen |= errors
+        far = next((name for name, error in errors.items() if error > tolerance), None)
+        if far is None:
+            continue
+        # What lies between it and the one before that was near.
+        index = names.index(far)
+        between = [name for name in names[max(0, index - step + 1) : index] if name not in seen]
+        seen |= errors_of(between) if between else {}
+        first = next(name for name in (*between, far) if seen[name] > tolerance)
+        return first, seen[first]
+    worst = max(seen, key=lambda name: seen[name])
+    return worst, seen[worst]
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference over the largest magnitude; infinite where one is not a number."""
+    if found.shape != expected.shape:
+        return float("inf")
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    finite = np.isfinite(b)
+    if not same[~np.isfinite(a) | ~finite].all():
+        return float("inf")
+    largest = float(np.abs(b[finite]).max(initial=0.0))
+    apart = np.subtract(a, b, where=~same, out=np.zeros_like(a))
+    difference = float(np.abs(apart).max(initial=0.0))
+    return difference / largest if largest else float(difference > 0)
+
+
+def _asked(
+    model: bytes, inputs: Arrays, optimized: bool = True, kernels: Path | None = None
+) -> Ask:
+    proto = onnx.load_model_from_string(model)
+    outputs = {node.name: node.output[0] for node in proto.graph.node}
+
+    def ask(nodes: Sequence[str]) -> dict[str, np.ndarray]:
+        del proto.graph.output[:]
+        values = [onnx.ValueInfoProto(name=outputs[node]) for node in nodes]
+        proto.graph.output.extend(values)
+        session = onnx_session(proto.SerializeToString(), optimized=optimized, kernels=kernels)
+        answers = onnx_runner(session)(inputs)
+        return {node: answers[outputs[node]] for node in nodes}
+
+    return ask
+
+
+def _shared_nodes(own: bytes, other: bytes) -> dict[str, str]:
+    """Operator by name of the nodes with a number as answer that both graphs have, in order."""
+    mine, theirs = (_numeric_nodes(onnx.load_model_from_string(each)) for each in (own, other))
+    return {name: op for name, op in mine.items() if theirs.get(name) == op and op != "Cast"}
+
+
+def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, str]:
+    from saccade.export.graph.layer_types import element_types
+
+    types = element_types(proto)
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    return {
+        node.name: node.op_type for node in proto.graph.node if types.get(node.output[0]) in floats
+    }
+
+
+def _float32(manifest: Manifest, manifests: Sequence[Manifest]) -> Manifest | None:
+    """The fp32 file of the same part, for a variant of another type."""
+    entry = manifest.variant
+    if entry.precision == "fp32":
+        return None
+    wanted = (entry.role, entry.setting, "fp32")
+    for each in manifests:
+        if (each.variant.role, each.variant.setting, each.variant.precision) == wanted:
+            return each
+    return None

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parity gate: the float64 unfolded model against the file that will be served."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from saccade.errors import SaccadeError, require
+from saccade.export.artefact.manifest import (
+    Manifest,
+    Parity,
+    VariantEntry,
+    check_file,
+    images_text,
+    read_manifests,
+)
+from saccade.export.artefact.variant import setting_text
+from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
+from saccade.export.gate.report import GateReport, VariantReport
+from saccade.export.gate.sensitivity import nudged, sensitive_rows
+from saccade.export.graph.samples import RANDOM_INPUTS, REAL_INPUTS, Samples, samples_of
+from saccade.export.graph.trial import tried
+from saccade.export.runtimes.runners import (
+    Runner,
+    half_runner,
+    onnx_runner,
+    onnx_session,
+    run_in_batches,
+    torch_runner,
+)
+from saccade.files import sha256_of
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.interface import Arrays, Family, Part, Setting, part_named
+from saccade.plugins.native.library import built_library
+from saccade.progress import progress
+
+BATCHES = (1, 2, 7, 64)
+_NUDGES = 4
+_REFERENCE_BATCH = 8  # an unfolded read-in holds b x modules x tokens x dim numbers at a time
+
+
+class Reference:
+    """What the artefacts of a checkpoint are held against: its model, unfolded, in float64."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        torch = require("torch", extra="export")
+        self.checkpoint = checkpoint
+        self.model = cast(Family, checkpoint.build(torch.float64))
+        self._float32: Family | None = None
+        self._samples: dict[tuple[str, str], Samples] = {}
+
+    def setting(self, entry: VariantEntry) -> Setting:
+        """The setting of a manifest, as the model itself counts it.
+
+        Raises: SaccadeError if the model has no such setting.
+        """
+        return self.model.setting(setting_text(entry.setting, entry.budget))
+
+    def variant(self, setting: Setting) -> Family:
+        """The model at a setting, unfolded, in float64."""
+        return self.model.at(setting)
+
+    def float32_answers(
+        self, setting: Setting, role: str, outputs: Sequence[str], inputs: Arrays
+    ) -> list[dict[str, np.ndarray]]:
+        """What the unfolded model answers in float32: as it is, then with its weights nudged.
+
+        One run is a matter of luck on a row that a rounding decides.
+        """
+        torch = require("torch", extra="export")
+        if self._float32 is None:
+            self._float32 = cast(Family, self.checkpoint.build(torch.float32))
+        variant = self._float32.at(setting)
+        models = [variant, *(nudged(variant, seed) for seed in range(_NUDGES))]
+        return [
+            run_in_batches(torch_runner(each, role, outputs), inputs, _REFERENCE_BATCH)
+            for each in models
+        ]
+
+    def samples(self, variant: Family, setting: Setting, role: str) -> Samples:
+        """What the gate asks that part; drawn once."""
+        key = setting.label, role
+        if key not in self._samples:
+            self._samples[key] = samples_of(self.checkpoint, part_named(variant, role))
+        return self._samples[key]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One part's reference answers, and what it was asked.
+
+    Shapes: each answer [n ...] float64, in the order of the samples.
+    """
+
+    part: Part
+    samples: Samples
+    answers: dict[str, np.ndarray]
+    float32_answers: Callable[[], list[dict[str, np.ndarray]]]  # several runs, when asked for
+
+
+def expected_of(
+    reference: Reference, variant: Family, setting: Setting, role: str, outputs: Sequence[str]
+) -> Expected:
+    """The answers of the unfolded float64 model to the gate's samples."""
+    samples = reference.samples(variant, setting, role)
+    run = torch_runner(variant, role, outputs)
+    answers = run_in_batches(run, samples.inputs, _REFERENCE_BATCH)
+    in_float32 = partial(reference.float32_answers, setting, role, outputs, samples.inputs)
+    return Expected(part_named(variant, role), samples, answers, in_float32)
+
+
+def measure(
+    runs: Sequence[Runner], expected: Expected, precision: str, overrides: Mapping[str, float]
+) -> Parity:
+    """The artefact's figures against the reference, under the table with its overrides.
+
+    Row isolation compares the answers at batch 64 with those at every other batch size, and
+    with shuffled samples, where batch mates and positions differ. A second runner, the same file
+    with its ops computed otherwise, is asked at batch 64 only. A file that is too far off is
+    measured again without the rows on which the model itself is as far off in that type.
+    """
+    thresholds = thresholds_of(precision, overrides)
+    inputs = expected.samples.inputs
+    shuffled = np.random.default_rng(1).permutation(len(expected.samples))
+    largest = max(BATCHES)
+    run, *others = runs
+    found = [run_in_batches(run, inputs, largest)]
+    missing = sorted(set(expected.answers) - set(found[0]))
+    if missing:
+        raise SaccadeError(
+            f"outputs {', '.join(missing)} are missing, found {', '.join(found[0])}."
+        )
+    found += [run_in_batches(run, inputs, batch) for batch in BATCHES if batch != largest]
+    found += [run_in_batches(run, inputs, batch, shuffled) for batch in (7, largest)]
+    answers = [found, *([run_in_batches(other, inputs, largest)] for other in others)]
+    labelled = expected.samples.labelled
+    asked, floor = (inputs, labelled, expected.part), FLOORS[precision]
+    figures = figures_of(expected.answers, answers, *asked, floor=floor)
+    too_far = {"relative_error", "one_minus_cosine", "row_isolation"} & {
+        *exceeded(figures, thresholds)
+    }
+    if too_far and "sensitive_rows" in thresholds:
+        own = row_errors(expected.float32_answers(), expected.answers, floor)
+        rows = sensitive_rows(answers, expected.answers, own, thresholds, precision)
+        figures = figures_of(expected.answers, answers, *asked, sensitive=rows, floor=floor)
+        figures["float32_error"] = float(max(each.max() for each in own.values()))
+    return Parity(
+        passed=not exceeded(figures, thresholds),
+        figures=figures,
+        thresholds=thresholds,
+        overridden=tuple(sorted(overrides)),
+        real_inputs=REAL_INPUTS,
+        random_inputs=RANDOM_INPUTS,
+        batches=BATCHES,
+    )
+
+
+def candidates_of(
+    model: Path | bytes,
+    custom_ops: Sequence[str],
+    folded: Callable[[], Any],
+    entry: VariantEntry,
+    outputs: Sequence[str],
+) -> list[Runner]:
+    """What is held against the reference: the file, as it runs anywhere and with its kernels.
+
+    `folded` gives the part's model as `folded_float32` does; only half precision asks for it.
+    ONNX Runtime's processor kernels compute half precision in float32, so that there the folded
+    torch model with rounded products comes first, and the file shows only that it is that model.
+    """
+    if entry.precision not in ("fp16", "bf16"):
+        return runners_of(model, custom_ops)
+    from saccade.export.graph.half_graph import widened_bytes
+
+    rounded = half_runner(folded(), entry.role, outputs, entry.precision)
+    return [rounded, *runners_of(widened_bytes(model), custom_ops)]
+
+
+def folded_float32(variant: Family) -> Any:
+    """The model that a file is made of: folded in float64, where that is exact, rounded once."""
+    folded: Any = deepcopy(variant).fold()
+    return folded.float()
+
+
+def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
+    """The file as it runs anywhere, by the ops' bodies, and with their kernels where they stand."""
+    sessions = [onnx_session(model)]
+    if custom_ops and (library := built_library()):
+        # The kernels are far faster than the bodies: they take the many runs.
+        sessions.insert(0, onnx_session(model, kernels=library))
+    return [onnx_runner(session) for session in sessions]
+
+
+def verify(folder: Path | str) -> GateReport:
+    """Run the gate again on everything in an artefact folder, from its own checkpoint.
+
+    A file that was changed, or that is another model's, is a row that did not pass; the others
+    are still measured. Thresholds are the table's, or the overrides that a manifest records.
+
+    Raises: SaccadeError if there is no such folder, a manifest is wrong, or the checkpoint is
+        missing or not the one that the manifests name.
+    """
+    folder = Path(folder)
+    manifests = read_manifests(folder)
+    require("torch", extra="export")
+    require("onnx", extra="export")
+    require("onnxruntime", extra="cpu")
+    reference = Reference(load(parent_path(folder, manifests)))
+    wrong = tried(folder, manifests)
+    rows = []
+    with progress("verify", len(manifests)) as advance:
+        for manifest in manifests:
+            advance(0, note=manifest.variant.name)
+            rows.append(_verify_variant(folder, manifest, reference, wrong))
+            advance()
+    return GateReport(folder, tuple(rows), images_text(folder, manifests))
+
+
+def _verify_variant(
+    folder: Path, manifest: Manifest, reference: Reference, wrong: Mapping[str, str]
+) -> VariantReport:
+    from saccade.export.gate.manifest_checks import contradictions
+    from saccade.export.runtimes.tensorrt.available import gpu_runners
+
+    name = manifest.variant.name
+    try:
+        check_file(folder, manifest)
+        path, entry = folder / manifest.file.name, manifest.variant
+        if path.name in wrong:
+            return VariantReport(name, None, (wrong[path.name],))
+        setting = reference.setting(entry)
+        variant = reference.variant(setting)
+        problems = contradictions(path, manifest, reference.checkpoint, variant, setting)
+        if problems:
+            return VariantReport(name, None, problems)
+        outputs = [spec.name for spec in manifest.outputs]
+        folded = partial(folded_float32, variant)
+        candidates = candidates_of(path, manifest.custom_ops, folded, entry, outputs)
+        parity = measure(
+            [*candidates, *gpu_runners(folder, manifest).values()],
+            expected_of(reference, variant, setting, entry.role, outputs),
+            entry.precision,
+            {each: manifest.parity.thresholds[each] for each in manifest.parity.overridden},
+        )
+    except SaccadeError as error:
+        return VariantReport(name, None, (str(error),))
+    return VariantReport.of(name, parity)
+
+
+def parent_path(folder: Path, manifests: list[Manifest]) -> Path:
+    """The checkpoint that the folder's files were made of.
+
+    Raises: SaccadeError if it is missing, or another one.
+    """
+    parent = manifests[0].parent
+    path = folder / parent.name
+    if not path.is_file():
+        raise SaccadeError(
+            f"{path}: missing, but the reference is computed from it. Copy the checkpoint with "
+            f"SHA-256 {parent.sha256[:12]}... there, or export again."
+        )
+    if (found := sha256_of(path)) != parent.sha256:
+        raise SaccadeError(
+            f"{path}: SHA-256 is {found[:12]}..., the manifests name {parent.sha256[:12]}... as "
+            "their parent. Put that checkpoint back, or export this one."
+        )
+    return path

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a manifest says, held against the file beside it and the checkpoint it names."""
+
+import json
+from pathlib import Path
+
+import onnx
+
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.graph.canonical import flaws, tensor_specs
+from saccade.export.graph.layer_types import float32_layers, matrix_types, opset_of
+from saccade.export.graph.limits import read_graph
+from saccade.models.checkpoint import Checkpoint
+from saccade.models.interface import Family, Setting
+from saccade.plugins.onnx_model import check_nodes
+
+
+def contradictions(
+    path: Path, manifest: Manifest, checkpoint: Checkpoint, variant: Family, setting: Setting
+) -> tuple[str, ...]:
+    """Every claim that does not hold; empty if all do."""
+    try:
+        proto = read_graph(path)
+        onnx.checker.check_model(proto, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
+    entry = manifest.variant
+    inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)
+    # A part has them where it takes an image, and where it answers with chances.
+    takes_image = any(spec.name == "image" for spec in inputs)
+    has_chances = any(spec.name == "probabilities" for spec in outputs)
+    claims = (
+        ("inputs", manifest.inputs, inputs),
+        ("outputs", manifest.outputs, outputs),
+        ("labels", manifest.labels, checkpoint.labels if has_chances else ()),
+        (
+            "preprocessing",
+            manifest.preprocessing,
+            checkpoint.preprocessing if takes_image else None,
+        ),
+        ("family", entry.family, checkpoint.family),
+        ("setting", (entry.kept, entry.total, entry.unit), _counts(setting)),
+        ("facts", manifest.facts, json.loads(json.dumps(variant.facts()))),
+        ("bytes", manifest.file.bytes, path.stat().st_size),
+        ("opset and IR version", (manifest.opset, manifest.ir_version), _versions(proto)),
+        ("custom ops", manifest.custom_ops, check_nodes(proto)),
+        ("float32 layers", manifest.float32_layers, _float32(proto, entry.precision)),
+    )
+    wrong = [
+        f"the manifest's {what} are {claimed}, found {found}. Export it again."
+        for what, claimed, found in claims
+        if claimed != found
+    ]
+    return (*flaws(proto, opset_of(entry.precision)), *wrong, *_mistyped(proto, entry.precision))
+
+
+def _mistyped(proto: onnx.ModelProto, precision: str) -> list[str]:
+    return [
+        f"{name} is {kind}, the variant's name says {precision}. Export it again."
+        for name, kind in matrix_types(proto).items()
+        if kind not in ("fp32", precision)
+    ]
+
+
+def _float32(proto: onnx.ModelProto, precision: str) -> tuple[str, ...]:
+    return () if precision == "fp32" else float32_layers(proto)
+
+
+def _counts(setting: Setting) -> tuple[int, int, str]:
+    return setting.kept, setting.total, setting.unit
+
+
+def _versions(proto: onnx.ModelProto) -> tuple[int, int]:
+    opsets = {each.domain: each.version for each in proto.opset_import}
+    return opsets.get("", 0), proto.ir_version

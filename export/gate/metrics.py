@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far an artefact is from its reference, in figures, and how far it may be."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.models.interface import Arrays, Part
+
+# The one table. A figure that a precision does not list is reported but not held against it. The
+# laws allow what float32 does: that no weight above 1e-4 has another support than the reference
+# becomes 3e-3 where the scores behind it are rounded to half precision.
+THRESHOLDS: dict[str, dict[str, float]] = {
+    "fp32": {
+        "relative_error": 1e-3,
+        "one_minus_cosine": 1e-6,
+        "score_points": 0.2,
+        "row_isolation": 1e-4,
+        "top1_flips": 0,
+        "op_laws": 1,
+        "sensitive_rows": 0.1,
+    },
+    "fp16": {
+        "relative_error": 3e-2,
+        "one_minus_cosine": 1e-4,
+        "score_points": 0.5,
+        "row_isolation": 3e-2,
+        "top1_flips": 0,
+        "op_laws": 30,
+        "sensitive_rows": 0.1,
+    },
+    "bf16": {
+        "relative_error": 1e-1,
+        "one_minus_cosine": 1e-3,
+        "score_points": 0.5,
+        "row_isolation": 1e-1,
+        "top1_flips": 0,
+        "op_laws": 300,
+        "sensitive_rows": 0.1,
+    },
+    "int8": {
+        "one_minus_cosine": 1e-2,
+        "score_points": 1.0,
+        "row_isolation": 1e-1,
+        "top1_flips": 0,
+        "op_laws": 300,
+    },
+}
+# A relative error's denominator is at least this share of the largest magnitude. Half precision
+# rounds a sum's largest terms by up to 1/256 of them: below a tenth there is nothing to compare.
+FLOORS = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
+# Without custom ops there is no law to keep, and few models have rows that float32 cannot hold.
+_NOT_ALWAYS = ("op_laws", "sensitive_rows")
+_COSINE_OF = ("logits", "embedding", "slots")
+
+
+def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, float]:
+    """The table's row, with the overrides in place.
+
+    Raises: SaccadeError if an override names no figure of the row or is not a number >= 0.
+    """
+    row = THRESHOLDS[precision]
+    for name, value in overrides.items():
+        if name not in row:
+            raise SaccadeError(
+                f"threshold {name!r} is not in the table for {precision}. It has: {', '.join(row)}."
+            )
+        if not value >= 0 or not np.isfinite(value):
+            raise SaccadeError(f"threshold {name} is {value}, expected a number of at least 0.")
+    return {**row, **overrides}
+
+
+def exceeded(figures: Mapping[str, float], thresholds: Mapping[str, float]) -> list[str]:
+    """The figures above their threshold; one that is not a number is above any."""
+    return [
+        name
+        for name, limit in thresholds.items()
+        if (name in figures or name not in _NOT_ALWAYS) and not figures[name] <= limit
+    ]
+
+
+def figures_of(
+    reference: Arrays,
+    runs: Sequence[Sequence[Arrays]],
+    inputs: Arrays,
+    labelled: Arrays,
+    part: Part,
+    sensitive: Arrays | None = None,
+    floor: float = FLOORS["fp32"],
+) -> dict[str, float]:
+    """The gate's figures: the worst over all outputs and all ways to batch the same samples.
+
+    `runs` has a list a runner, whose first run the others of that list must agree with, row by row.
+    `labelled` are the checkpoint's calibration arrays of the first samples, with which a score is
+    computed. A law of the part's ops is a figure of its own, as a share of what it allows. The
+    `sensitive` rows of each output are left out of errors, cosines and isolation; their share is a
+    figure.
+
+    Units:  score_points in percentage points, top1_flips in rows, the others fractions.
+    """
+    every = [run for each in runs for run in each]
+    figures = {
+        "relative_error": _worst(row_errors(every, reference, floor), sensitive),
+        "one_minus_cosine": _worst(row_cosines(every, reference), sensitive),
+        "score_points": max(score_points(run, reference, labelled, part) for run in every),
+        "row_isolation": _worst(rows_apart(runs, floor), sensitive),
+        "top1_flips": max(top1_flips(run, reference) for run in every),
+    }
+    laws = [law(inputs, run, reference) for law in part.laws.values() for run in every]
+    if laws:
+        figures["op_laws"] = float(max(laws)) if np.isfinite(laws).all() else np.inf
+    if sensitive is not None:
+        figures["sensitive_rows"] = float(np.any([*sensitive.values()], axis=0).mean())
+    return figures
+
+
+def _vectors(reference: Arrays) -> list[str]:
+    """Outputs whose direction counts; where none of the usual is there, all that have rows."""
+    usual = [name for name in _COSINE_OF if name in reference]
+    return usual or [name for name, each in reference.items() if each.ndim > 1]
+
+
+def row_errors(
+    runs: Sequence[Arrays], expected: Arrays, floor: float = FLOORS["fp32"]
+) -> dict[str, np.ndarray]:
+    """Largest |a - b| / (|b| + floor max|b|) of each row of each output, over all runs.
+
+    Shapes: each output [n ...], answered as [n]; infinite where a run has another shape or what is
+            not a number.
+    """
+    return {
+        name: np.max([_row_errors(run[name], each, floor) for run in runs], axis=0)
+        for name, each in expected.items()
+    }
+
+
+def rows_apart(
+    runs: Sequence[Sequence[Arrays]], floor: float = FLOORS["fp32"]
+) -> dict[str, np.ndarray]:
+    """By how much each row of each output moves between the runs of one runner.
+
+    Shapes: as `row_errors`.
+    """
+    moved = [row_errors(each, each[0], floor) for each in runs]
+    return {name: np.max([each[name] for each in moved], axis=0) for name in moved[0]}
+
+
+def _row_errors(found: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return np.full(len(expected), np.inf)
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    scale = np.abs(b) + floor * np.abs(b).max()
+    errors = np.abs(a - b) / np.maximum(scale, np.finfo(np.float64).tiny)
+    return errors.reshape(len(b), -1).max(axis=1)
+
+
+def _worst(errors: Arrays, left_out: Arrays | None) -> float:
+    kept = {} if left_out is None else {name: ~rows for name, rows in left_out.items()}
+    return float(
+        max(each.max(initial=0, where=kept.get(name, True)) for name, each in errors.items())
+    )
+
+
+def row_cosines(runs: Sequence[Arrays], expected: Arrays) -> dict[str, np.ndarray]:
+    """Largest `one_minus_cosine` of each row of each output whose direction counts.
+
+    Shapes: as `row_errors`.
+    """
+    return {
+        name: np.max([one_minus_cosine(run[name], expected[name]) for run in runs], axis=0)
+        for name in _vectors(expected)
+    }
+
+
+def one_minus_cosine(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """1 - cos of each row, as half the squared distance of the unit vectors.
+
+    A vector of less than a hundredth of the longest, such as a black pixel, has no direction
+    worth the name: it is measured as if it had that length. Of several vectors the worst counts.
+
+    Shapes: both [n d], or [n ... d] -> [n].
+    """
+    if found.shape != expected.shape or not np.isfinite(found).all():
+        return np.full(len(expected), np.inf)
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    least = max(1e-2 * np.linalg.norm(b, axis=-1).max(), np.finfo(np.float64).tiny)
+    apart = np.square(_unit(a, least) - _unit(b, least)).sum(axis=-1) / 2
+    return apart.reshape(len(apart), -1).max(axis=1)
+
+
+def score_points(found: Arrays, expected: Arrays, labelled: Arrays, part: Part) -> float:
+    """By how much the score on the labelled samples moves; 0 where nothing can be scored.
+
+    Units: percentage points.
+    """
+    score = part.score or _top1
+    if part.score is None and not ("logits" in expected and "labels" in labelled):
+        return 0.0
+    count = len(next(iter(labelled.values())))
+    first = [{name: each[:count] for name, each in arrays.items()} for arrays in (found, expected)]
+    found_score, expected_score = (score(answers, labelled) for answers in first)
+    # A part says NaN where the calibration data has no right answers.
+    if np.isnan(expected_score):
+        return 0.0
+    return float(abs(found_score - expected_score) * 100)
+
+
+def _top1(answers: Arrays, labelled: Arrays) -> float:
+    scores = answers.get("probabilities", answers["logits"])
+    return float((scores.argmax(axis=-1) == labelled["labels"]).mean())
+
+
+def top1_flips(found: Arrays, expected: Arrays) -> int:
+    """Rows whose first class differs though the reference's margin is beyond twice the error.
+
+    The class is read from the probabilities, which is what a caller reads; margin and largest
+    error are those of the logits. Without logits there is nothing to flip.
+    """
+    if "logits" not in expected or expected["logits"].shape[-1] < 2:
+        return 0
+    a, b = found["logits"].astype(np.float64), expected["logits"].astype(np.float64)
+    rows = np.arange(len(b))
+    first = b.argmax(axis=-1)
+    runner_up = np.where(np.arange(b.shape[-1]) == first[:, None], -np.inf, b).max(axis=-1)
+    clear = b[rows, first] - runner_up > 2 * np.abs(a - b).max()
+    scores = found.get("probabilities", found["logits"])
+    return int(np.sum(clear & (scores[rows, first] < scores.max(axis=-1))))
+
+
+def _unit(rows: np.ndarray, least: float) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), least)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gate found, for a program and for a terminal."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.export.artefact.manifest import Parity
+from saccade.export.gate.metrics import THRESHOLDS, exceeded
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """What the gate found on one file."""
+
+    name: str
+    parity: Parity | None  # None: the file could not be run
+    problems: tuple[str, ...] = ()  # what is wrong, beside the figures
+
+    @classmethod
+    def of(cls, name: str, parity: Parity) -> "VariantReport":
+        """The row of a file that was run: each figure above its threshold is a problem."""
+        found = exceeded(parity.figures, parity.thresholds)
+        return cls(
+            name,
+            parity,
+            tuple(
+                f"{each.replace('_', ' ')} is {parity.figures[each]:.2g}, "
+                f"at most {parity.thresholds[each]:g} is allowed"
+                for each in found
+            ),
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether the file may be served."""
+        return self.parity is not None and self.parity.passed and not self.problems
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """The gate's answer for a folder, one row a variant."""
+
+    folder: Path
+    variants: tuple[VariantReport, ...]
+    images: tuple[str, ...] = ()  # what the manifests say becomes of an image, in words
+
+    @property
+    def passed(self) -> bool:
+        """Whether every variant passed."""
+        return all(variant.passed for variant in self.variants)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object; a figure that is not a number is null."""
+        return {
+            "folder": str(self.folder),
+            "passed": self.passed,
+            "table": THRESHOLDS,
+            "images": list(self.images),
+            "variants": [_row_dict(variant) for variant in self.variants],
+        }
+
+
+def _row_dict(row: VariantReport) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": row.name,
+        "passed": row.passed,
+        "problems": list(row.problems),
+        "figures": {},
+        "thresholds": {},
+        "overridden": [],
+    }
+    if row.parity is not None:
+        entry["figures"] = {
+            name: value if math.isfinite(value) else None
+            for name, value in row.parity.figures.items()
+        }
+        entry["thresholds"] = dict(row.parity.thresholds)
+        entry["overridden"] = list(row.parity.overridden)
+    return entry
+
+
+def render(report: GateReport) -> "Table":
+    """The report for a terminal: figures, then the threshold table, then what is wrong."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    measured = {name for row in report.variants if row.parity for name in row.parity.figures}
+    names = [name for name in THRESHOLDS["fp32"] if name in measured or name != "sensitive_rows"]
+    names += ["float32_error"] if "float32_error" in measured else []
+    problems = [f"{row.name}: {each}" for row in report.variants for each in row.problems]
+    table = Table(
+        title="parity gate: unfolded float64 torch against ONNX Runtime",
+        caption=Text("\n").join(
+            [*(Text(each, "red") for each in problems), *map(Text, report.images)]
+        ),
+        caption_justify="left",
+        box=box.SIMPLE,
+        padding=0,
+    )
+    table.add_column("variant", no_wrap=True)
+    for heading in (*(name.replace("_", "\n") for name in names), "passed"):
+        table.add_column(heading, justify="right", min_width=max(map(len, heading.split("\n"))))
+    for row in report.variants:
+        cells = [_cell(row.parity, name) for name in names]
+        table.add_row(row.name, *cells, Text("yes") if row.passed else Text("NO", style="bold red"))
+    table.add_section()
+    for precision, limits in THRESHOLDS.items():
+        cells = [f"{limits[name]:g}" if name in limits else "-" for name in names]
+        table.add_row(f"at most, {precision}", *cells)
+    return table
+
+
+def _cell(parity: Parity | None, name: str) -> str:
+    if parity is None or name not in parity.figures:
+        return ""
+    override = f" (override: {parity.thresholds[name]:g})" if name in parity.overridden else ""
+    return f"{parity.figures[name]:.2g}{override}"

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows on which no file of a type can be near float64, since the model itself is not.
+
+A root of a singular value near zero, or a slot that is between two objects, turns a rounding into
+a visible change. On such a row the gate asks that a file is as good as the model it was made of,
+whose change in float32 says what the roundings of a narrower type, so many times larger, do.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from saccade.export.gate.metrics import FLOORS, THRESHOLDS, row_cosines, row_errors, rows_apart
+from saccade.models.interface import Arrays
+
+# Two orders of the same sums differ by a small factor.
+TIMES_FLOAT32 = 4
+# How much larger a rounding is than float32's; beyond half precision fp32 has no excuse.
+ROUNDINGS = {"fp32": 1, "fp16": 2**13, "bf16": 2**16}
+MOST = {"fp32": THRESHOLDS["fp16"]["relative_error"]}
+
+
+def nudged(model: Any, seed: int) -> Any:
+    """A copy of a torch model whose every weight is moved by a rounding, up or down."""
+    import torch
+
+    copy = deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for each in copy.parameters():
+            up = torch.randint(0, 2, each.shape, generator=generator, dtype=each.dtype)
+            each.mul_(1 + torch.finfo(each.dtype).eps * (2 * up - 1))
+    return copy
+
+
+def sensitive_rows(
+    runs: Sequence[Sequence[Arrays]],
+    reference: Arrays,
+    own: Arrays,
+    thresholds: Mapping[str, float],
+    precision: str,
+) -> dict[str, np.ndarray]:
+    """Rows beyond a threshold by at most four times what the unfolded model would be off.
+
+    `own` are the `row_errors` of that model in float32; roundings of `precision` are larger.
+
+    Shapes: runs as for `figures_of`, each output [n ...]; own and the answer [n], the answer bool.
+    """
+    floor = FLOORS[precision]
+    every = [run for each in runs for run in each]
+    errors = row_errors(every, reference, floor)
+    apart = rows_apart(runs, floor)
+    cosines = row_cosines(every, reference)
+    rows = {}
+    for name in reference:
+        beyond = errors[name] > thresholds["relative_error"]
+        beyond |= apart[name] > thresholds["row_isolation"]
+        beyond |= cosines.get(name, np.zeros(1)) > thresholds["one_minus_cosine"]
+        expected = TIMES_FLOAT32 * ROUNDINGS[precision] * own[name]
+        excused = np.minimum(expected, MOST.get(precision, np.inf))
+        rows[name] = beyond & (np.maximum(errors[name], apart[name]) <= excused)
+    return rows

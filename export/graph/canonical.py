@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exporter's graph made presentable: clean names, no metadata, the same bytes each time."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterable
+
+import onnx
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import TensorSpec
+from saccade.export.graph.limits import check_graph
+from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes
+
+# An output that is exported under its own name may be called as a value inside is.
+OUTPUT_PREFIX = "saccade_output_"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_LARGEST_FILE_BYTES = 2**31 - 1
+
+
+def clean(proto: onnx.ModelProto, root: str) -> onnx.ModelProto:
+    """The same function without a trace of the machine that exported it.
+
+    A node's name is `<part>/<operator>_<count>`, where the part is the child of module `root`
+    that the node came from; nodes outside any child belong to the part they feed.
+    """
+    graph = proto.graph
+    _cast_first(graph)
+    parts = _parts(graph, root)
+    _share_initializers(graph)
+    _rename(graph, parts, root)
+    return _bare(proto)
+
+
+def tidy(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph that was cleaned before and rewritten since, as `clean` leaves one."""
+    _share_initializers(proto.graph)
+    return _bare(proto)
+
+
+def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
+    graph = proto.graph
+    del graph.value_info[:]
+    initializers = sorted(graph.initializer, key=lambda tensor: tensor.name)
+    del graph.initializer[:]
+    graph.initializer.extend(initializers)
+    _strip(proto)
+    return proto
+
+
+def serialize(proto: onnx.ModelProto) -> bytes:
+    """The file's bytes, after the full check.
+
+    Raises: SaccadeError if one file cannot hold the model, or no command would read it.
+    """
+    weights = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
+    if weights > _LARGEST_FILE_BYTES:
+        raise SaccadeError(
+            f"the weights take {weights / 2**30:.1f} GiB, one ONNX file holds at most 2. "
+            "Export a smaller --budget."
+        )
+    check_graph(proto, "the exported graph")
+    onnx.checker.check_model(proto, full_check=True)
+    return proto.SerializeToString(deterministic=True)
+
+
+def tensor_specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
+    """What the graph itself says of its inputs or outputs."""
+    specs = []
+    for value in values:
+        kind = value.type.tensor_type
+        axes = " ".join(axis.dim_param or str(axis.dim_value) for axis in kind.shape.dim)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+        specs.append(TensorSpec(value.name, axes, dtype))
+    return tuple(specs)
+
+
+def flaws(proto: onnx.ModelProto, opset: int = OPSET) -> list[str]:
+    """What a file that `export` wrote never has; empty if it is in order."""
+    found = []
+    opsets = {each.domain: each.version for each in proto.opset_import}
+    if opsets.get("") != opset or proto.ir_version != IR_VERSION:
+        found.append(f"opset {opsets.get('')}, IR version {proto.ir_version}")
+    bytes_inputs = {
+        value.name
+        for value in proto.graph.input
+        if value.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+    }
+    for node in proto.graph.node:
+        if bytes_inputs & set(node.input) and node.op_type != "Cast":
+            found.append(f"{node.op_type} reads the uint8 input before a Cast")
+    if any(tensor.data_location for tensor in proto.graph.initializer):
+        found.append("weights in a second file, which no hash covers")
+    return found
+
+
+def _cast_first(graph: onnx.GraphProto) -> None:
+    """Shape of an image reads the cast image: TensorRT wants nothing on uint8 but a Cast."""
+    for value in graph.input:
+        readers = [node for node in graph.node if value.name in node.input]
+        cast = next((node for node in readers if node.op_type == "Cast"), None)
+        if cast is None:
+            continue
+        for node in readers:
+            if node.op_type == "Shape":
+                node.input[0] = cast.output[0]
+        nodes = [cast, *(node for node in graph.node if node is not cast)]
+        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(ordered)
+
+
+def _parts(graph: onnx.GraphProto, root: str) -> list[str]:
+    """The part of each node; what the exporter left without one belongs to its first reader."""
+    found = [_own_part(node, root) for node in graph.node]
+    part_of_value: dict[str, str] = {}
+    for index in reversed(range(len(found))):
+        node = graph.node[index]
+        found[index] = found[index] or next(
+            (part_of_value[name] for name in node.output if name in part_of_value), "output"
+        )
+        for name in node.input:
+            part_of_value[name] = found[index]
+    return found
+
+
+def _own_part(node: onnx.NodeProto, root: str) -> str:
+    scopes = next((each.value for each in node.metadata_props if each.key == _SCOPES), "[]")
+    for scope in ast.literal_eval(scopes):
+        if scope.startswith(f"{root}."):
+            return scope.split(".")[1].replace("_", "-")
+    return ""
+
+
+def _share_initializers(graph: onnx.GraphProto) -> None:
+    first: dict[bytes, str] = {}
+    replaced: dict[str, str] = {}
+    for tensor in sorted(graph.initializer, key=lambda each: each.name):
+        bare = onnx.TensorProto()
+        bare.CopyFrom(tensor)
+        bare.ClearField("name")
+        bare.ClearField("metadata_props")
+        replaced[tensor.name] = first.setdefault(
+            bare.SerializeToString(deterministic=True), tensor.name
+        )
+    used = {replaced.get(name, name) for node in all_nodes(graph) for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    for node in all_nodes(graph):
+        node.input[:] = [replaced.get(name, name) for name in node.input]
+
+
+def _rename(graph: onnx.GraphProto, parts: list[str], root: str) -> None:
+    names = {"": "", **{value.name: value.name for value in graph.input}}
+    for value in graph.output:
+        names[value.name] = value.name.removeprefix(OUTPUT_PREFIX)
+    counts: Counter[str] = Counter()
+    for node, part in zip(graph.node, parts, strict=True):
+        stem = f"{part}/{node.op_type}"
+        node.name = f"{stem}_{counts[stem]}"
+        counts[stem] += 1
+        for index, output in enumerate(node.output):
+            names.setdefault(output, node.name if index == 0 else f"{node.name}.{index}")
+    for tensor in graph.initializer:
+        if tensor.name.startswith(f"{root}."):
+            names[tensor.name] = tensor.name.removeprefix(f"{root}.")
+        else:
+            names[tensor.name] = f"constant_{counts['constant']}"
+            counts["constant"] += 1
+        tensor.name = names[tensor.name]
+    for node in graph.node:
+        _rename_inside(node, names)
+        node.input[:] = [names[name] for name in node.input]
+        node.output[:] = [names[name] for name in node.output]
+    for value in graph.output:
+        value.name = names[value.name]
+
+
+def _rename_inside(node: onnx.NodeProto, outer: dict[str, str]) -> None:
+    """The graphs inside a Loop or If: what they make is named after it, what they take follows."""
+    for graph in _graphs_inside(node):
+        names, counts = dict(outer), Counter[str]()
+        for index, value in enumerate(graph.input):
+            names[value.name] = f"{node.name}/input_{index}"
+        for inner in graph.node:
+            stem = f"{node.name}/{inner.op_type}"
+            inner.name = f"{stem}_{counts[stem]}"
+            counts[stem] += 1
+            for index, output in enumerate(inner.output):
+                names[output] = inner.name if index == 0 else f"{inner.name}.{index}"
+        for tensor in graph.initializer:
+            names[tensor.name] = f"{node.name}/constant_{counts['constant']}"
+            counts["constant"] += 1
+        names[""] = ""
+        for inner in graph.node:
+            _rename_inside(inner, names)
+            inner.input[:] = [names[name] for name in inner.input]
+            inner.output[:] = [names[name] for name in inner.output]
+        for value in (*graph.input, *graph.output, *graph.initializer):
+            value.name = names[value.name]
+        del graph.value_info[:]
+
+
+def _graphs_inside(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    found = []
+    for attribute in node.attribute:
+        found += [attribute.g] if attribute.HasField("g") else []
+        found += attribute.graphs
+    return found
+
+
+def _strip(proto: onnx.ModelProto) -> None:
+    graph = proto.graph
+    proto.producer_name, proto.producer_version = "saccade", ""
+    proto.domain, proto.model_version, graph.name = "", 0, "saccade"
+    inside = [each for node in all_nodes(graph) for each in _graphs_inside(node)]
+    for each in inside:
+        each.name = "inside"
+    for message in (
+        proto,
+        graph,
+        *inside,
+        *(value for each in inside for value in (*each.input, *each.output, *each.initializer)),
+        *all_nodes(graph),
+        *graph.input,
+        *graph.output,
+        *graph.initializer,
+        *proto.functions,
+    ):
+        message.ClearField("doc_string")
+        message.ClearField("metadata_props")
+    kept = [each for each in proto.opset_import if _is_used(each.domain, proto)]
+    del proto.opset_import[:]
+    proto.opset_import.extend(sorted(kept, key=lambda each: each.domain))
+
+
+def _is_used(domain: str, proto: onnx.ModelProto) -> bool:
+    return domain in {"", *(node.domain for node in all_nodes(proto.graph))}

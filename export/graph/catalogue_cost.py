@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multiply-adds of a named size, counted from its graph: random weights, no checkpoint."""
+
+from typing import Any
+
+import numpy as np
+
+from saccade.export.graph.cost import cost_of, parameters_of
+from saccade.export.graph.samples import random_inputs
+from saccade.models.catalogue import preset_of
+from saccade.models.families import build
+
+_SAMPLES = 3  # as many as tracing wants
+
+
+def cost_of_size(family: str, name: str) -> dict[str, Any]:
+    """Parameters, and the multiply-adds of one sample by part, of the largest default variant.
+
+    Raises: SaccadeError if there is no such family or size.
+    """
+    from saccade.export.graph.tracing import trace_part
+
+    model: Any = build(family, preset_of(family, name).to_dict()).eval()
+    parameters = parameters_of(model)
+    folded = model.at(model.settings()[0]).fold().float()
+    counts = {}
+    for part in folded.parts():
+        inputs = random_inputs(part, np.random.default_rng(0), _SAMPLES)
+        proto = trace_part(folded, part, inputs, part.outputs)
+        counts[part.role] = cost_of(proto, parameters, inputs).multiply_adds.total
+    return {"parameters": parameters, "multiply_adds": counts}

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one sample costs, counted from the graph: no clock, no machine."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from saccade.export.artefact.manifest import Cost, MultiplyAdds
+from saccade.export.graph.half_graph import HALF, widened
+from saccade.export.graph.layer_types import element_types
+from saccade.export.runtimes.runners import onnx_session
+from saccade.models.interface import Arrays
+
+Shape = tuple[int, ...]
+_VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a graph does with one sample.
+
+    Units: multiply-adds by node of the main graph; the peak of the activations in bytes.
+    """
+
+    multiply_adds: dict[str, int]
+    peak_activation_bytes: int
+
+    def cost(self, parameters: int) -> Cost:
+        """The manifest's entry, of which a node's part is the first word of its name."""
+        by_part: Counter[str] = Counter()
+        for name, count in self.multiply_adds.items():
+            by_part[name.split("/")[0]] += count
+        total = MultiplyAdds(sum(by_part.values()), dict(sorted(by_part.items())))
+        return Cost(parameters, total, self.peak_activation_bytes)
+
+
+def cost_of(proto: onnx.ModelProto, parameters: int, samples: Arrays) -> Cost:
+    """The manifest's entry for a graph, counted as `count_of` does."""
+    return count_of(proto, samples).cost(parameters)
+
+
+def count_of(proto: onnx.ModelProto, samples: Arrays) -> Count:
+    """Multiply-adds by node and the peak of the activations, for a batch of one.
+
+    Counted are MatMul, Gemm, Conv, ConvTranspose, Einsum and LSTM of the main graph, not what a
+    custom op or a loop computes inside. The peak walks the nodes in file order: a tensor lives
+    from its node to its last reader, inputs and outputs included, weights not; a reshape shares
+    its input's memory. A runtime that fuses or plans otherwise needs less or more.
+
+    Units:  one sample: the first of `samples`.
+    """
+    shapes, item_bytes = _shapes(proto, samples)
+    multiply_adds = {
+        node.name: _COUNTS[node.op_type](
+            node, [shapes[name] for name in node.input if name], shapes[node.output[0]]
+        )
+        for node in proto.graph.node
+        if node.op_type in _COUNTS
+    }
+    return Count(multiply_adds, _peak_bytes(proto.graph, shapes, item_bytes))
+
+
+def parameters_of(model: Any) -> int:
+    """Parameters that a model learned, each counted once."""
+    return sum(each.numel() for each in model.parameters())
+
+
+def _shapes(proto: onnx.ModelProto, samples: Arrays) -> tuple[dict[str, Shape], dict[str, int]]:
+    """Shape and item size of every tensor, from one run: loops and functions leave no gap."""
+    everything = widened(proto)
+    graph = everything.graph
+    del graph.output[:]
+    graph.output.extend(
+        onnx.ValueInfoProto(name=name) for node in graph.node for name in node.output if name
+    )
+    session = onnx_session(everything.SerializeToString(), optimized=False)
+    names = [each.name for each in session.get_outputs()]
+    given = {each.name: samples[each.name][:1] for each in session.get_inputs()}
+    found = dict(zip(names, session.run(names, given), strict=True)) | given
+    found |= {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    types = element_types(proto)
+    return (
+        {name: tuple(value.shape) for name, value in found.items()},
+        {name: 2 if types.get(name) in HALF else value.itemsize for name, value in found.items()},
+    )
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: int | str) -> int | str:
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return attribute.s.decode() if attribute.s else attribute.i
+    return default
+
+
+def _matmul(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
+    return math.prod(output) * inputs[0][-1]
+
+
+def _gemm(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
+    return math.prod(output) * inputs[0][0 if _attribute(node, "transA", 0) else 1]
+
+
+def _conv(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
+    return math.prod(output) * math.prod(inputs[1][1:])
+
+
+def _conv_transpose(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
+    return math.prod(inputs[0]) * math.prod(inputs[1][1:])
+
+
+def _lstm(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
+    """Each step multiplies with the input's and the state's weights, in every direction."""
+    steps, batch = inputs[0][:2]
+    return steps * batch * (math.prod(inputs[1]) + math.prod(inputs[2]))
+
+
+def _einsum(node: onnx.NodeProto, inputs: list[Shape], output: Shape) -> int:
+    """One product of all letters: what the equation says, not how a runtime re-associates it."""
+    equation = str(_attribute(node, "equation", "")).replace(" ", "").split("->")[0]
+    sizes: dict[str, int] = {}
+    for letters, shape in zip(equation.split(","), inputs, strict=True):
+        sizes.update(zip(letters, shape, strict=True))
+    return math.prod(sizes.values()) if len(inputs) > 1 else 0
+
+
+_COUNTS: dict[str, Callable[[onnx.NodeProto, list[Shape], Shape], int]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "LSTM": _lstm,
+    "Einsum": _einsum,
+}
+
+
+def _peak_bytes(
+    graph: onnx.GraphProto, shapes: dict[str, Shape], item_bytes: dict[str, int]
+) -> int:
+    owner = {value.name: value.name for value in graph.input}
+    for node in graph.node:
+        for name in node.output:
+            shared = node.op_type in _VIEWS and node.input[0] in owner
+            owner[name] = owner[node.input[0]] if shared else name
+    last_read = {owner[value.name]: len(graph.node) for value in graph.output}
+    for index, node in enumerate(graph.node):
+        for name in (*node.input, *node.output):
+            if name in owner:
+                last_read[owner[name]] = max(last_read.get(owner[name], 0), index)
+    live = {value.name for value in graph.input}
+    peak = 0
+    for index, node in enumerate(graph.node):
+        live |= {owner[name] for name in node.output if name}
+        peak = max(peak, sum(math.prod(shapes[name]) * item_bytes[name] for name in live))
+        live = {name for name in live if last_read[name] > index}
+    return peak

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph with integers of 8 bits: explicit quantisation around its layers of constant weights."""
+
+import logging
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from saccade.errors import SaccadeError, require
+from saccade.export.graph.canonical import tidy
+from saccade.leftovers import temporary_folder
+from saccade.models.interface import Arrays
+
+_BATCH = 16
+
+
+def quantized(proto: onnx.ModelProto, samples: Arrays, float32: Collection[str]) -> onnx.ModelProto:
+    """The graph with QuantizeLinear and DequantizeLinear around its layers of constant weights.
+
+    Symmetric, as TensorRT asks: one scale for a layer's input, the largest magnitude that it has
+    on the samples over 127, and one for each output channel of its weights; biases are added in
+    float32. Nodes of `float32`, and products of two computed matrices, stay as they are.
+
+    Shapes: samples as the graph's inputs, [n ...].
+    Raises: SaccadeError if the graph has no such layer, MissingPackage without ONNX Runtime.
+    """
+    require("onnxruntime", extra="cpu")
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    apart = _biases_apart(proto)
+    chosen = [name for name in _layers(apart) if name not in float32]
+    if not chosen:
+        raise SaccadeError(
+            "no layer of constant weights can be computed in int8. Export with --precision fp32."
+        )
+    with _scratch() as folder, _quiet():
+        path = folder / "model.onnx"
+        quantize_static(
+            apart,
+            path,
+            _reader(samples),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul", "Conv"],
+            nodes_to_quantize=chosen,
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={
+                "ActivationSymmetric": True,
+                "WeightSymmetric": True,
+                "QuantizeBias": False,
+                "OpTypesToExcludeOutputQuantization": ["MatMul", "Conv"],
+            },
+        )
+        return tidy(onnx.load(path))
+
+
+def quantized_ranges(proto: onnx.ModelProto) -> dict[str, float]:
+    """The largest magnitude that each quantised activation can hold, from its scale."""
+    values = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
+    return {
+        node.input[0]: float(127 * values[node.input[1]])
+        for node in proto.graph.node
+        if node.op_type == "QuantizeLinear"
+    }
+
+
+def _layers(proto: onnx.ModelProto) -> list[str]:
+    """The nodes of one constant matrix, or of constant filters: integer kernels know no batch."""
+    shapes = {each.name: len(each.dims) for each in proto.graph.initializer}
+    return [
+        node.name
+        for node in proto.graph.node
+        if (node.op_type == "MatMul" and shapes.get(node.input[1]) == 2)
+        or (node.op_type == "Conv" and node.input[1] in shapes)
+    ]
+
+
+def _biases_apart(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which a Gemm is a MatMul and an Add: a residual in its place cannot be quantised.
+
+    The MatMul keeps the name of the Gemm.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    graph = copy.graph
+    weights = {each.name: each for each in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        plain = given.get("alpha", 1) == 1 and given.get("beta", 1) == 1
+        if node.op_type != "Gemm" or not plain or given.get("transA") or len(node.input) != 3:
+            nodes.append(node)
+            continue
+        a, b, c = node.input
+        if given.get("transB"):
+            if b not in weights:
+                nodes.append(node)
+                continue
+            turned = numpy_helper.to_array(weights[b]).T
+            b = f"{b}/turned"
+            if b not in weights:
+                weights[b] = numpy_helper.from_array(np.ascontiguousarray(turned), b)
+                graph.initializer.append(weights[b])
+        product = f"{node.name}/product"
+        nodes.append(helper.make_node("MatMul", [a, b], [product], name=node.name))
+        nodes.append(helper.make_node("Add", [product, c], node.output, name=f"{node.name}/bias"))
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return tidy(copy)
+
+
+def _reader(samples: Arrays) -> Any:
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.start = 0
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            start, self.start = self.start, self.start + _BATCH
+            some = {name: each[start : self.start] for name, each in samples.items()}
+            return some if len(next(iter(some.values()))) else None
+
+    return Reader()
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A temporary folder in which the quantiser's own lie too, so that they go with it."""
+    before = tempfile.tempdir
+    with temporary_folder("int8") as folder:
+        tempfile.tempdir = str(folder)
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the quantiser's advice to run a step that this graph does not need."""
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The type in which each matrix layer of a graph multiplies, and what a precision asks of it."""
+
+from collections.abc import Collection, Mapping
+
+import onnx
+
+from saccade.errors import SaccadeError
+from saccade.plugins.onnx_model import OPSET
+
+_BF16_OPSET = 22  # the first in which a convolution may be of bfloat16
+MATRIX_NODES = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
+_NAMES = {
+    onnx.TensorProto.FLOAT: "fp32",
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+    onnx.TensorProto.DOUBLE: "fp64",
+}
+
+
+def opset_of(precision: str) -> int:
+    """The opset of a file of that precision."""
+    return _BF16_OPSET if precision == "bf16" else OPSET
+
+
+def matrix_types(proto: onnx.ModelProto) -> dict[str, str]:
+    """By name, in which precision each matrix node of the main graph multiplies.
+
+    A node whose inputs both come from DequantizeLinear is int8: a runtime multiplies the integers.
+    """
+    nodes = [node for node in proto.graph.node if node.op_type in MATRIX_NODES]
+    makers = {name: node.op_type for node in proto.graph.node for name in node.output}
+    types = element_types(proto)
+    return {
+        node.name: "int8"
+        if all(makers.get(name) == "DequantizeLinear" for name in node.input[:2])
+        else _NAMES[types[node.output[0]]]
+        for node in nodes
+    }
+
+
+def element_types(proto: onnx.ModelProto) -> dict[str, int]:
+    """The element type of every tensor of the main graph, as far as inference knows it."""
+    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    types = {each.name: each.data_type for each in inferred.initializer}
+    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    return types | {each.name: each.type.tensor_type.elem_type for each in values}
+
+
+def float32_layers(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """The matrix nodes that multiply in float32."""
+    return tuple(sorted(name for name, kind in matrix_types(proto).items() if kind == "fp32"))
+
+
+def check_types(
+    name: str,
+    precision: str,
+    types: Mapping[str, str],
+    cost: Mapping[str, int],
+    float32: Collection[str],
+) -> None:
+    """The graph has the precision that its name promises.
+
+    Every matrix node is of it, except those of `float32`, which carry less than half of the
+    multiply-adds (`cost` by node; none: any share).
+    Raises: SaccadeError naming the nodes that are of another type.
+    """
+    wrong = sorted(
+        node
+        for node, kind in types.items()
+        if kind != precision and not (kind == "fp32" and node in float32)
+    )
+    if wrong:
+        found = ", ".join(f"{node} is {types[node]}" for node in wrong[:3])
+        raise SaccadeError(
+            f"{name}: {len(wrong)} of {len(types)} matrix layers are not {precision}: {found}. "
+            f"Export it again with --precision {precision}."
+        )
+    whole = sum(cost.values())
+    # What is no matrix node, such as a recurrent layer, is computed in float32.
+    done = sum(count for node, count in cost.items() if types.get(node) == precision)
+    if cost and 2 * done <= whole:
+        raise SaccadeError(
+            f"{name}: only {done:,} of {whole:,} multiply-adds are {precision}. "
+            f"Serve the fp32 variant: this one would save nothing."
+        )

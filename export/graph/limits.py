@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much an ONNX file may ask of whoever opens it, counted without following what it asks.
+
+Each limit is the largest honest export known, with room. What is counted: the nodes that stand
+there once every function is written out in place of its calls, and the turns of loops whose number
+is a constant. A loop whose number of turns is computed has to be run: `graph_trial` does that.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from saccade.errors import SaccadeError
+from saccade.export.graph.calls import NODES, call_excesses, graphs_in
+
+FILE_BYTES = 2**31 - 1  # what the format's own reader takes
+FUNCTIONS = 1_000
+GRAPH_DEPTH = 8  # graphs inside nodes: ours have a loop in a loop
+AXES = 16  # NumPy holds 32, torch computes with 25
+NUMBERS = 2**31  # of one tensor
+TENSORS = 100_000
+NAME_CHARACTERS = 1_000
+OPSETS = 100
+
+_AGAIN = "Export it again with: saccade export CHECKPOINT"
+# Numbers a stored entry stands for: `int32_data` packs what is smaller than a byte.
+_MOST_PER_ENTRY = 8
+_TYPED_DATA = (
+    "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data",
+)  # fmt: skip
+_BITS = {
+    "FLOAT": 32, "UINT8": 8, "INT8": 8, "UINT16": 16, "INT16": 16, "INT32": 32, "INT64": 64,
+    "STRING": 0, "BOOL": 8, "FLOAT16": 16, "DOUBLE": 64, "UINT32": 32, "UINT64": 64,
+    "COMPLEX64": 64, "COMPLEX128": 128, "BFLOAT16": 16, "FLOAT8E4M3FN": 8, "FLOAT8E4M3FNUZ": 8,
+    "FLOAT8E5M2": 8, "FLOAT8E5M2FNUZ": 8, "FLOAT8E8M0": 8, "UINT4": 4, "INT4": 4,
+    "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2,
+}  # fmt: skip
+_TENSOR_TYPES = dict(onnx.TensorProto.DataType.items())
+BITS = {_TENSOR_TYPES[name]: bits for name, bits in _BITS.items() if name in _TENSOR_TYPES}
+
+
+def read_graph(path: Path, where: str = "") -> onnx.ModelProto:
+    """The model in an ONNX file, which asks for no more than the limits.
+
+    Raises: SaccadeError if it cannot be read, or for the first limit that it is beyond.
+    """
+    return parse_graph(read_file(path), where or str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of an ONNX file.
+
+    Raises: SaccadeError if it cannot be read, or is larger than one can be.
+    """
+    try:
+        if (size := path.stat().st_size) > FILE_BYTES:
+            raise SaccadeError(f"{path}: has {size} bytes, an ONNX file at most {FILE_BYTES}.")
+        return path.read_bytes()
+    except OSError as error:
+        raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {_AGAIN}") from error
+
+
+def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
+    """The model of an ONNX file's bytes, which asks for no more than the limits.
+
+    Raises: SaccadeError if they are none, or for the first limit that it is beyond.
+    """
+    try:
+        proto = onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's own classes share no parent but this one
+        raise SaccadeError(f"{where}: is no whole ONNX model ({error}). {_AGAIN}") from error
+    check_graph(proto, where)
+    return proto
+
+
+def check_graph(proto: onnx.ModelProto, where: str) -> None:
+    """Whether a model asks for no more than the limits.
+
+    Raises: SaccadeError with what was found and what is expected.
+    """
+    for excess in _excesses(proto):
+        raise SaccadeError(f"{where}: {excess}. {_AGAIN}")
+
+
+def _excesses(proto: onnx.ModelProto) -> Iterator[str]:
+    for what, found, most in (
+        ("functions", len(proto.functions), FUNCTIONS),
+        ("operator sets", len(proto.opset_import), OPSETS),
+        ("graphs for training", len(proto.training_info), 0),
+    ):
+        if found > most:
+            yield f"has {found} {what}, expected at most {most}"
+    yield from _names(each.domain for each in proto.opset_import)
+    graphs = _Graphs()
+    yield from graphs.excesses(proto)
+    for where, value in (
+        *(("input", each) for each in proto.graph.input),
+        *(("output", each) for each in proto.graph.output),
+    ):
+        yield from _value_excesses(where, value)
+    yield from call_excesses(proto)
+
+
+@dataclass
+class _Graphs:
+    """A walk through every graph of a file: sizes and names, nothing followed."""
+
+    nodes: int = 0
+    tensors: int = 0
+
+    def excesses(self, proto: onnx.ModelProto) -> Iterator[str]:
+        yield from self._graph(proto.graph, 1)
+        for function in proto.functions:
+            yield from _names((function.domain, function.name, function.overload, *function.input))
+            yield from _names(function.output)
+            yield from self._nodes(function.node, 1)
+            yield from _shapes(function.value_info)
+
+    def _graph(self, graph: onnx.GraphProto, depth: int) -> Iterator[str]:
+        if depth > GRAPH_DEPTH:
+            yield f"has graphs inside nodes more than {GRAPH_DEPTH} deep"
+        yield from self._tensors(graph.initializer)
+        for each in graph.sparse_initializer:
+            yield from self._tensors((each.values, each.indices))
+        for values in (graph.input, graph.output, graph.value_info):
+            yield from _shapes(values)
+        yield from self._nodes(graph.node, depth)
+
+    def _nodes(self, nodes: Iterable[onnx.NodeProto], depth: int) -> Iterator[str]:
+        self.nodes += len(nodes)  # type: ignore[arg-type]
+        if self.nodes > NODES:
+            yield f"has {self.nodes} nodes, expected at most {NODES}"
+        for node in nodes:
+            yield from _names(
+                (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+            )
+            for attribute in node.attribute:
+                yield from _names((attribute.name,))
+                yield from self._attribute(attribute, depth)
+
+    def _attribute(self, attribute: onnx.AttributeProto, depth: int) -> Iterator[str]:
+        if attribute.HasField("t"):
+            yield from self._tensors((attribute.t,))
+        if attribute.HasField("sparse_tensor"):
+            held = attribute.sparse_tensor
+            yield from self._tensors((held.values, held.indices))
+        yield from self._tensors(attribute.tensors)
+        for each in attribute.sparse_tensors:
+            yield from self._tensors((each.values, each.indices))
+        for graph in graphs_in(attribute):
+            yield from self._graph(graph, depth + 1)
+
+    def _tensors(self, tensors: Iterable[onnx.TensorProto]) -> Iterator[str]:
+        for each in tensors:
+            self.tensors += 1
+            if self.tensors > TENSORS:
+                yield f"has more than {TENSORS} tensors"
+            yield from _names((each.name,))
+            yield from _tensor_excesses(each)
+
+
+def _tensor_excesses(tensor: onnx.TensorProto) -> Iterator[str]:
+    what = f"tensor {tensor.name[:80]!r}"
+    if tensor.data_location or tensor.external_data:
+        yield f"{what} keeps weights in another file, which no hash covers"
+    if tensor.data_type not in BITS:
+        yield f"{what} has the type {tensor.data_type}, which ONNX does not know"
+    yield from _dims_excesses(what, tensor.dims)
+    count, bits = math.prod(tensor.dims), BITS.get(tensor.data_type, 0)
+    if tensor.HasField("raw_data"):
+        held, expected = len(tensor.raw_data), -(-count * bits // 8)
+        if held != expected:
+            yield f"{what} of {list(tensor.dims)} holds {held} bytes, expected {expected}"
+    elif count > _MOST_PER_ENTRY * sum(len(getattr(tensor, each)) for each in _TYPED_DATA):
+        yield f"{what} of {list(tensor.dims)} holds fewer numbers than it says"
+
+
+def _dims_excesses(what: str, dims: Iterable[int]) -> Iterator[str]:
+    sizes = list(dims)
+    if len(sizes) > AXES:
+        yield f"{what} has {len(sizes)} axes, expected at most {AXES}"
+    elif min(sizes, default=0) < 0:
+        yield f"{what} has an axis of {min(sizes)}"
+    elif math.prod(sizes) > NUMBERS:
+        yield f"{what} has {math.prod(sizes)} numbers, expected at most {NUMBERS}"
+
+
+def _value_excesses(what: str, value: onnx.ValueInfoProto) -> Iterator[str]:
+    if value.type.WhichOneof("value") != "tensor_type":
+        yield f"{what} {value.name[:80]!r} is no tensor"
+    elif value.type.tensor_type.elem_type not in BITS:
+        kind = value.type.tensor_type.elem_type
+        yield f"{what} {value.name[:80]!r} has the type {kind}, which ONNX does not know"
+
+
+def _shapes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[str]:
+    for value in values:
+        yield from _names((value.name,))
+        axes = value.type.tensor_type.shape.dim
+        yield from _names(axis.dim_param for axis in axes)
+        fixed = [axis.dim_value for axis in axes if axis.HasField("dim_value")]
+        yield from _dims_excesses(f"tensor {value.name[:80]!r}", fixed)
+        if len(axes) > AXES:
+            yield f"tensor {value.name[:80]!r} has {len(axes)} axes, expected at most {AXES}"
+
+
+def _names(names: Iterable[str | bytes]) -> Iterator[str]:
+    for name in names:
+        if isinstance(name, bytes):  # what protobuf gives for what is no UTF-8
+            yield f"has a name that is no text ({name[:40]!r})"
+        elif len(name) > NAME_CHARACTERS:
+            most = f"expected at most {NAME_CHARACTERS}"
+            yield f"has a name of {len(name)} characters ({name[:40]!r}...), {most}"
+        elif not name.isprintable():
+            yield f"has a name with control characters ({name[:80]!r})"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph of a part in one precision, and the proof that it has it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from saccade.export.graph.cost import Count, count_of
+from saccade.export.graph.half_graph import activation_ranges, check_ranges
+from saccade.export.graph.inlining import inlined
+from saccade.export.graph.int8_graph import quantized, quantized_ranges
+from saccade.export.graph.layer_types import check_types, float32_layers, matrix_types
+from saccade.export.graph.samples import REAL_INPUTS
+from saccade.models.interface import Arrays
+
+
+@dataclass(frozen=True)
+class TypedGraph:
+    """A graph, what it costs, what it keeps in float32, and how large its tensors become."""
+
+    proto: onnx.ModelProto
+    count: Count
+    float32_layers: tuple[str, ...] = ()
+    activation_ranges: dict[str, float] = field(default_factory=dict)
+
+
+def typed_graph(
+    name: str,
+    role: str,
+    precision: str,
+    traced: Callable[[str], onnx.ModelProto],
+    samples: Arrays,
+) -> TypedGraph:
+    """The graph of one part of a folded float32 model, computed in `precision`.
+
+    `traced` gives the part's graph in fp32, fp16 or bf16. In a narrower precision read-outs,
+    softmax, normalisations and custom ops stay float32. Only the real samples set scales and
+    count for ranges.
+
+    Shapes: samples as the part's inputs, the real ones first.
+    Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not be
+        of that precision.
+    """
+    if precision == "fp32":
+        proto = traced("fp32")
+        return TypedGraph(proto, count_of(proto, samples))
+    real = {each: values[:REAL_INPUTS] for each, values in samples.items()}
+    if precision == "int8":
+        # Half precision says which products are in read-outs: its nodes have the same names.
+        proto = quantized(traced("fp32"), real, float32_layers(traced("fp16")))
+        ranges = quantized_ranges(proto)
+    else:
+        proto = traced(precision)
+        ranges = activation_ranges(proto, real)
+        if precision == "fp16":
+            check_ranges(name, ranges)
+    kept, count = float32_layers(proto), count_of(proto, samples)
+    # A decoder of slots is a read-out as a whole: between two slots a softmax amplifies roundings.
+    cost = {} if role == "decode" else count.multiply_adds
+    check_types(name, precision, matrix_types(proto), cost, kept)
+    return TypedGraph(proto, count, kept, ranges)
+
+
+def with_ops_inlined(graph: TypedGraph, precision: str) -> TypedGraph:
+    """The graph without custom ops; a product inside a body counts as a layer kept in float32."""
+    proto = inlined(graph.proto)
+    return replace(
+        graph, proto=proto, float32_layers=() if precision == "fp32" else float32_layers(proto)
+    )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gate asks a part: samples of the checkpoint's own data first, then random ones."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError, ShapeError
+from saccade.models.checkpoint import Checkpoint
+from saccade.models.interface import Arrays, Part, TensorSpec
+
+REAL_INPUTS, RANDOM_INPUTS = 256, 64
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The inputs by name, and the calibration arrays of the first of them.
+
+    Shapes: each input [n ...]; labelled [m ...] with m at most n.
+    """
+
+    inputs: dict[str, np.ndarray]
+    labelled: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+
+def samples_of(checkpoint: Checkpoint, part: Part) -> Samples:
+    """The same samples each time: spread over the calibration data, and a fixed seed.
+
+    Raises: SaccadeError if the checkpoint has too few samples or lacks an input's.
+    """
+    calibration = checkpoint.calibration
+    count = len(next(iter(calibration.values())))
+    if count < REAL_INPUTS:
+        raise SaccadeError(
+            f"{checkpoint.path}: has {count} calibration samples, the gate needs {REAL_INPUTS}. "
+            "Train or convert it again: this saccade stores that many of any data."
+        )
+    chosen = np.linspace(0, count - 1, REAL_INPUTS).astype(np.int64)
+    labelled = {name: each[chosen] for name, each in calibration.items()}
+    real = part.real(labelled) if part.real else labelled
+    if missing := [spec.name for spec in part.inputs if spec.name not in real]:
+        raise SaccadeError(
+            f"{checkpoint.path}: holds no calibration samples of {', '.join(missing)}, only of "
+            f"{', '.join(sorted(calibration))}. Train or convert the checkpoint again."
+        )
+    rng = np.random.default_rng(0)
+    noise = random_inputs(part, rng, RANDOM_INPUTS, like=real)
+    inputs = {spec.name: _joined(spec, real[spec.name], noise[spec.name]) for spec in part.inputs}
+    return Samples(inputs, labelled)
+
+
+def random_inputs(
+    part: Part, rng: np.random.Generator, count: int, like: Arrays | None = None
+) -> dict[str, np.ndarray]:
+    """Inputs at random: the part's own draw, or bytes of any value and floats from N(0, 1).
+
+    Axes that are words take their sizes from `like`.
+    """
+    if part.random:
+        return dict(part.random(rng, count))
+    noise: dict[str, np.ndarray] = {}
+    for spec in part.inputs:
+        axes = spec.shape[1:] if like is None else like[spec.name].shape[1:]
+        shape = (count, *(int(axis) for axis in axes))
+        if spec.dtype == "uint8":
+            noise[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
+        elif spec.dtype == "float32":
+            noise[spec.name] = rng.standard_normal(shape, dtype=np.float32)
+        else:
+            raise TypeError(f"input {spec.name}: {spec.dtype} needs a Part.random of its own")
+    return noise
+
+
+def _joined(spec: TensorSpec, real: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    both = np.concatenate([_checked(spec, real), _checked(spec, noise)])
+    return np.ascontiguousarray(both)
+
+
+def _checked(spec: TensorSpec, found: np.ndarray) -> np.ndarray:
+    wanted: Any = spec.shape
+    fits = len(wanted) == found.ndim and all(
+        isinstance(axis, str) or axis == length
+        for axis, length in zip(wanted, found.shape, strict=False)
+    )
+    if not fits or found.dtype != spec.dtype:
+        raise ShapeError(
+            f"samples of {spec.name}: found {found.dtype} {list(found.shape)}, expected "
+            f"{spec.dtype} [{spec.axes}]. Train or convert the checkpoint again."
+        )
+    return found

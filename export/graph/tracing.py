@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torch model to an ONNX graph, by torch's own exporter."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnxscript import rewriter
+from onnxscript.rewriter.rules.common import _no_op
+from torch import nn
+
+from saccade.export.graph.canonical import OUTPUT_PREFIX, clean, tidy
+from saccade.export.graph.folded_constants import fold_constants
+from saccade.export.graph.half_graph import fold_casts
+from saccade.export.graph.layer_types import opset_of
+from saccade.export.graph.translation import translations
+from saccade.export.runtimes.half_products import HALF_TYPES, half_products
+from saccade.models.interface import Arrays, Part, part_named
+from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
+
+_EXAMPLES = 3  # samples: neither 0 nor 1, which torch would take for constants
+
+
+class _Served(nn.Module):
+    """What the file computes: a part's named outputs, in a fixed order."""
+
+    def __init__(self, model: Any, role: str, outputs: Sequence[str], precision: str) -> None:
+        super().__init__()
+        self.model = model
+        self.part = part_named(model, role)
+        self.outputs = tuple(outputs)
+        self.products = (
+            half_products(model, precision, accumulate=False)
+            if precision in HALF_TYPES
+            else nullcontext()
+        )
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        names = [spec.name for spec in self.part.inputs]
+        with self.products:
+            answers = self.part.run(**dict(zip(names, inputs, strict=True)))
+        return tuple(answers[name] for name in self.outputs)
+
+
+def trace_part(
+    model: nn.Module,
+    part: Part,
+    samples: Arrays,
+    outputs: Sequence[str],
+    precision: str = "fp32",
+) -> onnx.ModelProto:
+    """The cleaned graph of one part of a float32 model, its products in fp32, fp16 or bf16.
+
+    Shapes: samples as the part's inputs, at least 3 of them.
+    """
+    examples = {
+        spec.name: torch.from_numpy(np.ascontiguousarray(samples[spec.name][:_EXAMPLES]))
+        for spec in part.inputs
+    }
+    words = {spec.name: spec.shape for spec in part.inputs}
+    served = _Served(model, part.role, outputs, precision)
+    proto = trace_module(served, examples, outputs, words)
+    if precision in HALF_TYPES:
+        fold_casts(proto)
+    if precision == "bf16":
+        # Neither the library nor ONNX Runtime's processor kernels fold constants of bfloat16.
+        _set_opset(proto, opset_of(precision))
+        return tidy(proto)
+    return tidy(fold_constants(proto))
+
+
+def trace_module(
+    module: nn.Module,
+    examples: dict[str, torch.Tensor],
+    outputs: Sequence[str],
+    axes: Mapping[str, Sequence[int | str]] | None = None,
+) -> onnx.ModelProto:
+    """The cleaned graph of any module whose inputs share a batch as their first axis.
+
+    Further axes that are words in `axes` (by input) are dynamic too.
+
+    Each of saccade's ops becomes one node with its function body beside it: a runtime that has
+    the kernel takes the kernel, another one computes the body.
+    Shapes: examples [b ...] with one b that is neither 0 nor 1.
+    """
+    words = {name: (axes or {}).get(name, ("b",)) for name in examples}
+    dims = {
+        word: torch.export.Dim(word, min=1)
+        for shape in words.values()
+        for word in shape
+        if isinstance(word, str)
+    }
+    with _quiet(), _tiny_constants_stay(), torch.no_grad():
+        program = torch.onnx.export(
+            module.eval(),
+            tuple(examples.values()),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(examples),
+            output_names=[OUTPUT_PREFIX + name for name in outputs],
+            dynamic_shapes=_dynamic(module, words, dims),
+            custom_translation_table=translations(),
+            verbose=False,
+        )
+    assert program is not None
+    proto = clean(program.model_proto, root="model")
+    attach_bodies(proto)
+    assert proto.ir_version == IR_VERSION, proto.ir_version
+    return proto
+
+
+def _set_opset(proto: onnx.ModelProto, opset: int) -> None:
+    """Each operator used here means the same in the newer opset, which only allows more types."""
+    next(each for each in proto.opset_import if each.domain == "").version = opset
+    del proto.functions[:]
+    attach_bodies(proto)
+
+
+def _dynamic(
+    module: nn.Module, words: Mapping[str, Sequence[int | str]], dims: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    shapes = tuple(
+        {i: dims[word] for i, word in enumerate(shape) if isinstance(word, str)}
+        for shape in words.values()
+    )
+    # torch wants the shapes of a starred argument as one tuple.
+    return (shapes,) if isinstance(module, _Served) else shapes
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's words on torchvision, which is not used, and its own deprecations."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _tiny_constants_stay() -> Iterator[None]:
+    """Without the exporter's rules that leave out `x + 0` and `x * 1`.
+
+    They take a constant within 1e-8 for 0 (within 1e-5 for 1), and so drop an epsilon of 1e-8 that
+    keeps a quotient of small numbers what it is.
+    """
+    rules = rewriter._DEFAULT_REWRITE_RULES
+    left_out = {id(rule) for rule in _no_op.rules}
+    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in left_out)
+    try:
+        yield
+    finally:
+        rewriter._DEFAULT_REWRITE_RULES = rules

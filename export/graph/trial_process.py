@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker of `graph_trial`: each file is announced, opened, and told as a reason or none."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from saccade.errors import MissingPackage, SaccadeError, require
+from saccade.export.runtimes.runners import onnx_session
+from saccade.files import sha256_of
+from saccade.worker import Say
+
+if TYPE_CHECKING:
+    import onnx
+
+_MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
+
+
+def main(request: dict[str, Any], say: Say) -> None:
+    """Try the files, one after the other; without onnx they are loaded and not counted."""
+    try:
+        require("onnx", extra="export")
+        tried = _tried
+    except MissingPackage:
+        tried = _loaded
+    for number, name in enumerate(request["files"]):
+        say({"begins": number})
+        path = Path(name)
+        try:
+            digest, reason = tried(path)
+        except SaccadeError as error:
+            digest, reason = "", str(error)
+        except MemoryError:
+            digest, reason = "", _too_large(path)
+        say({"sha256": digest, "reason": reason})
+
+
+def _tried(path: Path) -> tuple[str, str | None]:
+    """The hash of what was read, and why it is not to be opened.
+
+    What a runtime refuses in time and memory is its caller's to say.
+    """
+    import onnx
+
+    from saccade.export.graph.limits import parse_graph, read_file
+
+    data = read_file(path)
+    digest, proto = hashlib.sha256(data).hexdigest(), parse_graph(data, str(path))
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+        _ask(proto)
+    except MissingPackage:
+        return digest, None
+    except Exception as error:  # of libraries, whose classes share no parent but this one
+        return digest, _reason(path, error)
+    return digest, None
+
+
+def _loaded(path: Path) -> tuple[str, str | None]:
+    try:
+        onnx_session(path)
+    except MissingPackage:  # nothing here opens it
+        return "", None
+    except SaccadeError as error:
+        return sha256_of(path), _reason(path, error)
+    return sha256_of(path), None
+
+
+def _reason(path: Path, error: Exception) -> str | None:
+    return _too_large(path) if _MEMORY.search(f"{error!r} {error}") else None
+
+
+def _ask(proto: "onnx.ModelProto") -> None:
+    """Load it as a command does, and run it on zeros, with each free axis of one."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    from saccade.export.graph.half_graph import HALF, widened
+
+    if any(tensor.data_type in HALF for tensor in proto.graph.initializer):
+        proto = widened(proto)
+    given = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in given]
+    session = onnx_session(proto.SerializeToString())
+    zeros = {}
+    for value in inputs:
+        tensor = value.type.tensor_type
+        shape = [axis.dim_value if axis.HasField("dim_value") else 1 for axis in tensor.shape.dim]
+        zeros[value.name] = np.zeros(shape, tensor_dtype_to_np_dtype(tensor.elem_type))
+    session.run(None, zeros)
+
+
+def _too_large(path: Path) -> str:
+    return (
+        f"{path}: loading it and asking it one sample takes more memory than a file of its size "
+        "may. Export it again with: saccade export CHECKPOINT"
+    )

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variants of an artefact folder become plans, each with its manifest."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import (
+    FileEntry,
+    Manifest,
+    ParentEntry,
+    check_file,
+    read_manifests,
+)
+from saccade.export.artefact.variant import PRECISIONS
+from saccade.export.graph.trial import refuse_untried
+from saccade.export.runtimes.tensorrt.child import Built, Job, Network, build_in_child
+from saccade.export.runtimes.tensorrt.engine_manifest import (
+    PLAN_SUFFIX,
+    EngineManifest,
+    plan_bytes,
+    write_engine_manifest,
+)
+from saccade.export.runtimes.tensorrt.gpu import gpu_at_hand
+from saccade.export.runtimes.tensorrt.inspector import compare_with_inspector
+from saccade.export.runtimes.tensorrt.loading import look_inside
+from saccade.export.runtimes.tensorrt.modules import chosen_capabilities, chosen_engine
+from saccade.export.runtimes.tensorrt.profiles import (
+    check_axes,
+    check_batch,
+    profiles_of,
+    read_axes,
+    read_range,
+)
+from saccade.export.runtimes.tensorrt.promise import promise_of
+from saccade.export.runtimes.tensorrt.type_proof import check_bindings, layer_types, prove_types
+from saccade.files import (
+    new_folder,
+    refuse_existing,
+    sha256_of,
+    write_atomically,
+)
+from saccade.path_fields import PathFields
+from saccade.plugins.availability import TENSORRT_LIBRARY
+from saccade.progress import progress
+
+_MOST_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class BuildOptions(PathFields):
+    """Build TensorRT engines of an artefact folder, each variant's types proved first."""
+
+    engine: Literal["tensorrt", "tensorrt-rtx"] | None = None  # default: tensorrt, else rtx
+    variant: tuple[str, ...] = ()  # of the folder, default: all
+    batch: str = "1:8:64"  # smallest, usual and largest number of samples
+    axis: tuple[str, ...] = ()  # ranges of further dynamic axes, such as k=1:7:16
+    workspace_mib: int | None = None  # scratch memory an engine may use, default: TensorRT's
+    timing_cache: Path | None = None  # reused and extended; TensorRT only
+    compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
+    locked: bool = False  # rebuild what is there, and say whether each plan is the same bytes
+    out: Path | None = None  # default: ARTEFACT/engines/ENGINE-CAPABILITIES
+    force: bool = False  # replace an existing folder
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The folder of plans, and what is promised of each."""
+
+    folder: Path
+    manifests: tuple[EngineManifest, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        found = [each.to_dict() for each in self.manifests]
+        return {"folder": str(self.folder), "engines": found}
+
+
+def build(artefact: Path | str, options: BuildOptions) -> Engines:
+    """Write `<variant>.plan` and its manifest for each variant of an artefact folder.
+
+    The folder appears when every variant was built, or not at all. Each engine is built in a
+    process of its own.
+
+    Raises: GateFailed if a network has other types than its variant promises, SaccadeError for
+        an option or a file that cannot be built, MissingPackage without TensorRT.
+    """
+    artefact = Path(artefact)
+    manifests = chosen_variants(artefact, options.variant)
+    jobs = _jobs(artefact, manifests, options)
+    out = options.out or default_out(artefact, jobs[0].engine, jobs[0].compute_capabilities)
+    refuse_existing(out, force=options.force, inputs=[artefact])
+    cache = options.timing_cache
+    with _no_empty_parent(out), new_folder(out, force=options.force) as folder:
+        built = build_all(artefact, manifests, jobs, folder, cache)
+        digest = None if cache is None else sha256_of(cache)
+        found = []
+        for manifest, job, each in zip(manifests, jobs, built, strict=True):
+            engine = _manifest(folder, manifest, job, each, digest)
+            found.append(_seen_on_gpu(folder, engine, artefact, manifest))
+            write_engine_manifest(folder, found[-1])
+    return Engines(out, tuple(found))
+
+
+@contextmanager
+def _no_empty_parent(out: Path) -> Iterator[None]:
+    made = not out.parent.exists()
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                out.parent.rmdir()
+        raise
+
+
+def default_out(artefact: Path, engine: str, capabilities: tuple[str, ...]) -> Path:
+    """Where engines of that kind lie unless `--out` says otherwise."""
+    return artefact / "engines" / f"{engine}-{'+'.join(capabilities)}"
+
+
+def chosen_variants(artefact: Path, wanted: tuple[str, ...]) -> list[Manifest]:
+    """The manifests of the wanted variants, all where none is named; each file's hash checked.
+
+    Raises: SaccadeError for a name that the folder does not have, with the export that makes it.
+    """
+    manifests = read_manifests(artefact)
+    names = [each.variant.name for each in manifests]
+    for name in wanted:
+        if name not in names:
+            precision = name.rpartition("-")[2]
+            flag = f" --precision {precision}" if precision in PRECISIONS else ""
+            raise SaccadeError(
+                f"{artefact}: has no variant {name!r}, only {', '.join(names)}. A variant's type "
+                f"lies in its graph, which is made with: saccade export CHECKPOINT{flag}"
+            )
+    chosen = [each for each in manifests if not wanted or each.variant.name in wanted]
+    for each in chosen:
+        check_file(artefact, each)
+    refuse_untried(artefact, chosen)
+    return chosen
+
+
+def build_all(
+    artefact: Path,
+    manifests: Sequence[Manifest],
+    jobs: Sequence[Job],
+    folder: Path,
+    timing_cache: Path | None,
+) -> list[Built]:
+    """Build each job into `<folder>/<variant>.plan`, once its network was proved.
+
+    Every build extends the timing cache, for the next and for `timing_cache` itself.
+
+    Raises: GateFailed for a network of other types, SaccadeError for what TensorRT refuses.
+    """
+    built = []
+    with progress("build", len(jobs)) as advance:
+        for manifest, job in zip(manifests, jobs, strict=True):
+            advance(0, note=job.name)
+            work = folder / f".work-{job.name}"
+            work.mkdir()
+            proof = _proof(artefact, manifest)
+            each = build_in_child(replace(job, timing_cache=timing_cache), work, proof, advance)
+            each.plan.replace(folder / (job.name + PLAN_SUFFIX))
+            if timing_cache is not None and each.timing_cache is not None:
+                write_atomically(timing_cache, each.timing_cache.read_bytes())
+            write_atomically(folder / f"{job.name}.log", each.log.encode())
+            shutil.rmtree(work)
+            built.append(each)
+    return built
+
+
+def _proof(artefact: Path, manifest: Manifest) -> Callable[[Network], None]:
+    promise = promise_of(artefact, manifest)
+
+    def prove(network: Network) -> None:
+        check_bindings(promise.name, network, manifest.inputs, manifest.outputs)
+        prove_types(promise, network)
+        # What was parsed is what the plan's manifest will name, whoever exports meanwhile.
+        check_file(artefact, manifest)
+
+    return prove
+
+
+def _seen_on_gpu(
+    folder: Path, engine: EngineManifest, artefact: Path, manifest: Manifest
+) -> EngineManifest:
+    """The manifest, with what the inspector showed where the GPU that it is for is at hand."""
+    gpu = gpu_at_hand()
+    if gpu is None or gpu.capability not in engine.compute_capabilities:
+        return engine
+    found = look_inside(folder / engine.file.name, engine, plan_bytes(folder, engine))
+    seen = compare_with_inspector(promise_of(artefact, manifest), found["inspector"])
+    return replace(engine, options={**engine.options, "inspector": seen})
+
+
+def _jobs(artefact: Path, manifests: Sequence[Manifest], options: BuildOptions) -> list[Job]:
+    batch, axes = read_range(options.batch, "--batch"), read_axes(options.axis)
+    if options.workspace_mib is not None and not 1 <= options.workspace_mib <= _MOST_MIB:
+        raise SaccadeError(f"--workspace-mib {options.workspace_mib}: expected 1 to {_MOST_MIB:,}.")
+    check_axes(manifests, axes)
+    for manifest in manifests:
+        check_batch(manifest, batch)
+    profiles = [profiles_of(manifest, batch, axes) for manifest in manifests]
+    engine = chosen_engine(options.engine)
+    if engine == "tensorrt-rtx" and options.timing_cache is not None:
+        raise SaccadeError(
+            "--timing-cache: TensorRT-RTX times nothing while it builds and has no such cache. "
+            "Leave it out, or pass --engine tensorrt."
+        )
+    capabilities = chosen_capabilities(engine, options.compute_capability)
+    return [
+        Job(
+            name=manifest.variant.name,
+            engine=engine,
+            onnx=artefact / manifest.file.name,
+            profiles=profile,
+            compute_capabilities=capabilities,
+            workspace_mib=options.workspace_mib,
+            plugins=plugins_of(engine, manifest),
+        )
+        for manifest, profile in zip(manifests, profiles, strict=True)
+    ]
+
+
+def plugins_of(engine: str, manifest: Manifest) -> tuple[Path, ...]:
+    """The plugin library, where TensorRT can use it; TensorRT-RTX takes the function bodies."""
+    wanted = engine == "tensorrt" and manifest.custom_ops and TENSORRT_LIBRARY.exists()
+    return (TENSORRT_LIBRARY,) if wanted else ()
+
+
+def _manifest(
+    folder: Path, manifest: Manifest, job: Job, built: Built, timing_cache: str | None
+) -> EngineManifest:
+    gpu = gpu_at_hand()
+    plan = folder / (job.name + PLAN_SUFFIX)
+    return EngineManifest(
+        variant=manifest.variant,
+        file=FileEntry(plan.name, sha256_of(plan), plan.stat().st_size),
+        parent=ParentEntry(manifest.file.name, manifest.file.sha256),
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        engine=job.engine,
+        version=built.network.version,
+        compute_capabilities=job.compute_capabilities,
+        driver=gpu.driver if gpu else None,
+        profiles=job.profiles,
+        options={
+            "workspace_mib": job.workspace_mib,
+            "profiling_verbosity": "detailed",
+            "tf32": False,
+            "fixed_addresses": built.fixed_addresses,
+        },
+        timing_cache_sha256=timing_cache,
+        plugins={path.name: sha256_of(path) for path in job.plugins},
+        layer_types=layer_types(built.network),
+        build_seconds=round(built.seconds, 3),
+    )

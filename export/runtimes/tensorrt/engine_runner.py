@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine as the same kind of function as the reference: named arrays in and out."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from saccade.errors import SaccadeError, ShapeError, require
+from saccade.export.runtimes.runners import Runner
+from saccade.export.runtimes.tensorrt.engine_manifest import Profile
+from saccade.export.runtimes.tensorrt.loading import LoadedEngine, load_engine
+from saccade.models.interface import Arrays
+
+
+class Memory(Protocol):
+    """Where an engine's tensors lie; a handle keeps its memory alive."""
+
+    def put(self, array: np.ndarray) -> tuple[Any, int]:
+        """Handle and address of a copy."""
+        ...
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, int]:
+        """Handle and address of as much memory, not filled."""
+        ...
+
+    def get(self, handle: Any) -> np.ndarray:
+        """The numbers in it."""
+        ...
+
+    def stream(self) -> int:
+        """The CUDA stream on which all happens."""
+        ...
+
+    def wait(self) -> None:
+        """Until the stream is done."""
+        ...
+
+
+class CudaMemory:
+    """The GPU's memory, through torch."""
+
+    def __init__(self) -> None:
+        self._torch = require("torch", extra="export")
+        if not self._torch.cuda.is_available():
+            raise SaccadeError(
+                f"torch {self._torch.__version__} has no CUDA, by which an engine's inputs come to "
+                "the GPU. Install a build of torch with CUDA."
+            )
+        self._stream = self._torch.cuda.Stream()
+
+    def put(self, array: np.ndarray) -> tuple[Any, int]:
+        with self._torch.cuda.stream(self._stream):
+            tensor = self._torch.from_numpy(np.ascontiguousarray(array)).to("cuda")
+        return tensor, tensor.data_ptr()
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, int]:
+        kind = getattr(self._torch, dtype.name)
+        with self._torch.cuda.stream(self._stream):
+            tensor = self._torch.empty(shape, dtype=kind, device="cuda")
+        return tensor, tensor.data_ptr()
+
+    def get(self, handle: Any) -> np.ndarray:
+        found: np.ndarray = handle.cpu().numpy()
+        return found
+
+    def stream(self) -> int:
+        return int(self._stream.cuda_stream)
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+
+def engine_runner(plan: Path | str) -> Runner:
+    """A plan as a function, once it was checked and loaded.
+
+    Raises: SaccadeError, as `load_engine` does, and without CUDA in torch.
+    """
+    return runner_of(load_engine(plan), CudaMemory())
+
+
+def runner_of(loaded: LoadedEngine, memory: Memory) -> Runner:
+    """A loaded engine as a function of named arrays.
+
+    Raises: ShapeError, when called, for a shape outside the profile.
+    """
+    manifest, context = loaded.manifest, loaded.engine.create_execution_context()
+
+    def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        held = []
+        for spec in manifest.inputs:
+            array = inputs[spec.name]
+            check_shape(spec.name, array.shape, manifest.profiles[spec.name])
+            if array.dtype.name != spec.dtype:
+                raise ShapeError(f"{spec.name!r} is {array.dtype.name}, expected {spec.dtype}.")
+            handle, address = memory.put(array)
+            held.append(handle)
+            context.set_input_shape(spec.name, array.shape)
+            context.set_tensor_address(spec.name, address)
+        outputs = {}
+        for spec in manifest.outputs:
+            shape = tuple(context.get_tensor_shape(spec.name))
+            outputs[spec.name], address = memory.room(shape, np.dtype(spec.dtype))
+            context.set_tensor_address(spec.name, address)
+        if not context.execute_async_v3(memory.stream()):
+            raise SaccadeError(
+                f"{manifest.variant.name}: the engine did not start. Look at its GPU."
+            )
+        memory.wait()
+        return {name: memory.get(handle) for name, handle in outputs.items()}
+
+    return run
+
+
+def check_shape(name: str, shape: tuple[int, ...], profile: Profile) -> None:
+    """The shape lies in the range that the engine was built for.
+
+    Raises: ShapeError naming the range.
+    """
+    least, most = profile["min"], profile["max"]
+    fits = len(shape) == len(least)
+    if not fits or not all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True)):
+        raise ShapeError(
+            f"{name!r} is {list(shape)}, the engine takes {list(least)} to {list(most)}. "
+            "Ask for fewer at a time, or build it with a larger --batch."
+        )

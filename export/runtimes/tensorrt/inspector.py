@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine inspector says of a finished engine's types: it needs a GPU."""
+
+import json
+import re
+from typing import Any
+
+from saccade.errors import GateFailed, SaccadeError
+from saccade.export.runtimes.tensorrt.promise import Promise
+
+_ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]|]+?)(?: \|[^\]]*)?\]")
+# TensorRT 10 has one text for layout and type, TensorRT 11 two.
+_KEYS = ("Format/Datatype", "Datatype", "DataType", "Format")
+_WORDS = {  # of those texts
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "int8": "int8",
+    "fp32": "fp32",
+    "float": "fp32",
+}
+_WORD = re.compile("|".join(_WORDS))
+
+
+def compare_with_inspector(promise: Promise, said: str) -> dict[str, int]:
+    """How many matrix nodes the inspector shows in their type, and how many inside a fused layer.
+
+    A fused layer shows the types at its rim only, so it says nothing of what it computes with.
+
+    Raises: GateFailed naming a layer of one matrix node that has another type.
+    """
+    agreed, fused, wrong = 0, 0, []
+    for layer in _layers(promise.name, said):
+        inside = {
+            node for node in _ONNX_LAYER.findall(layer.get("Metadata", "")) if node in promise.nodes
+        }
+        kinds = _kinds(layer)
+        for node in inside:
+            expected = promise.of(node)
+            if expected in kinds:
+                agreed += 1
+            elif len(inside) > 1 or not kinds or expected == "int8":
+                fused += 1
+            else:
+                wrong.append(f"{node} takes and gives {', '.join(sorted(kinds))}, not {expected}")
+    if wrong:
+        raise GateFailed(
+            f"{promise.name}: the engine's inspector shows other types than the graph: {wrong[0]} "
+            f"({len(wrong)} such layers). Report it with the manifest: the plan is not kept."
+        )
+    return {"agreed": agreed, "fused": fused}
+
+
+def _layers(name: str, said: str) -> list[dict[str, Any]]:
+    try:
+        layers = json.loads(said).get("Layers", [])
+    except (ValueError, AttributeError) as error:
+        raise SaccadeError(
+            f"{name}: the engine's inspector answered what is no JSON object ({said!r:.80})."
+        ) from error
+    # Without details a layer is only its name.
+    return [layer for layer in layers if isinstance(layer, dict)]
+
+
+def _kinds(layer: dict[str, Any]) -> set[str]:
+    found = set()
+    for tensor in (*layer.get("Inputs", ()), *layer.get("Outputs", ())):
+        text = " ".join(str(tensor.get(key, "")) for key in _KEYS).lower()
+        found |= {_WORDS[word] for word in _WORD.findall(text)}
+    return found

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade build --locked`: the same build again, and whether it gives the same bytes."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.runtimes.tensorrt.build import (
+    BuildOptions,
+    build_all,
+    chosen_variants,
+    default_out,
+    plugins_of,
+)
+from saccade.export.runtimes.tensorrt.child import Built, Job
+from saccade.export.runtimes.tensorrt.engine_manifest import (
+    PLAN_SUFFIX,
+    EngineManifest,
+    read_engines,
+)
+from saccade.export.runtimes.tensorrt.modules import chosen_capabilities, chosen_engine, module_of
+from saccade.files import sha256_of
+from saccade.leftovers import temporary_folder
+
+_OF_THE_MANIFEST = ("batch", "axis", "workspace_mib", "force")
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """One plan, and the one that was built again."""
+
+    name: str
+    identical: bool
+    sha256: str
+    rebuilt_sha256: str
+    different_bytes: int  # of the shorter one's length; 0 where identical
+    fixed_addresses: bool  # in both builds; without them TensorRT may order names otherwise
+
+
+@dataclass(frozen=True)
+class LockedReport:
+    """All plans of a folder of engines."""
+
+    folder: Path
+    rows: tuple[Rebuilt, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every plan came out with the same bytes."""
+        return all(row.identical for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object."""
+        rows = [asdict(row) for row in self.rows]
+        return {"folder": str(self.folder), "identical": self.identical, "plans": rows}
+
+
+def rebuild(artefact: Path | str, options: BuildOptions) -> LockedReport:
+    """Build again what a folder of engines holds, as its manifests say; nothing is replaced.
+
+    Raises: SaccadeError if there is nothing to rebuild, or it cannot be the same build: another
+        ONNX file, version, GPU, plugin library or timing cache, or a contradicting option.
+    """
+    artefact = Path(artefact)
+    for field in fields(BuildOptions):
+        if field.name in _OF_THE_MANIFEST and getattr(options, field.name) != field.default:
+            flag = "--" + field.name.replace("_", "-")
+            raise SaccadeError(f"{flag}: --locked takes it from the manifests. Leave it out.")
+    folder = _folder(artefact, options)
+    engines = read_engines(folder)
+    if options.variant:
+        names = {each.variant.name for each in engines}
+        if missing := sorted(set(options.variant) - names):
+            raise SaccadeError(
+                f"--variant {missing[0]}: {folder} has no plan of it, only of "
+                f"{', '.join(sorted(names))}."
+            )
+        engines = [each for each in engines if each.variant.name in options.variant]
+    manifests = chosen_variants(artefact, tuple(each.variant.name for each in engines))
+    by_name = {each.variant.name: each for each in manifests}
+    pairs = [(each, by_name[each.variant.name]) for each in engines]
+    jobs = [_job(artefact, engine, manifest, options) for engine, manifest in pairs]
+    with temporary_folder("locked") as place:
+        cache = None
+        if options.timing_cache is not None:
+            cache = Path(shutil.copyfile(options.timing_cache, place / "timing_cache"))
+        built = build_all(artefact, [each for _, each in pairs], jobs, place, cache)
+        return LockedReport(folder, _rows(folder, place, engines, built))
+
+
+def _folder(artefact: Path, options: BuildOptions) -> Path:
+    if options.out is not None:
+        return options.out
+    if options.engine is not None or options.compute_capability:
+        engine = chosen_engine(options.engine)
+        capabilities = chosen_capabilities(engine, options.compute_capability)
+        return default_out(artefact, engine, capabilities)
+    found = sorted(each for each in (artefact / "engines").glob("[!.]*") if each.is_dir())
+    if len(found) != 1:
+        names = ", ".join(each.name for each in found) or "none"
+        raise SaccadeError(
+            f"{artefact / 'engines'}: expected one folder of engines, found {names}. "
+            "Name it with --out, or build it first with: saccade build ARTEFACT"
+        )
+    return found[0]
+
+
+def _job(artefact: Path, engine: EngineManifest, manifest: Manifest, options: BuildOptions) -> Job:
+    name = engine.variant.name
+    plugins = plugins_of(engine.engine, manifest)
+    cache = options.timing_cache
+    if cache is not None and not cache.is_file():
+        raise SaccadeError(f"{cache}: no such file, but --locked needs the one of the build.")
+    chosen_engine(engine.engine)
+    for what, then, now in (
+        ("ONNX file", engine.parent.sha256, manifest.file.sha256),
+        ("version", engine.version, module_of(engine.engine).__version__),
+        ("plugin libraries", engine.plugins, {each.name: sha256_of(each) for each in plugins}),
+        ("timing cache", engine.timing_cache_sha256, cache and sha256_of(cache)),
+    ):
+        if then != now:
+            raise SaccadeError(
+                f"{name}: the plan's {what} was {then}, here it is {now}: it cannot be the same "
+                "build. Put back what it was built with, or build it anew with --force."
+            )
+    return Job(
+        name=name,
+        engine=engine.engine,
+        onnx=artefact / manifest.file.name,
+        profiles=engine.profiles,
+        compute_capabilities=chosen_capabilities(engine.engine, engine.compute_capabilities),
+        workspace_mib=engine.options.get("workspace_mib"),
+        plugins=plugins,
+    )
+
+
+def _rows(
+    folder: Path, again: Path, engines: Sequence[EngineManifest], built: Sequence[Built]
+) -> tuple[Rebuilt, ...]:
+    rows = []
+    for engine, each in zip(engines, built, strict=True):
+        old = (folder / engine.file.name).read_bytes()
+        path = again / (engine.variant.name + PLAN_SUFFIX)
+        new = path.read_bytes()
+        rows.append(
+            Rebuilt(
+                name=engine.variant.name,
+                identical=old == new,
+                sha256=engine.file.sha256,
+                rebuilt_sha256=sha256_of(path),
+                different_bytes=sum(a != b for a, b in zip(old, new, strict=False)),
+                fixed_addresses=bool(engine.options.get("fixed_addresses"))
+                and each.fixed_addresses,
+            )
+        )
+    return tuple(rows)
+
+
+def render(report: LockedReport) -> str:
+    """For a reader: a line a plan."""
+    lines = []
+    for row in report.rows:
+        if row.identical:
+            lines.append(f"{row.name}: the same bytes, SHA-256 {row.sha256[:12]}...")
+            continue
+        why = "" if row.fixed_addresses else "; this system lets no process fix its addresses"
+        lines.append(
+            f"{row.name}: other bytes, SHA-256 {row.rebuilt_sha256[:12]}... and not "
+            f"{row.sha256[:12]}..., {row.different_bytes:,} differ{why}"
+        )
+    said = "every plan is the same" if report.identical else "not every plan is the same"
+    return "\n".join([*lines, f"{report.folder}: {said}."])

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which type a variant promises for each matrix layer of its graph."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.errors import SaccadeError, require
+from saccade.export.artefact.manifest import Manifest
+
+# The parsers take any number in silence; up to here graphs were built and compared.
+NEWEST_OPSET = 23
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The matrix nodes of a variant's graph: all of its precision but those of float32."""
+
+    name: str
+    precision: str
+    nodes: frozenset[str]
+    float32_layers: frozenset[str]
+    # Of a variant of several files, of which one may be a read-out as a whole.
+    is_part: bool = False
+
+    def of(self, node: str) -> str:
+        """The precision that a node has."""
+        return "fp32" if node in self.float32_layers else self.precision
+
+
+def promise_of(artefact: Path, manifest: Manifest) -> Promise:
+    """What name and manifest of a variant say of the nodes that its ONNX file has.
+
+    Raises: SaccadeError if the file cannot be read, or has an opset that no engine was built of.
+    """
+    require("onnx", extra="export")
+    from saccade.export.graph.layer_types import MATRIX_NODES
+    from saccade.export.graph.limits import read_graph
+
+    path, name = artefact / manifest.file.name, manifest.variant.name
+    proto = read_graph(path)
+    opset = next((each.version for each in proto.opset_import if not each.domain), 0)
+    if opset > NEWEST_OPSET:
+        raise SaccadeError(
+            f"{name}: its ONNX file has opset {opset}, newer than {NEWEST_OPSET}, up to which "
+            "TensorRT's parser was tried; it would guess in silence. Export it again with: "
+            "saccade export CHECKPOINT"
+        )
+    nodes = frozenset(node.name for node in proto.graph.node if node.op_type in MATRIX_NODES)
+    kept = frozenset(manifest.float32_layers)
+    return Promise(name, manifest.variant.precision, nodes, kept, bool(manifest.variant.role))

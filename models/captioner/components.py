@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two files of a captioner: an image to its features and first state, and one word further."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.models.captioner.config import CaptionerConfig
+from saccade.models.interface import Arrays, Part, TensorSpec
+from saccade.models.layers.attention_invariants import no_excess, same_support, sums_to_one
+from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE
+
+OUTPUTS = ("logits", "log_probabilities", "next_h", "next_c", "attention")
+_CHUNK = 64
+
+
+def parts_of(model: Any) -> tuple[Part, ...]:
+    """Both parts of a captioner or of its folded form."""
+    return _encode(model), _step(model)
+
+
+def _encode(model: Any) -> Part:
+    def run(**named: Tensor) -> dict[str, Tensor]:
+        (given,) = named.values()
+        return dict(zip(("features", "h", "c"), model.encode(given), strict=True))
+
+    return Part("encode", (_source(model.config),), ("features", "h", "c"), run)
+
+
+def _source(config: CaptionerConfig) -> TensorSpec:
+    if config.encoder == "cnn":
+        size = f"b {config.height_px} {config.width_px} {config.channels}"
+        return TensorSpec("image", size, "uint8")
+    return TensorSpec("grid", f"{_grid(config)} {config.feature_dim}", "float32")
+
+
+def _grid(config: CaptionerConfig) -> str:
+    return f"b {config.grid_height} {config.grid_width}"
+
+
+def _step(model: Any) -> Part:
+    config: CaptionerConfig = model.config
+    source = _source(config)
+
+    def real(arrays: Arrays) -> dict[str, np.ndarray]:
+        return _states(model, arrays[source.name])
+
+    def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        shape: Any = (count, *source.shape[1:])
+        if source.dtype == "uint8":
+            given = rng.integers(0, 256, shape, dtype=np.uint8)
+        else:
+            given = rng.standard_normal(shape, dtype=np.float32)
+        drawn = rng.integers(0, config.vocabulary, count)
+        return _states(model, given) | {"token": drawn}
+
+    width = config.dim + 2 * config.attention_dim
+    bounds = {"tvmax_bound": no_excess} if config.attention == "tvmax" else {}
+    sparse = {"attention_support": same_support} if config.attention != "softmax" else {}
+    return Part(
+        role="step",
+        inputs=(
+            TensorSpec("features", f"{_grid(config)} {width}", "float32"),
+            TensorSpec("h", f"b {config.hidden_dim}", "float32"),
+            TensorSpec("c", f"b {config.hidden_dim}", "float32"),
+            TensorSpec("token", "b", "int64"),
+        ),
+        outputs=(*OUTPUTS, "attention_excess") if bounds else OUTPUTS,
+        optional=("input_attention",),
+        run=lambda features, h, c, token: _stepped(model, features, h, c, token),
+        real=real,
+        random=random,
+        laws={"attention_sums_to_one": sums_to_one, **sparse, **bounds},
+    )
+
+
+def _stepped(
+    model: Any, features: Tensor, h: Tensor, c: Tensor, token: Tensor
+) -> dict[str, Tensor]:
+    """One word; `attention_excess` is by how much TVMax's error is above its tolerance."""
+    found = model.step(features, h, c, token)
+    named = {
+        "logits": found.logits,
+        "log_probabilities": found.logits.log_softmax(-1),
+        "next_h": found.h,
+        "next_c": found.c,
+        "attention": found.attention,
+        "input_attention": found.input_attention,
+    }
+    if found.error is not None:
+        # In float32 the op raises a tolerance that its arithmetic cannot certify.
+        allowed = 1.001 * max(model.config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
+        named["attention_excess"] = torch.relu(found.error - allowed)
+    return named
+
+
+def _states(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
+    """States that a greedy caption goes through: sample i is taken i mod 8 words into its caption.
+
+    Shapes: images [n ...] -> features, h, c, token of n samples.
+    """
+    parts = [_walked(model, images[at : at + _CHUNK], at) for at in range(0, len(images), _CHUNK)]
+    return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+
+
+@torch.no_grad()
+def _walked(model: Any, images: np.ndarray, offset: int) -> dict[str, np.ndarray]:
+    config: CaptionerConfig = model.config
+    features, h, c = model.encode(torch.from_numpy(np.ascontiguousarray(images)))
+    words = torch.arange(offset, offset + len(images)) % min(8, config.max_length)
+    token = torch.full((len(images),), config.start)
+    for place in range(int(words.max())):
+        found = model.step(features, h, c, token)
+        going = words > place
+        token = torch.where(going, found.logits.argmax(-1), token)
+        h = torch.where(going[:, None], found.h, h)
+        c = torch.where(going[:, None], found.c, c)
+    state = {"features": features, "h": h, "c": c}
+    arrays = {name: each.float().numpy() for name, each in state.items()}
+    return arrays | {"token": token.numpy()}

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An LSTM that captions an image and looks at it twice a word: before and after its state moves."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import SaccadeError, ShapeError
+from saccade.models.captioner.caption_search import (
+    Caption,
+    Step,
+    WrongSearch,
+    best_captions,
+    check_search,
+    step_of,
+)
+from saccade.models.captioner.components import parts_of
+from saccade.models.captioner.config import CaptionerConfig as CaptionerConfig
+from saccade.models.captioner.layers import (
+    Stepped,
+    attend,
+    convolutions,
+    feature_parts,
+    output_weights,
+    scored,
+)
+from saccade.models.interface import Part, Setting, only_setting
+from saccade.models.layers.pixels import PixelScale
+from saccade.models.word_tokens import WordVocabulary
+
+
+class Captioner(nn.Module):
+    """A grid of visual features and an LSTM with an input and an output attention over it.
+
+    The paper gives no initial state: it is tanh(affine(mean feature)), once for h and once for c.
+    Between its two files go `features`: each cell's vector and, behind it, its parts of the two
+    attentions' affine maps, which do not depend on the state and are computed once an image.
+
+    Source: Martins et al. 2020, section 3.1; Bahdanau et al. 2015 for the scores.
+    """
+
+    config_class = CaptionerConfig
+
+    def __init__(self, config: CaptionerConfig, *, fresh: bool = True) -> None:
+        """Weights are drawn from config.seed; `fresh` changes nothing here."""
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self._build(config)
+
+    def _build(self, config: CaptionerConfig) -> None:
+        g, a, n = config.dim, config.attention_dim, config.hidden_dim
+        if config.encoder == "cnn":
+            self.scale = PixelScale(config)
+            self.convolutions = convolutions(config)
+        self.feed_forward = nn.Linear(config.feature_dim, g)
+        if config.position:
+            cells = (config.grid_height, config.grid_width)
+            self.position = nn.Parameter(0.3 * torch.randn(*cells, g))
+        self.first_h, self.first_c = nn.Linear(g, n), nn.Linear(g, n)
+        self.embedding = nn.Embedding(config.vocabulary, config.embedding_dim)
+        # The affine map of [v; h] in two pieces: of the cell, which has the bias, and of the state.
+        self.input_key, self.output_key = nn.Linear(g, a), nn.Linear(g, a)
+        self.input_query = nn.Linear(n, a, bias=False)
+        self.output_query = nn.Linear(n, a, bias=False)
+        self.input_score = nn.Linear(a, 1, bias=False)
+        self.output_score = nn.Linear(a, 1, bias=False)
+        self.lstm = nn.LSTMCell(config.embedding_dim + g, n)
+        self.image_layer = nn.Linear(g, g)
+        self.head = nn.Linear(g + n, config.vocabulary)
+
+    def encode(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the steps need of an image, and the state they start from.
+
+        Shapes: image [b h w c] of 0 to 255, or a grid of features [b H W feature_dim]
+            -> features [b H W dim + 2 attention_dim], h and c [b n].
+        Raises: ShapeError if the image or grid has another size.
+        """
+        grid = self._grid(image)
+        visual = torch.relu(self.feed_forward(grid))
+        if self.config.position:
+            visual = visual + self.position
+        features = torch.cat([visual, self.input_key(visual), self.output_key(visual)], -1)
+        middle = visual.mean((1, 2))
+        return features, torch.tanh(self.first_h(middle)), torch.tanh(self.first_c(middle))
+
+    def _grid(self, image: Tensor) -> Tensor:
+        if self.config.encoder == "cnn":
+            pixels = self.scale(image).permute(0, 3, 1, 2)
+            return self.convolutions(pixels).permute(0, 2, 3, 1)
+        wanted = (self.config.grid_height, self.config.grid_width, self.config.feature_dim)
+        if image.dim() != 4 or tuple(image.shape[1:]) != wanted:
+            raise ShapeError(
+                f"grid: found shape {list(image.shape)}, expected [b, {', '.join(map(str, wanted))}"
+                "]. Take the features from the network that the captioner was trained on."
+            )
+        return image.to(self.feed_forward.weight.dtype)
+
+    def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> Stepped:
+        """One word further.
+
+        Shapes: features as `encode` gives them, h and c [b n], token [b] int64.
+        """
+        parts = feature_parts(features, self.config)
+        return self._advance(parts, h, c, self.embedding(token))
+
+    def _advance(
+        self, parts: tuple[Tensor, Tensor, Tensor], h: Tensor, c: Tensor, word: Tensor
+    ) -> Stepped:
+        visual, input_key, output_key = parts
+        score = scored(input_key, self.input_query(h), self.input_score)
+        input_attention = score.flatten(1).softmax(-1).view_as(score)
+        seen = attend(input_attention, visual)
+        h, c = self.lstm(torch.cat([word, seen], -1), (h, c))
+        score = scored(output_key, self.output_query(h), self.output_score)
+        attention, error = output_weights(score, self.config)
+        image = torch.tanh(self.image_layer(attend(attention, visual)))
+        logits = self.head(torch.cat([image, h], -1))
+        return Stepped(logits, h, c, attention, input_attention, error)
+
+    def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of each next token with the true ones as input, and the output attention.
+
+        Shapes: image as in `encode`, tokens [b t] -> logits [b t v], attention [b t H W].
+        """
+        features, h, c = self.encode(image)
+        parts = feature_parts(features, self.config)
+        logits, maps = [], []
+        for word in self.embedding(tokens).unbind(1):
+            found = self._advance(parts, h, c, word)
+            h, c = found.h, found.c
+            logits.append(found.logits)
+            maps.append(found.attention)
+        return torch.stack(logits, 1), torch.stack(maps, 1)
+
+    @torch.no_grad()
+    def caption(
+        self, images: np.ndarray, *, beam: int | None = None, max_length: int | None = None
+    ) -> list[Caption]:
+        """The best caption of each image; a beam of 1 is the greedy search, all images at once.
+
+        Shapes: images [b ...] as `encode` takes them.
+        Raises: SaccadeError if the beam or length is out of range.
+        """
+        beam = self.config.beam if beam is None else beam
+        length = self.config.max_length if max_length is None else max_length
+        start, end = self.config.start, self.config.end
+        limits = {"longest": self.config.max_length, "vocabulary": self.config.vocabulary}
+        try:
+            check_search(beam=beam, max_length=length, end=end, **limits)
+            state, step = self._searchable(images)
+            tokens = {"start": start, "end": end, "max_length": length}
+            return best_captions(step, state, beam=beam, **tokens)
+        except WrongSearch as error:
+            raise SaccadeError(f"caption: {error}") from error
+
+    def texts(self, captions: Sequence[Caption]) -> list[str]:
+        """Captions in words."""
+        vocabulary = WordVocabulary(self.config.words)
+        return [vocabulary.decode(each.tokens) for each in captions]
+
+    def _searchable(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], Step]:
+        encode, step = self.parts()
+        where = self.head.weight.device
+        sent = torch.from_numpy(np.ascontiguousarray(images)).to(where)
+        first = encode.run(**{encode.inputs[0].name: sent})
+
+        def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            given = {name: torch.from_numpy(each).to(where) for name, each in arrays.items()}
+            return {name: each.cpu().numpy() for name, each in step.run(**given).items()}
+
+        return {name: each.cpu().numpy() for name, each in first.items()}, step_of(run)
+
+    def parts(self) -> tuple[Part, ...]:
+        """`encode` and `step`; who drives them has to search."""
+        return parts_of(self)
+
+    def settings(self) -> tuple[Setting, ...]:
+        """The whole model: a captioner has no budget."""
+        return (Setting("b1000", 1.0, 1, 1, "model"),)
+
+    def setting(self, text: str) -> Setting:
+        """The whole model.
+
+        Raises: SaccadeError for any budget but 1.
+        """
+        return only_setting(text, self.settings()[0], "a captioner")
+
+    def at(self, setting: Setting) -> "Captioner":
+        """The model itself."""
+        return self
+
+    def fold(self) -> nn.Module:
+        """The same function with batch norms, the word table and stacked products folded."""
+        from saccade.models.captioner.fold import FoldedCaptioner
+
+        return FoldedCaptioner(deepcopy(self).eval())
+
+    def facts(self) -> dict[str, Any]:
+        """What a search over the two files needs.
+
+        Units: max_length in words.
+        """
+        config = self.config
+        return {
+            "words": list(config.words),
+            "start": config.start,
+            "end": config.end,
+            "max_length": config.max_length,
+            "beam": config.beam,
+            "attention": config.attention,
+        }

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captioner that learns to say what is true of a scene of shapes."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.errors import SaccadeError
+from saccade.models.captioner.model import Captioner, CaptionerConfig
+from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
+from saccade.models.data.scene_statements import is_true
+from saccade.models.data.shapes import scenes
+from saccade.models.families import new_model
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.attention import jensen_shannon, repetition
+from saccade.models.scores.captions import bleu4, cider, rouge_l
+from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
+from saccade.models.training.task import Recipe
+from saccade.models.word_tokens import PAD, WordVocabulary
+
+CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB of a shipped file, which has 3 at most
+REFERENCES = 5  # captions of a validation image, as in the data sets of photographs
+
+EXTRA: dict[str, Any] = {
+    "scenes": 8_000,  # drawn once; their captions are new in every batch
+    **MIX,
+    "validate_images": 200,  # while training, greedily
+    "report_images": 500,  # at the end, with the configured beam
+}
+QUICK = Recipe(
+    steps=3_000,
+    batch=32,
+    learning_rate=3e-3,
+    weight_decay=0.01,
+    extra=EXTRA,
+    validate_every=500,
+)
+SHIPPED = Recipe(
+    steps=5_000,
+    batch=64,
+    learning_rate=3e-3,
+    weight_decay=0.01,
+    extra={**EXTRA, "scenes": 30_000, "singles": 5_000},
+    validate_every=500,
+)
+
+
+def task(options: TrainOptions) -> "CaptionerTask":
+    """A captioner on shapes; `--set attention=softmax|sparsemax|tvmax` chooses its map.
+
+    Raises: SaccadeError if the data or the configuration cannot be used.
+    """
+    if options.data not in (None, "shapes"):
+        raise SaccadeError(
+            f"--data {options.data}: a captioner learns from images with captions, expected "
+            "'shapes'. Leave --data out."
+        )
+    return CaptionerTask(options)
+
+
+class CaptionerTask:
+    """A `training.task.Task`: the cross entropy of each next word, true words as input."""
+
+    family = "captioner"
+    data = "shapes"
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+        given = {"words": CAPTION_WORDS, "max_length": CAPTION_TOKENS - 2}
+        if fixed := sorted(set(given) & set(options.set)):
+            raise SaccadeError(
+                f"--set {fixed[0]}: the captions of the generated scenes decide it. Leave it out."
+            )
+        config = chosen_config(CaptionerConfig, options, self.recipe.config, given)
+        if config.encoder != "cnn" or config.height_px != config.width_px or config.channels != 3:
+            raise SaccadeError(
+                f"--set encoder={config.encoder}, {config.height_px}x{config.width_px} px, "
+                f"{config.channels} channels: shapes are square colour images. Expected encoder "
+                "cnn, height_px equal to width_px, and 3 channels."
+            )
+        self.model = new_model(Captioner, config)
+        self.vocabulary = WordVocabulary(config.words)
+        extra = self.recipe.extra
+        self.training = SceneMix(extra, config.height_px)
+        self.validation = scenes("validation", extra["report_images"], side_px=config.height_px)
+        rng = np.random.default_rng(0)
+        self.references = [
+            [caption(objects, rng) for _ in range(REFERENCES)]
+            for objects in self.validation.objects
+        ]
+        self.data_sha256 = {
+            "train": sha256_of_images(self.training.images),
+            "validation": sha256_of_images(self.validation.images),
+        }
+        self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
+
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Images [b h w 3] uint8, and tokens [b t] of a new caption each, start and end included.
+
+        At first all scenes have one object, then fewer and fewer of them.
+        """
+        rows = self.training.rows(rng, self.recipe.batch, step / self.recipe.steps)
+        tokens = self._tokens([caption(self.training.objects[row], rng) for row in rows])
+        used = int((tokens != PAD).sum(1).max())
+        return {
+            "images": torch.from_numpy(self.training.images[rows]),
+            "tokens": torch.from_numpy(tokens[:, :used]),
+        }
+
+    def _tokens(self, texts: list[str]) -> np.ndarray:
+        return np.stack([self.vocabulary.encode(text, CAPTION_TOKENS) for text in texts])
+
+    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+        """Cross entropy over the words and the end."""
+        tokens = batch["tokens"]
+        logits, _ = self.model(batch["images"], tokens[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=PAD)
+
+    def validate(self) -> dict[str, float]:
+        """CIDEr-D of greedy captions, and the share of them that is true of the scene."""
+        found, _ = self._captions(self.recipe.extra["validate_images"], beam=1)
+        references = self.references[: len(found)]
+        return {"cider": float(cider(found, references).mean()), "true": self._true(found)}
+
+    def report(self) -> dict[str, float]:
+        """All scores with the configured beam, and what the output attention is like."""
+        found, maps = self._captions(self.recipe.extra["report_images"])
+        repeated = [
+            repetition(text.split(), [each.split() for each in known])
+            for text, known in zip(found, self.references, strict=True)
+        ]
+        looked = [each for each in maps if len(each)]  # an empty caption looked nowhere
+        return {
+            "cider": float(cider(found, self.references).mean()),
+            "bleu4": bleu4(found, self.references),
+            "rouge_l": float(rouge_l(found, self.references).mean()),
+            "repetition": _mean(repeated),
+            "true": self._true(found),
+            "zero_attention": _mean([(each == 0).mean() for each in looked]),
+            "jensen_shannon": _mean([jensen_shannon(each) for each in looked]),
+        }
+
+    def _captions(self, count: int, beam: int | None = None) -> tuple[list[str], list[np.ndarray]]:
+        found = self.model.caption(self.validation.images[:count], beam=beam)
+        return self.model.texts(found), [each.attention for each in found]
+
+    def _true(self, texts: list[str]) -> float:
+        pairs = zip(texts, self.validation.objects, strict=False)
+        return _mean([is_true(text, objects) for text, objects in pairs])
+
+    def finish(self) -> None:
+        """Nothing: the weights are all there is."""
+
+    def saved(self) -> dict[str, Any]:
+        """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
+        config = self.model.config
+        rng = np.random.default_rng(0)
+        shown = self.training.objects[:CALIBRATION_IMAGES]
+        return {
+            "config": config.to_dict(),
+            "preprocessing": Preprocessing(
+                config.height_px, config.width_px, config.channels, config.mean, config.std
+            ),
+            "labels": (),
+            "calibration": {
+                "image": self.training.images[:CALIBRATION_IMAGES],
+                "tokens": self._tokens([caption(objects, rng) for objects in shown]),
+            },
+        }
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else 0.0

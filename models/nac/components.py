@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a NAC's file takes and answers, its variants, and what a client has to know."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, stack
+
+from saccade.errors import SaccadeError
+from saccade.models.interface import Arrays, Part, Setting, TensorSpec, fraction_setting
+from saccade.models.nac.config import NACConfig
+
+BUDGETS = ("1", "0.5", "0.25", "0.125")
+OUTPUTS = ("logits", "probabilities", "embedding")
+SECOND = "_b"  # ends the names of a pair's second input and its length
+_DTYPES = {"image": "uint8", "bytes": "uint8", "characters": "int64"}
+
+
+class Detailed(Protocol):
+    """A NAC or its folded form."""
+
+    config: NACConfig
+
+    def details(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Named outputs, attention and link among them."""
+        ...
+
+
+def nac_part(model: Detailed) -> Part:
+    """The one part of a NAC: its input, a length where that varies, a condition where it has one.
+
+    Raises: SaccadeError if the configuration leaves an axis open that a file has to fix.
+    """
+    config = model.config
+
+    def run(**inputs: Tensor) -> dict[str, Tensor]:
+        return model.details(*model_arguments(config, inputs))
+
+    def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        return random_inputs(config, rng, count)
+
+    dense = config.connectivity == "dense"
+    return Part(
+        role="",
+        inputs=input_specs(config),
+        outputs=OUTPUTS,
+        run=run,
+        optional=("attention",) if dense else ("attention", "link"),
+        random=random,
+        laws={"attention_sums_to_one": attention_sums_to_one},
+    )
+
+
+def input_specs(config: NACConfig) -> tuple[TensorSpec, ...]:
+    """The file's inputs in the order of their names here.
+
+    Raises: SaccadeError if the configuration leaves an axis open.
+    """
+    places = f"b {config.max_tokens}"
+    axes = {
+        "image": f"b {config.height_px} {config.width_px} {config.channels}",
+        "tokens": f"{places} {config.token_dim}",
+        "points": f"{places} 3",
+        "characters": places,
+        "bytes": places,
+    }[config.input]
+    varies = config.input != "image"
+    if varies and not config.max_tokens:
+        raise SaccadeError(_open_axis("max_tokens", "tokens come in"))
+    specs = []
+    for name in input_names(config):
+        specs.append(TensorSpec(name, axes, _DTYPES.get(config.input, "float32")))
+    if varies:
+        specs += [TensorSpec(name, "b", "int64") for name in length_names(config)]
+    if config.conditional and config.condition_dim:
+        if not config.condition_tokens:
+            raise SaccadeError(_open_axis("condition_tokens", "condition tokens come in"))
+        axes = f"b {config.condition_tokens} {config.condition_dim}"
+        specs.append(TensorSpec("condition", axes, "float32"))
+        specs.append(TensorSpec("condition_length", "b", "int64"))
+    return tuple(specs)
+
+
+def input_names(config: NACConfig) -> tuple[str, ...]:
+    """image, or image and image_b; the same for the other kinds of input."""
+    return (config.input, config.input + SECOND)[: config.input_sets]
+
+
+def length_names(config: NACConfig) -> tuple[str, ...]:
+    """length, or length and length_b."""
+    return ("length", "length" + SECOND)[: config.input_sets]
+
+
+def model_arguments(config: NACConfig, inputs: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """The arguments of a NAC's methods from tensors by the names of a file's inputs.
+
+    Shapes: -> x, length, condition, condition_length; the inputs of a pair stacked as [b 2 ...].
+    """
+
+    def together(names: tuple[str, ...]) -> Tensor | None:
+        if names[0] not in inputs:
+            return None
+        found = [inputs[name] for name in names]
+        return found[0] if len(found) == 1 else stack(found, 1)
+
+    conditions = (inputs.get("condition"), inputs.get("condition_length"))
+    return (together(input_names(config)), together(length_names(config)), *conditions)
+
+
+def random_inputs(config: NACConfig, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    """Inputs of all lengths with anything in the padding, as a caller may leave it."""
+    found: dict[str, np.ndarray] = {}
+    for spec in input_specs(config):
+        shape = (count, *(int(axis) for axis in spec.shape[1:]))
+        if spec.name.startswith("length"):
+            found[spec.name] = rng.integers(1, config.max_tokens + 1, count)
+        elif spec.name == "condition_length":
+            found[spec.name] = rng.integers(1, config.condition_tokens + 1, count)
+        elif spec.dtype == "uint8":
+            found[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
+        elif spec.dtype == "int64":
+            found[spec.name] = rng.integers(0, len(config.vocabulary), shape)
+        else:
+            found[spec.name] = rng.standard_normal(shape, dtype=np.float32)
+    for name in length_names(config):
+        symbols = found.get(name.replace("length", "characters"))
+        if symbols is not None:
+            beyond = np.arange(config.max_tokens) >= found[name][:, None]
+            symbols[beyond] = rng.integers(-(2**40), 2**40, int(beyond.sum()))
+    return found
+
+
+def attention_sums_to_one(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+    """How far the sums of the read-in's weights are from 1, as a share of 1e-4."""
+    if "attention" not in found:
+        return 0.0
+    total = found["attention"].sum(-1, dtype=np.float64)
+    return float(np.abs(total - 1).max(initial=0.0) / 1e-4)
+
+
+def nac_settings(config: NACConfig) -> tuple[Setting, ...]:
+    """The default budgets; of those that keep the same modules the largest only."""
+    found: dict[int, Setting] = {}
+    for text in BUDGETS:
+        if float(text) * config.modules + 0.5 >= 1:
+            setting = fraction_setting(text, config.modules, "modules")
+            found.setdefault(setting.kept, setting)
+    return tuple(found.values())
+
+
+def nac_facts(config: NACConfig) -> dict[str, Any]:
+    """What a client needs to make inputs: their kinds, longest lengths, and the vocabulary."""
+    return {
+        "inputs": list(input_names(config)),
+        "lengths": list(length_names(config)) if config.input != "image" else [],
+        "max_tokens": config.max_tokens if config.input != "image" else config.tokens,
+        "vocabulary": list(config.vocabulary),
+        "condition_tokens": config.condition_tokens if config.conditional else 0,
+        "condition_dim": config.condition_dim if config.conditional else 0,
+        "modules": config.modules,
+        "grid": [config.height_px // config.token_px, config.width_px // config.token_px]
+        if config.input == "image"
+        else None,
+    }
+
+
+def _open_axis(field: str, what: str) -> str:
+    return (
+        f"NAC configuration: {field} is 0, so a file cannot say how many {what}. "
+        f"Set {field} to the largest number; shorter inputs are padded and have a length."
+    )

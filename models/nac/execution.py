@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass through the circuit executor: who reads the tokens, who hears whom, what comes out."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from saccade.models.nac.generator import Circuit, Given, link_distances
+
+if TYPE_CHECKING:
+    from saccade.models.nac.model import NAC
+
+
+def reading_codes(circuit: Circuit) -> Tensor:
+    """The codes that the read-in uses: a table of its own, or the processor's.
+
+    Shapes: -> [u c] or [m c], or [b u c].
+    """
+    return circuit.codes if circuit.read_in_codes is None else circuit.read_in_codes
+
+
+def heard_codes(circuit: Circuit, beside: bool) -> Tensor:
+    """The codes of all modules that others hear: the processor's, behind them the read-in's own.
+
+    Shapes: -> [u c] or [u + m c], or [b u c].
+    """
+    return torch.cat((circuit.codes, reading_codes(circuit))) if beside else circuit.codes
+
+
+def execute(model: "NAC", given: Given, circuit: Circuit) -> Tensor:
+    """The confidence-weighted state of the read-out.
+
+    Shapes: -> [b d].
+    """
+    return model.read_out.pool(execute_layers(model, given, circuit)[-1])
+
+
+def execute_layers(model: "NAC", given: Given, circuit: Circuit) -> tuple[Tensor, Tensor, Tensor]:
+    """The states behind the read-in, behind the propagators, and of the read-out modules.
+
+    Shapes: -> [b u d] or [b m d], [b u d], [b r d].
+    """
+    batch, beside = given.tokens.shape[0], model.config.read_in_modules > 0
+    reading = reading_codes(circuit)
+    first = model.initial_state(reading, batch)
+    read = model.read_in(first, given.tokens, reading, given.length)
+    theta, codes = read, heard_codes(circuit, beside)
+    if beside:
+        theta = model.initial_state(circuit.codes, batch).expand(batch, -1, -1)
+    between, to_read_out = link_distances(circuit, model.read_out_signatures)
+    biases = model.kernel.layers(between, batch)
+    for propagator, bias in zip(model.propagators, biases, strict=True):
+        if beside:
+            senders = torch.cat((theta, read), 1)
+            theta = propagator(theta, circuit.codes, bias, senders=senders, sender_code=codes)
+        else:
+            theta = propagator(theta, circuit.codes, bias)
+    heard = torch.cat((theta, read), 1) if beside else theta
+    initial = model.initial_state(model.read_out_codes, batch)
+    bias = model.kernel.read_out(to_read_out, batch)
+    states = model.read_out(initial, model.read_out_codes, heard, codes, bias)
+    return read, theta, states

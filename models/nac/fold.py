@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A NAC in evaluation with its constants folded: the same function, far fewer products."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.models.interface import Part
+from saccade.models.nac.components import nac_part
+from saccade.models.nac.execution import heard_codes, reading_codes
+from saccade.models.nac.folded_layers import FoldedPropagator
+from saccade.models.nac.folded_read_in import FoldedReadIn
+from saccade.models.nac.folded_read_out import FoldedReadOut, folded_head
+from saccade.models.nac.folded_tokenizers import fold_tokenizer
+from saccade.models.nac.generator import Circuit, Given, check_condition, generate, link_distances
+from saccade.models.nac.layers import without_padding
+from saccade.models.nac.model import NAC
+from saccade.models.nac.read_in import mean_of_heads
+from saccade.models.nac.read_out import head_outputs
+
+
+class FoldedNAC(nn.Module):
+    """What `NAC.fold` returns: a NAC's `forward`, `outputs`, `details`, `embed`, evaluation only.
+
+    Codes, signatures and initial states are constants, so every modulation is one vector a
+    module, the attention bias one matrix, and the read-in's query part of a probe in the space of
+    the tokens. In a conditional NAC they depend on the sample and are computed from its circuit;
+    the orders of multiplication are the same.
+
+    Source: equal to the unfolded model up to rounding; Weiss et al. 2022, eq. 1 to 5.
+    """
+
+    link_bias: Tensor | None
+    read_out_bias: Tensor | None
+    read_out_signatures: Tensor | None
+    start: Tensor | None
+
+    @torch.no_grad()
+    def __init__(self, source: NAC) -> None:
+        super().__init__()
+        self.config = source.config
+        self.kernel = source.kernel
+        circuit: Circuit | None = None
+        if self.config.conditional:
+            self.generator, self.initial_state = source.generator, source.initial_state
+            self.register_buffer("read_out_signatures", source.read_out_signatures)
+        else:
+            circuit = source.generator()
+            between, to_read_out = link_distances(circuit, source.read_out_signatures)
+            self.register_buffer("link_bias", self.kernel.constant(between))
+            self.register_buffer("read_out_bias", self.kernel.read_out(to_read_out, 1))
+        self.tokenizer = fold_tokenizer(source.tokenizer)
+        self._fold_layers(source, circuit)
+        self.head_norm = source.head_norm
+        self.head = folded_head(source.head, source.read_out_codes)
+        self.requires_grad_(False)
+        self.eval()
+
+    def _fold_layers(self, source: NAC, circuit: Circuit | None) -> None:
+        reading = code = heard = theta = start = None
+        self.beside = source.config.read_in_modules > 0
+        if circuit is not None:
+            code, reading = circuit.codes, reading_codes(circuit)
+            theta, heard = source.initial_state(reading), heard_codes(circuit, self.beside)
+            start = source.initial_state(code) if self.beside else None
+        self.register_buffer("start", start)
+        self.read_in = FoldedReadIn(source.read_in, theta, reading)
+        self.propagators = nn.ModuleList(
+            FoldedPropagator(each, code, heard if self.beside else None)
+            for each in source.propagators
+        )
+        initial = source.initial_state(source.read_out_codes)
+        self.read_out = FoldedReadOut(source.read_out, initial, source.read_out_codes, heard)
+
+    def forward(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> Tensor:
+        """Logits.
+
+        Shapes: -> [b classes].
+        """
+        return self._logits(self._state(x, length, condition, condition_length))
+
+    def outputs(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Everything that is always exported, of one pass.
+
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
+        """
+        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
+
+    def embed(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> Tensor:
+        """The state in front of the last linear layer, brought to length 1.
+
+        Shapes: -> [b dim].
+        """
+        return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
+
+    def details(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """`outputs`, and what the modules looked at and listened to.
+
+        Shapes: -> also attention [b u n] of the read-in and link [b u u], the probabilities of
+                links (absent where links are dense).
+        """
+        state, attention, bias = self._run(x, length, condition, condition_length)
+        found = head_outputs(self._logits, state) | {"attention": attention}
+        if bias is not None:
+            links = self.kernel.links(bias)[..., : self.config.modules]
+            found["link"] = links.expand(attention.shape[0], -1, -1)
+        return found
+
+    def parts(self) -> tuple[Part, ...]:
+        """The unfolded model's one part, run by this one."""
+        return (nac_part(self),)
+
+    def _state(
+        self,
+        x: Tensor,
+        length: Tensor | None,
+        condition: Tensor | None,
+        condition_length: Tensor | None,
+    ) -> Tensor:
+        return self._run(x, length, condition, condition_length)[0]
+
+    def _run(
+        self,
+        x: Tensor,
+        length: Tensor | None,
+        condition: Tensor | None,
+        condition_length: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The state in front of the head, the read-in's weights, the links' logarithms."""
+        tokens = without_padding(self.tokenizer(x, length), length)
+        theta: Tensor | None = None
+        code: Tensor | None = None
+        if self.config.conditional:
+            given = Given(tokens, length, condition, condition_length)
+            circuit = generate(self.generator, self.config, given)
+            between, to_read_out = link_distances(circuit, self.read_out_signatures)
+            link_bias = self.kernel.constant(between)
+            read_out_bias = self.kernel.read_out(to_read_out, tokens.shape[0])
+            theta, code = self.initial_state(circuit.codes), circuit.codes
+        else:
+            check_condition(self.config, condition)
+            link_bias, read_out_bias = self.link_bias, self.read_out_bias
+        weights = self.read_in.weights(tokens, length, theta, code)
+        read = state = self.read_in.read(weights, tokens, theta, code)
+        if self.start is not None:
+            state = self.start.expand(tokens.shape[0], -1, -1).clone()
+        for layer, propagator in enumerate(self.propagators):
+            bias = self.kernel.of_layer(link_bias, layer)
+            if self.beside:
+                state = propagator(state, bias, code, torch.cat((state, read), 1))
+            else:
+                state = propagator(state, bias, code)
+        state = torch.cat((state, read), 1) if self.beside else state
+        attention = mean_of_heads(weights, self.config.read_heads)
+        return self.read_out(state, read_out_bias, code), attention, link_bias
+
+    def _logits(self, state: Tensor) -> Tensor:
+        return self.head(self.head_norm(state))

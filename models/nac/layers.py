@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The circuit executor's propagator, and what its layers share."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from saccade.models.nac.autocast import in_float32
+from saccade.models.nac.config import NACConfig
+from saccade.models.nac.modulation import ModFC, ModFFN
+from saccade.models.nac.noise import dropped_path, noised
+from saccade.models.nac.skmdpa import skmdpa
+
+
+def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:
+    """A ModFC with the configured code, alpha and switch."""
+    return ModFC(
+        inputs,
+        outputs,
+        config.code_dim,
+        alpha=config.alpha,
+        modulation=config.modulation,
+        one=config.modfc_one,
+        norm_affine=config.modfc_norm_affine,
+        scale=scale,
+    )
+
+
+def mod_ffn(config: NACConfig, *, scale: float = 1.0) -> ModFFN:
+    """A ModFFN with the configured width, activation, code, alpha and switch."""
+    return ModFFN(
+        config.dim,
+        config.ffn_dim,
+        config.code_dim,
+        activation=config.activation,
+        gate=config.ffn_gate,
+        alpha=config.alpha,
+        modulation=config.modulation,
+        one=config.modfc_one,
+        norm_affine=config.modfc_norm_affine,
+        scale=scale,
+    )
+
+
+def norm_where(wanted: bool, width: int) -> nn.Module:
+    """LayerNorm, or nothing."""
+    return nn.LayerNorm(width) if wanted else nn.Identity()
+
+
+def optional_norm(config: NACConfig) -> nn.Module:
+    """LayerNorm where the configuration has one in read-in and read-out."""
+    return norm_where(config.read_norm, config.dim)
+
+
+def length_mask(length: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """Which tokens take part; of a pair of inputs, each half has a length of its own.
+
+    Shapes: length [b] or [b 2], tokens [b n d] -> bool [b 1 n].
+    """
+    if length is None:
+        return None
+    sets = length.shape[1] if length.dim() == 2 else 1
+    position = torch.arange(tokens.shape[1] // sets, device=tokens.device)
+    if sets == 1:
+        return position < length.reshape(-1, 1, 1)
+    return (position < length.unsqueeze(-1)).flatten(1).unsqueeze(1)
+
+
+def without_padding(tokens: Tensor, length: Tensor | None) -> Tensor:
+    """Zeros beyond the length, where anything may stand: 0 times a NaN would still be NaN.
+
+    Shapes: tokens [b n d], length [b] or [b 2] -> [b n d].
+    """
+    mask = length_mask(length, tokens)
+    return tokens if mask is None else tokens.masked_fill(~mask.mT, 0.0)
+
+
+@in_float32
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the tokens that take part; a sample without any is NaN.
+
+    Shapes: scores [b ... u n], mask bool [b ... 1 n] -> [b ... u n].
+    """
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(-1)
+
+
+class Propagator(nn.Module):
+    """One round of messages between modules, then one of computation; both pre-LN, residual.
+
+    Modules hear each other, or the `senders` that are passed, with codes of their own. The noise of
+    training moves a module's code as a receiver and as a sender apart.
+
+    Shapes: theta [b u d], code [u c] or [b u c], bias [u j] or [b u j], senders [b j d] and
+            sender_code [j c] -> [b u d]; j = u without senders.
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        scale = 1 / math.sqrt(2 * max(1, config.propagator_layers))  # the residual sum stays O(1)
+        self.heads = config.heads
+        self.drop_path, self.code_noise = config.drop_path, config.code_noise
+        width = config.attention_width
+        self.norm_attention = nn.LayerNorm(config.dim)
+        self.norm_senders = nn.LayerNorm(config.dim) if config.sender_norm else None
+        self.query = mod_fc(config, config.dim, width)
+        self.key = mod_fc(config, config.dim, width)
+        self.value = mod_fc(config, config.dim, width)
+        self.output = mod_fc(config, width, config.dim, scale=scale)
+        self.norm_ffn = nn.LayerNorm(config.dim)
+        self.ffn = mod_ffn(config, scale=scale)
+
+    def forward(
+        self,
+        theta: Tensor,
+        code: Tensor,
+        bias: Tensor | None,
+        *,
+        senders: Tensor | None = None,
+        sender_code: Tensor | None = None,
+    ) -> Tensor:
+        x, noise = self.norm_attention(theta), self.code_noise
+        receiver = noised(code, noise, training=self.training)
+        sender_code = code if sender_code is None else sender_code
+        sender = noised(sender_code, noise, training=self.training)
+        heard = x
+        if senders is not None or self.norm_senders is not None:
+            norm = self.norm_senders or self.norm_attention
+            heard = norm(theta if senders is None else senders)
+        q, k, v = self.query(x, receiver), self.key(heard, sender), self.value(heard, sender)
+        y = self.output(skmdpa(q, k, v, bias, heads=self.heads), receiver)
+        theta = theta + dropped_path(y, self.drop_path, training=self.training)
+        y = self.ffn(self.norm_ffn(theta), receiver)
+        return theta + dropped_path(y, self.drop_path, training=self.training)

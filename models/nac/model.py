@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neural Attentive Circuits: attentive modules with learned functions and learned links."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.errors import SaccadeError
+from saccade.models.interface import Part, Setting, fraction_setting
+from saccade.models.nac.components import nac_facts, nac_part, nac_settings
+from saccade.models.nac.config import NACConfig as NACConfig
+from saccade.models.nac.execution import execute, reading_codes
+from saccade.models.nac.generator import (
+    ConditionalGenerator,
+    Given,
+    UnconditionalGenerator,
+    first_signatures,
+    generate,
+    link_distances,
+)
+from saccade.models.nac.graph_priors import GraphStructure, repulsion
+from saccade.models.nac.initial_states import initial_state
+from saccade.models.nac.kernel import Kernel
+from saccade.models.nac.layers import Propagator, norm_where, without_padding
+from saccade.models.nac.module_dropout import ModuleDropout, circuit_order
+from saccade.models.nac.prune import pruned
+from saccade.models.nac.read_in import ReadIn
+from saccade.models.nac.read_out import ReadOut, head_outputs, last_layer
+from saccade.models.nac.tokenizers import tokenizer
+
+
+class NAC(nn.Module):
+    """A circuit generator and the executor that runs its circuit on tokens.
+
+    Every method that runs the model takes `x` (image [b h w c] with values 0 to 255 of any type,
+    tokens [b n token_dim], points [b n 3], characters or bytes [b n]; a pair [b 2 ...]), `length`
+    [b] or [b 2] of at least 1 (tokens that count), `condition` [b m condition_dim] and
+    `condition_length` [b] (conditional NAC).
+
+    Source: Weiss et al. 2022, Neural Attentive Circuits, section 2; the configuration says what
+            was decided where the paper is silent.
+    """
+
+    config_class = NACConfig
+    module_order: Tensor
+    read_out_signatures: Tensor | None
+
+    def __init__(self, config: NACConfig, *, fresh: bool = True) -> None:
+        """Weights are drawn from config.seed; with `fresh` false they are about to be loaded."""
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self._build(config, fresh)
+        self.register_buffer("module_order", torch.arange(config.modules))
+        self._structure = GraphStructure(config)
+        self._dropout = ModuleDropout(config)
+        if fresh and not config.conditional:
+            self.rank_modules()
+
+    def _build(self, config: NACConfig, fresh: bool) -> None:
+        self.tokenizer = tokenizer(config)
+        self.generator: nn.Module
+        if config.conditional:
+            self.generator = ConditionalGenerator(config)
+        else:
+            self.generator = UnconditionalGenerator(config, first_signatures(config, fresh))
+        self.kernel = Kernel(config)
+        self.initial_state = initial_state(config)
+        self.read_in = ReadIn(config)
+        self.propagators = nn.ModuleList(
+            Propagator(config) for _ in range(config.propagator_layers)
+        )
+        self.read_out_codes = nn.Parameter(torch.randn(config.readout_modules, config.code_dim))
+        signatures = torch.randn(config.readout_modules, config.signature_dim)
+        if config.connectivity == "learned":
+            self.read_out_signatures = nn.Parameter(signatures)
+        else:
+            dense = config.connectivity == "dense"
+            self.register_buffer("read_out_signatures", None if dense else signatures)
+        self.read_out = ReadOut(config)
+        self.head_norm = norm_where(config.head_norm, config.dim)
+        self.head = last_layer(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+        modules: Tensor | None = None,
+    ) -> Tensor:
+        """Logits; `modules` (int64 [m]) runs those processor modules alone.
+
+        In training, module dropout chooses them where the caller does not.
+
+        Shapes: -> [b classes].
+        """
+        if modules is None and self.training:
+            modules = self._dropout.draw(self.rank_now)
+        return self._logits(self._state(x, length, condition, condition_length, modules))
+
+    def outputs(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Everything that is always exported, of one pass.
+
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
+        """
+        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
+
+    def embed(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> Tensor:
+        """The state in front of the last linear layer, brought to length 1.
+
+        Shapes: -> [b dim].
+        """
+        return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
+
+    def details(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """`outputs`, and what the modules looked at and listened to.
+
+        Shapes: -> also attention [b u n] of the read-in and link [b u u], the probabilities of
+                links (absent where links are dense).
+        """
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given)
+        found = head_outputs(self._logits, execute(self, given, circuit))
+        codes = reading_codes(circuit)
+        theta = self.initial_state(codes)
+        found["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
+        between, _ = link_distances(circuit, self.read_out_signatures)
+        biases = self.kernel.constant(between)
+        if biases is not None:
+            links = self.kernel.links(biases)[..., : circuit.codes.shape[-2]]
+            found["link"] = links.expand(given.tokens.shape[0], -1, -1)
+        return found
+
+    def _given(
+        self,
+        x: Tensor,
+        length: Tensor | None,
+        condition: Tensor | None,
+        condition_length: Tensor | None,
+    ) -> Given:
+        tokens = without_padding(self.tokenizer(x, length), length)
+        return Given(tokens, length, condition, condition_length)
+
+    def _state(
+        self,
+        x: Tensor,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+        modules: Tensor | None = None,
+    ) -> Tensor:
+        given = self._given(x, length, condition, condition_length)
+        return execute(self, given, generate(self.generator, self.config, given, modules))
+
+    def _logits(self, state: Tensor) -> Tensor:
+        x = self.head_norm(state)
+        modulated = self.config.head == "modulated"
+        return self.head(x, self.read_out_codes[0]) if modulated else self.head(x)
+
+    @torch.no_grad()
+    def rank_modules(
+        self,
+        x: Tensor | None = None,
+        length: Tensor | None = None,
+        condition: Tensor | None = None,
+        condition_length: Tensor | None = None,
+    ) -> Tensor:
+        """Processor modules by descending degree, ties by index; kept in `module_order`.
+
+        Degree is the sum of link probabilities to the other processor modules; in a conditional
+        NAC its mean over the calibration samples that are passed.
+
+        Raises: SaccadeError if a conditional NAC gets no samples.
+        """
+        if not self.config.conditional:
+            self.module_order.copy_(circuit_order(self.generator(), self.kernel))
+            return self.module_order
+        if x is None:
+            raise SaccadeError(
+                "rank_modules: found no samples, but the circuit of a conditional NAC depends on "
+                "them. Pass calibration samples (and their condition)."
+            )
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given)
+        self.module_order.copy_(circuit_order(circuit, self.kernel))
+        return self.module_order
+
+    @torch.no_grad()
+    def rank_now(self) -> Tensor:
+        """The order of the circuit as it is; of a conditional NAC the order kept last.
+
+        Shapes: -> int64 [u].
+        """
+        if self.config.conditional:
+            return self.module_order
+        return circuit_order(self.generator(), self.kernel)
+
+    def graph_loss(self) -> Tensor:
+        """Distance of the links from the graph prior; 0 where links are not learned or generated.
+
+        Shapes: -> scalar.
+        """
+        signatures = getattr(self.generator, "signatures", None)
+        if signatures is None or self.config.connectivity != "learned":
+            return self.read_out_codes.new_zeros(())
+        loss = self._structure.loss(signatures, self.kernel.epsilons())
+        if self.config.repulsion:
+            tables = (signatures, self.generator().read_in_signatures, self.read_out_signatures)
+            every = torch.cat([each for each in tables if each is not None])
+            loss = loss + repulsion(every, self.config.repulsion)
+        return loss
+
+    @torch.no_grad()
+    def prune(self, budget: float) -> "NAC":
+        """A new NAC of the floor(budget U + 0.5) best connected modules, by `module_order`.
+
+        It equals this one with the other modules' attention scores at -inf. A conditional NAC
+        keeps its whole generator, whose self-attention mixes all queries, and selects afterwards.
+
+        Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
+        """
+        return pruned(self, budget)
+
+    def parts(self) -> tuple[Part, ...]:
+        """One, the role of which is empty: it answers requests alone."""
+        return (nac_part(self),)
+
+    def settings(self) -> tuple[Setting, ...]:
+        """All modules, a half, a quarter and an eighth of them, each number once."""
+        return nac_settings(self.config)
+
+    def setting(self, text: str) -> Setting:
+        """The setting that keeps this fraction of the modules.
+
+        Raises: SaccadeError if it is no fraction in (0, 1] or keeps nothing.
+        """
+        return fraction_setting(text, self.config.modules, "modules")
+
+    def at(self, setting: Setting) -> "NAC":
+        """The pruned model of that setting."""
+        return self.prune(setting.budget)
+
+    def facts(self) -> dict[str, Any]:
+        """What comes in, the longest of it, and what characters stand for."""
+        return nac_facts(self.config)
+
+    def fold(self) -> nn.Module:
+        """The same function with everything folded that is constant in evaluation.
+
+        It has `forward`, `outputs`, `details` and `embed` with the same arguments, `parts`, and
+        no training mode.
+        """
+        from saccade.models.nac.fold import FoldedNAC
+
+        return FoldedNAC(deepcopy(self).eval())

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stochastic kernel modulated dot-product attention: who may listen to whom, and the attention."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.models.nac.autocast import in_float32
+
+CUT = -87.0  # e^-87 of a link is no number of any type beside 1, and float16 holds it
+
+
+@in_float32
+def signature_distance(queries: Tensor, keys: Tensor) -> Tensor:
+    """1 - cosine similarity of every pair of signatures.
+
+    Shapes: queries [... i s], keys [... j s] -> [... i j], from 0 (same direction) to 2.
+    Source: section 2, below eq. 3.
+    """
+    return 1 - F.normalize(queries, dim=-1) @ F.normalize(keys, dim=-1).mT
+
+
+def link_probability(distance: Tensor, epsilon: float | Tensor, truncate: float = 0.0) -> Tensor:
+    """P = exp(-d / epsilon), as good as 0 where the link is cut.
+
+    Shapes: distance [... i j] -> same.
+    Source: eq. 2.
+    """
+    return evaluation_bias(distance, epsilon, truncate).exp()
+
+
+def evaluation_bias(distance: Tensor, epsilon: float | Tensor, truncate: float = 0.0) -> Tensor:
+    """log K-hat for K = P, up to a term that is constant along j and cancels in the softmax.
+
+    With `truncate` above 0, links of a larger distance are cut: `CUT` is added to the value, the
+    gradient is that of the distance. Where -inf, as the authors have it, makes a receiver without
+    any link answer NaN, this one hears all.
+
+    Shapes: distance [... i j], epsilon a number or [... 1 1] -> same.
+    Source: eq. 3; the denominator delta + sum_j K_ij does not depend on j. The cut is the authors'.
+    """
+    log_p = -distance / epsilon
+    return log_p + CUT * (distance > truncate).to(log_p.dtype) if truncate else log_p
+
+
+def sampled_bias(
+    log_p: Tensor,
+    *,
+    tau: float,
+    p_min: float,
+    p_max: float,
+    clamp_sample: bool = False,
+    shape: tuple[int, ...] | None = None,
+) -> Tensor:
+    """log K of a binary Concrete sample K ~ Concrete(P, tau), drawn from torch's global generator.
+
+    `clamp_sample` bounds the uniform draw like P, and K by the smallest normal number and p_max.
+
+    Shapes: log_p [... i j] -> `shape`, by default the same; log_p broadcasts to it.
+    Source: eq. 2; Maddison et al. 2016. Stays in logarithms, so that K near 0 keeps its gradient.
+    """
+    log_p = log_p.clamp(math.log(p_min), math.log(p_max))
+    logit = log_p - torch.log(-torch.expm1(log_p))
+    uniform = torch.rand(shape or log_p.shape, dtype=log_p.dtype, device=log_p.device)
+    tiny = torch.finfo(log_p.dtype).tiny
+    uniform = uniform.clamp(p_min, p_max) if clamp_sample else uniform.clamp_min(tiny)
+    noise = torch.log(uniform) - torch.log1p(-uniform)
+    log_k = F.logsigmoid((logit + noise) / tau)
+    return log_k.clamp(math.log(tiny), math.log(p_max)) if clamp_sample else log_k
+
+
+def skmdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, heads: int = 1) -> Tensor:
+    """softmax_j(q_i . k_j / sqrt(d) + bias_ij) v_j, in `heads` slices of the channels.
+
+    Shapes: q [b i d], k and v [b j d], bias [i j] or [b i j] (None: dense attention) -> [b i d].
+    Source: eq. 3.
+    """
+    b, i, d = q.shape
+    q, k, v = (x.unflatten(-1, (heads, d // heads)).transpose(1, 2) for x in (q, k, v))
+    scores = (q / math.sqrt(d // heads)) @ k.mT
+    if bias is not None:
+        scores = scores + (bias if bias.dim() == 2 else bias.unsqueeze(1))
+    return (in_float32(torch.softmax)(scores, -1) @ v).transpose(1, 2).reshape(b, i, d)

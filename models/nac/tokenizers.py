@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what comes in to a set of tokens of the model's width, with their positions."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.errors import ShapeError
+from saccade.models.layers.pixels import PixelScale
+from saccade.models.nac.config import NACConfig
+from saccade.models.nac.convnext_tokenizer import ConvNeXtTokenizer
+from saccade.models.nac.modulation import linear
+from saccade.models.nac.sequence_tokenizers import POSITION_STD, sequence_tokenizer
+
+
+class PatchTokenizer(nn.Module):
+    """Pixels scaled to mean 0 and std 1, one linear layer per patch, position, LayerNorm.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> tokens [b n dim], rows of patches
+            from the top left.
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.scale = PixelScale(config)
+        self.project = linear(config.patch_px**2 * config.channels, config.tokens_width)
+        self.position = nn.Parameter(
+            POSITION_STD * torch.randn(config.tokens or 1, config.tokens_width)
+        )
+        self.norm = nn.LayerNorm(config.tokens_width)
+
+    def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
+        pixels = self.scale(image)
+        return self.norm(self.project(patches(pixels, self.config.patch_px)) + self.position)
+
+
+class ConvTokenizer(nn.Module):
+    """Two 3x3 convolutions and one of the size of a patch, position, LayerNorm.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> tokens [b n dim].
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        dim = config.tokens_width
+        width = max(8, dim // 2)
+        self.scale = PixelScale(config)
+        self.first = nn.Conv2d(config.channels, width, 3, padding=1)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+        self.project = nn.Conv2d(
+            width, config.tokens_width, config.patch_px, stride=config.patch_px
+        )
+        for layer in (self.first, self.second, self.project):
+            nn.init.kaiming_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        self.position = nn.Parameter(
+            POSITION_STD * torch.randn(config.tokens or 1, config.tokens_width)
+        )
+        self.norm = nn.LayerNorm(config.tokens_width)
+
+    def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
+        pixels = self.scale(image).permute(0, 3, 1, 2)
+        features = F.gelu(self.second(F.gelu(self.first(pixels))))
+        return self.norm(self.project(features).flatten(2).mT + self.position)
+
+
+def image_positions(config: NACConfig) -> nn.Parameter:
+    """A learned vector for each token of an image.
+
+    Shapes: -> [n dim].
+    """
+    return nn.Parameter(POSITION_STD * torch.randn(config.tokens or 1, config.tokens_width))
+
+
+def patches(pixels: Tensor, side_px: int) -> Tensor:
+    """Non-overlapping squares of pixels, each one vector (row, column, channel).
+
+    Shapes: pixels [b h w c] -> [b (h w / side^2) (side side c)].
+    """
+    b, h, w, c = pixels.shape
+    rows, columns = h // side_px, w // side_px
+    grid = pixels.reshape(b, rows, side_px, columns, side_px, c).permute(0, 1, 3, 2, 4, 5)
+    return grid.reshape(b, rows * columns, side_px * side_px * c)
+
+
+class PairTokenizer(nn.Module):
+    """One tokenizer for both inputs of a pair; a learned vector says which input a token is of.
+
+    Shapes: x [b 2 ...], each half as `each` takes it, length [b 2]
+            -> tokens [b 2n dim], the first input's first.
+    """
+
+    def __init__(self, each: nn.Module, config: NACConfig) -> None:
+        super().__init__()
+        self.each = each
+        self.mark = nn.Parameter(
+            POSITION_STD * torch.randn(config.input_sets, 1, config.tokens_width)
+        )
+
+    def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
+        sets = self.mark.shape[0]
+        if x.dim() < 3 or x.shape[1] != sets:
+            raise ShapeError(
+                f"input: found shape {list(x.shape)}, expected [b, {sets}, ...]. "
+                "Stack the inputs of a pair along the second axis."
+            )
+        tokens = self.each(x.flatten(0, 1), None if length is None else length.flatten())
+        return (tokens.unflatten(0, (-1, sets)) + self.mark).flatten(1, 2)
+
+
+IMAGES: dict[str, type[nn.Module]] = {
+    "patch": PatchTokenizer,
+    "conv": ConvTokenizer,
+    "convnext": ConvNeXtTokenizer,
+}
+
+
+def tokenizer(config: NACConfig) -> nn.Module:
+    """The tokenizer that the configuration asks for."""
+    each: nn.Module
+    if config.input == "image":
+        each = IMAGES[config.tokenizer](config)
+    else:
+        each = sequence_tokenizer(config)
+    return each if config.input_sets == 1 else PairTokenizer(each, config)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A NAC that learns ListOps from its characters: new expressions for ever, and their parts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.errors import SaccadeError
+from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Expressions, Grammar, draw, listops
+from saccade.models.families import new_model
+from saccade.models.nac.model import NAC, NACConfig
+from saccade.models.nac.training.dropout import drawn_modules
+from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.task import Recipe, Task
+
+CALIBRATION, FIXED_TRAIN = 512, 2_000  # of the training split's fixed draw, whose hash is stored
+SMALL_BUDGET = 0.125  # the best step is the one whose full and small model are best on average
+_BATCH = 250  # of scoring
+
+QUICK = Recipe(
+    steps=1_000,
+    batch=64,
+    learning_rate=2e-3,
+    config={
+        "modules": 64,
+        "dim": 64,
+        "code_dim": 32,
+        "ffn_dim": 128,
+        "propagator_layers": 2,
+        "local_layers": 3,
+        "local_width": 7,
+        "graph_degree": 24.0,
+        "dropout_ordered": 0.7,
+        "dropout_draw": "log-uniform",
+    },
+    without_decay=("codes", "signatures", "position", "norm", "alpha", "bias", "embedding"),
+    schedule="trapezoid",
+    decay_share=0.3,
+    extra={
+        "keep": (8, 64),  # fewest and most modules in a step
+        "graph_weight": 0.1,  # of the graph structure regularizer
+        "values_weight": 1.0,  # of what each list comes to, read from its closing bracket's token
+        "validate_count": 1_000,  # of the validation split while training
+        "budgets": (1.0, 0.5, 0.25, 0.125),  # scored on all of it at the end
+    },
+)
+SHIPPED = replace(QUICK, steps=10_000, validate_every=500)
+
+
+def task(options: TrainOptions) -> Task:
+    """A NAC on listops; `--set` may give max_tokens, depth and arguments of the grammar.
+
+    Raises: SaccadeError if the data is another, or a value is out of range.
+    """
+    if options.data != "listops":
+        raise SaccadeError(f"data '{options.data}' is not listops. Pass --data listops.")
+    return ListOpsTask(options)
+
+
+class ListOpsTask:
+    """A `training.task.Task`.
+
+    Each step draws new expressions of the training split. A step keeps some of the modules: the
+    best connected ones in `dropout_ordered` of the steps, else a random subset.
+    """
+
+    family, data = "nac", "listops"
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+        self.extra = self.recipe.extra
+        known = ("depth", "arguments")
+        sizes = {name: options.set[name] for name in known if name in options.set}
+        self.grammar = Grammar(max_tokens=options.set.get("max_tokens", 100), **sizes)
+        given = {
+            "input": "characters",
+            "vocabulary": VOCABULARY,
+            "max_tokens": self.grammar.max_tokens,
+            "classes": len(CLASS_NAMES),
+        }
+        config = chosen_config(NACConfig, options, self.recipe.config, given, known=known)
+        if "module_dropout" not in options.set:
+            config = replace(
+                config, module_dropout=min(1.0, self.extra["keep"][0] / config.modules)
+            )
+        self.model = new_model(NAC, config)
+        self.auxiliary = ListValues(self.model)
+        self.training = listops("train", FIXED_TRAIN, grammar=self.grammar)
+        self.validation = listops("validation", grammar=self.grammar)
+        self.data_sha256 = {"train": self.training.sha256, "validation": self.validation.sha256}
+        labels = self.validation.labels
+        self.card = {
+            "grammar": vars(self.grammar),
+            "validation_samples": len(labels),
+            "majority": float(np.bincount(labels).max() / len(labels)),
+        }
+
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """characters and values [b n], length and labels [b]; n is the longest one's length."""
+        drawn = draw(rng, self.recipe.batch, split="train", grammar=self.grammar)
+        longest = int(drawn.length.max())
+        batch = {
+            "characters": torch.from_numpy(drawn.characters[:, :longest]),
+            "values": torch.from_numpy(drawn.values[:, :longest]),
+            "length": torch.from_numpy(drawn.length),
+            "labels": torch.from_numpy(drawn.labels),
+        }
+        modules = drawn_modules(
+            self.model.config, rng, most=self.extra["keep"][1], rank=self._order
+        )
+        return batch if modules is None else batch | {"modules": modules}
+
+    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+        """Of the answer, the graph prior, and what each list comes to."""
+        logits = self.model(batch["characters"], batch["length"], modules=batch.get("modules"))
+        loss = F.cross_entropy(logits, batch["labels"])
+        if self.extra["graph_weight"] and not self.model.config.conditional:
+            loss = loss + self.extra["graph_weight"] * self.model.graph_loss()
+        if self.extra["values_weight"]:
+            loss = loss + self.extra["values_weight"] * self.auxiliary.loss(batch["values"])
+        return loss
+
+    def _order(self) -> Tensor:
+        return self.model.rank_now().cpu()
+
+    def validate(self) -> dict[str, float]:
+        """Top-1 of the full and of a small model, and first their mean."""
+        self._rank()
+        small = max(SMALL_BUDGET, 1 / self.model.config.modules)
+        scores = self._scores(sorted({1.0, small}, reverse=True), self.extra["validate_count"])
+        return {"mean": (scores["1"] + scores[f"{small:g}"]) / 2} | scores
+
+    def finish(self) -> None:
+        """Rank the modules: a budget keeps the first of them."""
+        self.auxiliary.detach()
+        self._rank()
+
+    def report(self) -> dict[str, float]:
+        """Top-1 by budget on all validation expressions."""
+        modules = self.model.config.modules
+        keeping = [each for each in self.extra["budgets"] if math.floor(each * modules + 0.5)]
+        return self._scores(keeping, None)
+
+    def saved(self) -> dict[str, Any]:
+        """Configuration, labels, and 512 training expressions for calibration."""
+        kept = slice(CALIBRATION)
+        return {
+            "config": self.model.config.to_dict(),
+            "preprocessing": None,
+            "labels": CLASS_NAMES,
+            "calibration": {
+                "characters": self.training.characters[kept],
+                "length": self.training.length[kept],
+                "labels": self.training.labels[kept],
+            },
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The graph prior's permutation."""
+        return {"structure": self.model._structure.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.model._structure.restore(state["structure"])
+
+    def _rank(self) -> None:
+        device = self.model.read_out_codes.device
+        kept = slice(CALIBRATION)
+        x, length = self.training.characters[kept], self.training.length[kept]
+        self.model.rank_modules(torch.from_numpy(x).to(device), torch.from_numpy(length).to(device))
+
+    def _scores(self, budgets: Sequence[float], most: int | None) -> dict[str, float]:
+        return {f"{each:g}": accuracy(self.model, self.validation, each, most) for each in budgets}
+
+
+class ListValues(nn.Module):
+    """A linear head that exists in training only: what does the list come to that closes here?
+
+    It reads the closing brackets' tokens behind the tokenizer, whose convolutions see some places
+    around; lists inside lists are beyond them more often than not.
+    """
+
+    def __init__(self, model: NAC) -> None:
+        super().__init__()
+        self.head = nn.Linear(model.config.tokens_width, len(CLASS_NAMES))
+        self._tokens: Tensor | None = None
+        self._hook = model.tokenizer.register_forward_hook(self._remember)
+
+    def _remember(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self._tokens = output
+
+    def loss(self, values: Tensor) -> Tensor:
+        """Of the model's latest forward pass.
+
+        Shapes: values [b n], -1 where no list closes -> scalar.
+        """
+        assert self._tokens is not None
+        return F.cross_entropy(
+            self.head(self._tokens).flatten(0, 1), values.flatten(), ignore_index=-1
+        )
+
+    def detach(self) -> None:
+        """Take the hook off the model."""
+        self._hook.remove()
+
+
+@torch.no_grad()
+def accuracy(model: NAC, data: Expressions, budget: float, most: int | None = None) -> float:
+    """Share of right answers of a budget, from the first `most` expressions.
+
+    Raises: SaccadeError if the budget keeps no module.
+    """
+    small, device = model.prune(budget).fold(), model.read_out_codes.device
+    right, count = 0, len(data.labels[:most])
+    for i in range(0, count, _BATCH):
+        here = slice(i, min(i + _BATCH, count))
+        x, length = (torch.from_numpy(a[here]).to(device) for a in (data.characters, data.length))
+        right += int((small(x, length).argmax(1).cpu().numpy() == data.labels[here]).sum())
+    return right / count

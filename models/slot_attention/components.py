@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a slot attention model: taking an image apart, and painting edited slots."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.models.interface import Arrays, Part, TensorSpec
+from saccade.models.scores.ari import adjusted_rand_index
+from saccade.models.slot_attention.config import SlotConfig
+from saccade.models.slot_attention.initial import Rule, initial_states
+from saccade.models.slot_attention.rounds import SlotState
+
+MASK_SUM = 1e-5  # how far the masks of a cell may be from summing to 1
+_CHUNK = 64
+
+
+def slot_parts(model: Any, rule: Rule) -> tuple[Part, ...]:
+    """Both parts of a model, or of its folded form."""
+    config: SlotConfig = model.config
+    return _apart(model, config, rule), _decode(model, config, rule)
+
+
+def _apart(model: Any, config: SlotConfig, rule: Rule) -> Part:
+    def run(image: Tensor, initial_state: Tensor) -> dict[str, Tensor]:
+        state, attention, painting = model(image, initial_state)
+        return _state_outputs(state) | {
+            "masks": painting.masks,
+            "attention": attention,
+            "reconstruction": painting.reconstruction,
+        }
+
+    def real(arrays: Arrays) -> dict[str, np.ndarray]:
+        image = arrays["image"]
+        return {"image": image, "initial_state": _states(rule, config, len(image), 0)}
+
+    def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        shape = (count, config.height_px, config.width_px, config.channels)
+        image = rng.integers(0, 256, shape, dtype=np.uint8)
+        seed = int(rng.integers(2**31))
+        return {"image": image, "initial_state": _states(rule, config, count, seed)}
+
+    image = f"b {config.height_px} {config.width_px} {config.channels}"
+    return Part(
+        role="",
+        inputs=(
+            TensorSpec("image", image, "uint8"),
+            TensorSpec("initial_state", f"b k {config.state_dim}", "float32"),
+        ),
+        outputs=(*_state_names(config), "masks", "attention"),
+        optional=("reconstruction",),
+        run=run,
+        real=real,
+        random=random,
+        score=_score,
+        laws={"masks_sum": _masks_sum},
+    )
+
+
+def _decode(model: Any, config: SlotConfig, rule: Rule) -> Part:
+    names = _state_names(config)
+
+    def run(*parts: Tensor, **named: Tensor) -> dict[str, Tensor]:
+        given = dict(zip(names, parts, strict=False)) | named
+        painting = model.decoder(SlotState(*(given[name] for name in names)))
+        return {"reconstruction": painting.reconstruction, "masks": painting.masks}
+
+    def real(arrays: Arrays) -> dict[str, np.ndarray]:
+        states = _states(rule, config, len(arrays["image"]), 0)
+        return _slots_of(model, arrays["image"], states, names)
+
+    def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        shape = (count, config.slots)
+        drawn = {
+            "slots": rng.standard_normal((*shape, config.slot_dim)),
+            "positions": rng.uniform(-1, 1, (*shape, 2)),
+            "scales": rng.uniform(0.05, 0.5, (*shape, 2)),
+        }
+        return {name: drawn[name].astype(np.float32) for name in names}
+
+    widths = {"slots": config.slot_dim, "positions": 2, "scales": 2}
+    return Part(
+        role="decode",
+        inputs=tuple(TensorSpec(name, f"b k {widths[name]}", "float32") for name in names),
+        outputs=("reconstruction", "masks"),
+        run=run,
+        real=real,
+        random=random,
+        laws={"masks_sum": _masks_sum},
+    )
+
+
+def _state_names(config: SlotConfig) -> tuple[str, ...]:
+    names = ("slots", "positions", "scales")
+    return names[: 1 + config.equivariant + config.scaled]
+
+
+def _state_outputs(state: SlotState) -> dict[str, Tensor]:
+    found = {"slots": state.slots, "positions": state.positions, "scales": state.scales}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _states(rule: Rule, config: SlotConfig, count: int, seed: int) -> np.ndarray:
+    return initial_states(rule, count, config.slots, seed=seed)
+
+
+@torch.no_grad()
+def _slots_of(
+    model: Any, image: np.ndarray, states: np.ndarray, names: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for start in range(0, len(image), _CHUNK):
+        some = slice(start, start + _CHUNK)
+        state, _, _ = model(torch.from_numpy(image[some]), torch.from_numpy(states[some]))
+        for name, value in _state_outputs(state).items():
+            found[name].append(value.float().numpy())
+    return {name: np.concatenate(values) for name, values in found.items()}
+
+
+def _score(outputs: Arrays, arrays: Arrays) -> float:
+    """FG-ARI of the masks; NaN where the calibration data has no true ones."""
+    if "masks" not in arrays:
+        return math.nan
+    found = outputs["masks"].argmax(1)
+    return float(adjusted_rand_index(arrays["masks"], found, foreground=True).mean())
+
+
+def _masks_sum(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+    """The masks of a cell share it out: they sum to 1 over slots."""
+    return float(np.abs(found["masks"].sum(1) - 1).max() / MASK_SUM)

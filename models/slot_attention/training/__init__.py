@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How slot attention learns: to paint the picture again, without ever seeing a mask."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.models.families import new_model
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.ari import adjusted_rand_index
+from saccade.models.slot_attention.config import SlotConfig
+from saccade.models.slot_attention.decoder import segmentation
+from saccade.models.slot_attention.fold import reordered_attention
+from saccade.models.slot_attention.initial import initial_states
+from saccade.models.slot_attention.model import SlotModel, random_pose
+from saccade.models.slot_attention.training.scenes import SOURCE_FIELDS, SceneSource, scene_source
+from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.task import Recipe
+
+SMALL = {
+    "encoder_channels": (64, 64, 64),
+    "encoder_kernels": (5, 5, 5),
+    "encoder_strides": (1, 1, 2),
+    "slot_dim": 64,
+    "qkv_dim": 64,
+    "mlp_dim": 128,
+    "grid_mlp_dim": 64,
+    "decoder_channels": (64, 64, 64),
+}
+# Times the first weights of the decoder's grid: small ones paint blobs for thousands of steps.
+GRID_GAIN = 4.0
+# Tables 4: Adam, so no decay of the weights; the learning rate is higher and the run shorter.
+_ADAM: dict[str, Any] = {"weight_decay": 0.0, "betas": (0.9, 0.999), "clip_norm": 0.5}
+QUICK = Recipe(
+    steps=1000,
+    batch=32,
+    learning_rate=1e-3,
+    config=SMALL,
+    warm_up_steps=100,
+    extra={"validation": 128},
+    **_ADAM,
+)
+SHIPPED = Recipe(
+    steps=9_000,
+    batch=16,
+    learning_rate=8e-4,
+    config=SMALL,
+    warm_up_steps=300,
+    extra={"validation": 320},
+    **_ADAM,
+)
+# What else differs by `attention`: the baseline knows places from a learned embedding.
+KINDS: dict[str, dict[str, Any]] = {
+    "sa": {"grid_embedding": "project_add", "grid_embedding_mlp": 64},
+    "ts-sa": {"scales_factor": 5.0},
+}
+CALIBRATION = 256
+
+
+def task(options: TrainOptions) -> "SlotTask":
+    """Slot attention on tetrominoes (the default), shapes, a folder of class folders, or an .npz.
+
+    `--set` also takes `positions=left`, for generated scenes that train on objects in the left
+    half only, and `side_px`, their size.
+
+    Raises: SaccadeError if the data or the configuration cannot be used.
+    """
+    recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+    source = scene_source(options, recipe.extra["validation"])
+    return SlotTask(options, recipe, source)
+
+
+class SlotTask:
+    """A `training.task.Task`. Positions and scales that slots begin with are new in every step."""
+
+    family = "slot-attention"
+
+    def __init__(self, options: TrainOptions, recipe: Recipe, source: SceneSource) -> None:
+        self.recipe, self.source = recipe, source
+        self.data, self.data_sha256 = source.name, source.sha256
+        kind = options.set.get("attention", source.fields["attention"])
+        parts = (recipe.config, source.fields, KINDS.get(kind, {}))
+        config = chosen_config(SlotConfig, options, *parts, known=SOURCE_FIELDS)
+        self.model = new_model(SlotModel, config)
+        with torch.no_grad():
+            self.model.decoder.project.weight.mul_(GRID_GAIN)
+
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Images [b h w c] uint8, and what their slots begin with: noise [b k d], pose [b k p]."""
+        config, count = self.model.config, self.recipe.batch
+        images = self.source.draw(rng, count)
+        pose = random_pose(config, rng, count)
+        learned = config.initial_slots == "learned"
+        width = 0 if learned else config.slot_dim
+        noise = rng.standard_normal((count, config.slots, width)).astype(np.float32)
+        named = {"images": images, "pose": pose, "noise": noise}
+        return {name: torch.from_numpy(value) for name, value in named.items()}
+
+    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+        """Squared error of the painted picture, summed over pixels, mean over images."""
+        model = self.model
+        pixels = model.scale(batch["images"])
+        start = model.initial(batch["noise"], batch["pose"])
+        # The same function as the model's forward, in about half the time.
+        state, _ = reordered_attention(model.attention)(model.encoder(pixels), start)
+        painted = model.decoder(state).reconstruction
+        return (painted - pixels).square().sum((1, 2, 3)).mean()
+
+    def validate(self) -> dict[str, float]:
+        """FG-ARI, first of scenes like those of training; without masks the negative error."""
+        return {
+            name: score
+            for suffix, images, masks in self.source.validation
+            for name, score in self._scores(suffix, images, masks).items()
+        }
+
+    def _scores(
+        self, suffix: str, images: np.ndarray, masks: np.ndarray | None
+    ) -> dict[str, float]:
+        painted, found = segmented(self.model, images)
+        error = {"negative_mse" + suffix: -painted}
+        if masks is None:
+            return error
+        fg_ari = adjusted_rand_index(masks, found, foreground=True).mean()
+        ari = adjusted_rand_index(masks, found).mean()
+        return {"fg_ari" + suffix: float(fg_ari), "ari" + suffix: float(ari)} | error
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+    def saved(self) -> dict[str, Any]:
+        """Configuration, input, and calibration images with their masks where they are known."""
+        config = self.model.config
+        size = (config.height_px, config.width_px, config.channels)
+        return {
+            "config": config.to_dict(),
+            "preprocessing": Preprocessing(*size, config.mean, config.std),
+            "labels": (),
+            "calibration": self.source.calibration(CALIBRATION),
+        }
+
+
+@torch.no_grad()
+def segmented(
+    model: SlotModel, images: np.ndarray, *, seed: int = 0, batch: int = 64
+) -> tuple[float, np.ndarray]:
+    """Mean squared error a value of the painted pictures, and the slot of each pixel.
+
+    Shapes: images [n h w c] uint8 -> found [n H W] int64; image i starts from [seed, i].
+    """
+    states = initial_states(model.rule(), len(images), model.config.slots, seed=seed)
+    device = model.decoder.grid.device
+    errors, found = [], []
+    for start in range(0, len(images), batch):
+        some = torch.from_numpy(images[start : start + batch]).to(device)
+        state = torch.from_numpy(states[start : start + batch]).to(device)
+        _, _, painting = model(some, state)
+        difference = painting.reconstruction - model.scale(some)
+        errors.append(difference.square().mean((1, 2, 3)).cpu().numpy())
+        found.append(segmentation(painting.alphas).cpu().numpy())
+    return float(np.concatenate(errors).mean()), np.concatenate(found)

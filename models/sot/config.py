@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is decided about a second-order transformer before its weights exist."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.models.config_values import ConfigValues
+from saccade.models.sot.fields import SoTFields
+
+SOURCE = "Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer"
+CHOICES = {
+    "input": ("image", "tokens"),
+    "trunk": ("vit", "swin"),
+    "token_embedding": ("naive", "densenet", "resnet", "inception", "non-local"),
+    "position": ("sinusoid", "learned"),
+    "class_token": ("first", "last"),
+    "pooling": ("mgcrp", "gap", "gcp"),
+    "fusion": ("sum", "concat", "aggr-all", "late", "visual", "class"),
+    "class_activation": ("none", "tanh"),
+    "mean_removal": ("none", "scalar", "channel"),
+    "gcp_divisor": ("tokens", "channels"),
+    "normalization": (
+        *("svpn", "svpn-fast", "scale", "scale-learned", "epn", "layer-norm", "none"),
+    ),
+    "epn_axis": ("matrix", "rows"),
+}
+COUNTS = (
+    *("height_px", "width_px", "patch_px", "dim", "layers", "heads", "mlp_dim", "classes"),
+    *("max_tokens", "window", "pool_heads", "m", "n", "gcp_dim", "mpn_steps", "iterations"),
+)
+NATURALS = ("class_projection", "singular_values", "seed")
+# Of one of our tokens' sides in pixels; the stem and the blocks halve the image that often.
+CONVOLUTION_PX = {
+    "densenet": (8, 16),
+    "resnet": (8, 16),
+    "inception": (8, 16),
+    "non-local": (8,),
+}
+
+
+@dataclass(frozen=True)
+class SoTConfig(ConfigValues, SoTFields):
+    """Configuration of a SoT, and of ViT, DeiT and Swin with or without its head.
+
+    Raises: SaccadeError naming the first field that is out of range.
+    Source: Xie et al. 2021, section 3 and supplement A; facts of the authors' code where a field
+            says "the authors".
+    """
+
+    called = "SoT"
+    layer_counts = ("layers", "stage_layers")
+    round_counts = ("mpn_steps", "singular_values", "iterations")
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        for name, allowed in CHOICES.items():
+            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+        for name in COUNTS:
+            value = getattr(self, name)
+            self._expect(name, type(value) is int and value >= 1, "a whole number of at least 1")
+        for name in NATURALS:
+            value = getattr(self, name)
+            self._expect(name, type(value) is int and value >= 0, "a whole number of at least 0")
+        if self.input == "image":
+            self._check_image()
+        self._check_trunk()
+        self._check_head()
+
+    def _check_image(self) -> None:
+        fits = self.height_px % self.patch_px == 0 and self.width_px % self.patch_px == 0
+        size = f"a divisor of height_px ({self.height_px}) and width_px ({self.width_px})"
+        self._expect("patch_px", fits, size)
+        self._check_pixels()
+        sides = CONVOLUTION_PX.get(self.token_embedding)
+        if self.trunk == "vit" and sides is not None:
+            wanted = f"{' or '.join(map(str, sides))} for the {self.token_embedding} embedding"
+            self._expect("patch_px", self.patch_px in sides, wanted)
+
+    def _check_trunk(self) -> None:
+        self._expect("layer_norm_epsilon", self.layer_norm_epsilon > 0, "above 0")
+        if self.input == "tokens" or self.trunk == "vit":
+            self._expect("heads", self.dim % self.heads == 0, f"a divisor of dim ({self.dim})")
+            return
+        stages = len(self.stage_layers)
+        self._expect("stage_layers", stages >= 1 and min(self.stage_layers) >= 1, "1 or more each")
+        self._expect("stage_heads", len(self.stage_heads) == stages, f"{stages} values")
+        for stage, (rows, columns) in enumerate(self.stage_grids):
+            heads, width = self.stage_heads[stage], self.dim * 2**stage
+            self._expect("stage_heads", heads >= 1 and width % heads == 0, "divisors of the widths")
+            side = min(rows, columns, self.window)
+            tiled = side >= 1 and rows % side == 0 and columns % side == 0
+            even = stage == stages - 1 or (rows % 2 == 0 and columns % 2 == 0)
+            grid = f"one that tiles stage {stage + 1}, whose grid is {rows} x {columns} tokens"
+            self._expect("window", tiled, grid)
+            self._expect("height_px", even, f"a size that stage {stage + 1} can halve")
+
+    def _check_head(self) -> None:
+        wordy = self.fusion in ("visual", "aggr-all")
+        if self.input == "image" and self.trunk == "swin":
+            self._expect("fusion", self.fusion == "visual", "visual: Swin has no class token")
+        self._expect(
+            "distillation",
+            not self.distillation or (self.input == "image" and self.trunk == "vit"),
+            "false where the trunk is not a ViT",
+        )
+        self._expect(
+            "class_projection",
+            self.class_projection == 0 or (not wordy and self.fusion != "concat"),
+            "0 where the class token has no classifier of its own",
+        )
+        most = min(self.m, self.n)
+        fits = not self.second_order or self.singular_values <= most
+        self._expect("singular_values", fits, f"at most {most}, the smaller of m and n")
+        self._expect("alpha", 0 < self.alpha <= 1, "above 0 and at most 1")
+        self._expect("svpn_epsilon", 0 <= self.svpn_epsilon < 1, "at least 0 and below 1")
+        self._expect("epn_epsilon", 0 < self.epn_epsilon < 1, "above 0 and below 1")
+        self._expect("pool_dropout", 0 <= self.pool_dropout < 1, "at least 0 and below 1")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the image's tokens as they enter the trunk."""
+        return self.height_px // self.patch_px, self.width_px // self.patch_px
+
+    @property
+    def stage_grids(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the tokens of each stage of a Swin."""
+        rows, columns = self.grid
+        return tuple((rows // 2**s, columns // 2**s) for s in range(len(self.stage_layers)))
+
+    @property
+    def width(self) -> int:
+        """Width of the tokens that the head gets."""
+        swin = self.input == "image" and self.trunk == "swin"
+        return self.dim * 2 ** (len(self.stage_layers) - 1) if swin else self.dim
+
+    @property
+    def second_order(self) -> bool:
+        """Whether the head pools cross-covariances."""
+        return self.pooling == "mgcrp" and self.fusion != "class"
+
+
+# What the authors' code does where the paper's formula is another one; see `SoTFields`.
+AUTHORS: dict[str, Any] = {
+    "normalization": "svpn-fast",
+    "mean_removal": "scalar",
+    "gcp_divisor": "channels",
+    "mpn_steps": 3,
+    "svpn_epsilon": 1e-5,
+    "learned_start": True,
+    "epn_axis": "rows",
+}
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_IMAGENET: dict[str, Any] = {
+    "height_px": 224,
+    "width_px": 224,
+    "channels": 3,
+    "classes": 1000,
+    "mean": IMAGENET_MEAN,
+    "std": IMAGENET_STD,
+    "patch_px": 16,
+}
+
+
+def official_sot(**values: Any) -> SoTConfig:
+    """A SoT with the numerics that the authors' models were trained with."""
+    fixed: dict[str, Any] = {"token_embedding": "densenet", "pool_heads": 6, "position": "sinusoid"}
+    return SoTConfig(**_IMAGENET | AUTHORS | fixed | values)
+
+
+def vit(dim: int, layers: int, *, patch_px: int = 16, **values: Any) -> SoTConfig:
+    """A ViT whose class token alone is classified; heads are 64 wide."""
+    fixed: dict[str, Any] = {
+        "dim": dim,
+        "layers": layers,
+        "heads": max(1, dim // 64),
+        "mlp_dim": 4 * dim,
+        "patch_px": patch_px,
+        "qkv_bias": True,
+        "position": "learned",
+        "fusion": "class",
+        "layer_norm_epsilon": 1e-6,
+        "mean": (0.5,) * 3,
+        "std": (0.5,) * 3,
+    }
+    return SoTConfig(**_IMAGENET | fixed | values)
+
+
+def deit(dim: int, layers: int, **values: Any) -> SoTConfig:
+    """A ViT with the preprocessing of DeiT."""
+    return vit(dim, layers, **{"mean": IMAGENET_MEAN, "std": IMAGENET_STD} | values)
+
+
+def swin(
+    dim: int, stage_layers: tuple[int, ...], stage_heads: tuple[int, ...], **values: Any
+) -> SoTConfig:
+    """A Swin transformer whose averaged tokens are classified."""
+    fixed: dict[str, Any] = {
+        "trunk": "swin",
+        "dim": dim,
+        "stage_layers": stage_layers,
+        "patch_px": 4,
+        "stage_heads": stage_heads,
+        "qkv_bias": True,
+        "pooling": "gap",
+        "fusion": "visual",
+    }
+    return SoTConfig(**_IMAGENET | fixed | values)
+
+
+def _paper(dim: int, heads: int, layers: int, mlp_dim: int, m: int, **values: Any) -> SoTConfig:
+    sizes = {"dim": dim, "heads": heads, "layers": layers, "mlp_dim": mlp_dim, "m": m, "n": m}
+    return official_sot(**sizes | values)
+
+
+# What this package's own data sets are learned with.
+SMALL: dict[str, Any] = {
+    "dim": 64,
+    "layers": 4,
+    "heads": 4,
+    "mlp_dim": 160,
+    "pool_heads": 6,
+    "m": 8,
+    "n": 8,
+}
+PRESETS: dict[str, SoTConfig] = {
+    "sot-tiny": _paper(240, 4, 12, 600, 14),
+    "sot-small": _paper(384, 6, 14, 1344, 24, pool_dropout=0.5),
+    "sot-base": _paper(528, 8, 24, 1584, 38, pool_dropout=0.7),
+    "vit-s16": vit(384, 12),
+    "vit-b16": vit(768, 12),
+    "vit-b32": vit(768, 12, patch_px=32),
+    "deit-tiny": deit(192, 12),
+    "deit-small": deit(384, 12),
+    "deit-base": deit(768, 12),
+    "deit-tiny-distilled": deit(192, 12, distillation=True),
+    "deit-tiny-sot": deit(192, 12, fusion="sum"),
+    "swin-tiny": swin(96, (2, 2, 6, 2), (3, 6, 12, 24)),
+    "swin-tiny-sot": swin(96, (2, 2, 6, 2), (3, 6, 12, 24), pooling="mgcrp", m=24, n=24),
+    "sot-shapes": SoTConfig(
+        **SMALL | {"height_px": 48, "width_px": 48, "channels": 3, "patch_px": 6, "classes": 16},
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    ),
+    "sot-digits": SoTConfig(**SMALL),
+    "sot-digits-tiny": SoTConfig(dim=16, heads=2, layers=1, mlp_dim=24, pool_heads=2, m=4, n=4),
+}

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Second-order transformers: a trunk, and a head that reads class token and word tokens."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.errors import SaccadeError, ShapeError
+from saccade.models.interface import Part, Setting
+from saccade.models.sot.components import sot_parts
+from saccade.models.sot.config import SoTConfig as SoTConfig
+from saccade.models.sot.head import Answer, Head, head_outputs
+from saccade.models.sot.swin import Swin
+from saccade.models.sot.vit import Tokens, ViT
+
+INIT_STD = 0.02
+
+
+class States(nn.Module):
+    """The trunk of a text classifier: BERT's or GPT's states come in from outside.
+
+    Shapes: tokens [b n d], length [b] of at least 1 -> `Tokens`, and which words count [b n].
+    """
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, tokens: Tensor, length: Tensor) -> tuple[Tokens, Tensor]:
+        config = self.config
+        if tuple(tokens.shape[1:]) != (config.max_tokens, config.dim):
+            raise ShapeError(
+                f"tokens: found shape {list(tokens.shape)}, expected "
+                f"[b, {config.max_tokens}, {config.dim}]. Pad texts to that many tokens."
+            )
+        place = torch.arange(config.max_tokens, device=tokens.device)
+        inside = place < length[:, None]
+        at = length[:, None] - 1 if config.class_token == "last" else length[:, None] * 0
+        special = place == at
+        # What stands behind the end may be anything, not a number included.
+        tokens = torch.where(inside[..., None], tokens, 0)
+        chosen = torch.where(special[..., None], tokens, 0).sum(1, keepdim=True)
+        return Tokens(chosen, tokens, None), inside & ~special
+
+
+class SoT(nn.Module):
+    """A ViT, DeiT, Swin or SoT trunk, or a text's states, with the second-order head.
+
+    Source: Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer.
+    """
+
+    config_class = SoTConfig
+
+    def __init__(self, config: SoTConfig, *, fresh: bool = True) -> None:
+        """Weights are drawn from config.seed; with `fresh` false they are about to be loaded."""
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.trunk: nn.Module = _trunk(config)
+            self.head = Head(config)
+            if fresh:
+                self.apply(_draw)
+
+    def forward(self, x: Tensor, length: Tensor | None = None) -> Tensor:
+        """Logits.
+
+        Shapes: x image [b h w c], values 0 to 255 of any type, or tokens [b n d] with length [b]
+                -> [b classes].
+        """
+        return self.outputs(x, length)["logits"]
+
+    def answer(self, x: Tensor, length: Tensor | None = None) -> Answer:
+        """The logits of either kind of token, as training with late fusion needs them."""
+        return answer_of(self, x, length)[0]
+
+    def loss(self, x: Tensor, labels: Tensor, length: Tensor | None = None) -> Tensor:
+        """Cross entropy; with late fusion the sum of both classifiers'.
+
+        Shapes: labels [b] int64 -> scalar.
+        """
+        answer = self.answer(x, length)
+        given = [each for each in (answer.class_logits, answer.word_logits) if each is not None]
+        if self.config.fusion == "late":
+            return torch.stack([F.cross_entropy(each, labels) for each in given]).sum()
+        return F.cross_entropy(torch.stack(given).sum(0), labels)
+
+    def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
+        """Everything that is exported, of one pass."""
+        return outputs_of(self, x, length)
+
+    def parts(self) -> tuple[Part, ...]:
+        """The one file: image, or tokens and length, to logits, probabilities and embedding."""
+        return sot_parts(self)
+
+    def settings(self) -> tuple[Setting, ...]:
+        """As trained; with exact svPN the fast one; the class token where it has a classifier.
+
+        A model that was trained with the fast svPN is that at budget 1.
+        """
+        config = self.config
+        settings = [Setting(_own(config), 1.0, 3, 3, "head")]
+        if config.second_order and config.normalization == "svpn":
+            settings.append(Setting("fast", 2 / 3, 2, 3, "head"))
+        if config.fusion in ("sum", "late"):
+            settings.append(Setting("class", 1 / 3, 1, 3, "head"))
+        return tuple(settings)
+
+    def setting(self, text: str) -> Setting:
+        """`exact`, `fast` or `class`, as far as this model has it.
+
+        A model of fast svPN has `exact` too, where it is asked for: another function than the one
+        that was trained, and no larger budget.
+        Raises: SaccadeError naming what it has.
+        """
+        known = {each.label: each for each in self.settings()}
+        if _own(self.config) == "fast":
+            known["exact"] = Setting("exact", 1.0, 3, 3, "head")
+        if text not in known:
+            raise SaccadeError(
+                f"setting {text!r}: this model has {', '.join(known)} (the head's svPN exact or "
+                "fast, or the class token alone). Name some of them, such as --budget "
+                f"{','.join(known)}."
+            )
+        return known[text]
+
+    def at(self, setting: Setting) -> "SoT":
+        """The model with that head, with its own copy of the weights."""
+        config = self.config
+        if setting.label == "class":
+            config = replace(config, fusion="class")
+        elif setting.label != _own(config):
+            exact = setting.label == "exact"
+            name = "svpn" if exact else "svpn-fast"
+            config = replace(config, normalization=name, learned_start=False)
+        other = SoT(config, fresh=False).to(next(self.parameters()))
+        weights = self.state_dict()
+        other.load_state_dict({name: weights[name] for name in other.state_dict()})
+        return other.train(self.training)
+
+    def fold(self) -> nn.Module:
+        """The same function with batch norms, pixel scales and positions folded."""
+        from saccade.models.sot.fold import FoldedSoT
+
+        return FoldedSoT(deepcopy(self).eval())
+
+    def facts(self) -> dict[str, Any]:
+        """What the head does, and for texts what the states have to be."""
+        config = self.config
+        facts: dict[str, Any] = {"fusion": config.fusion, "pooling": config.pooling}
+        if config.input == "tokens":
+            facts |= {"class_token": config.class_token, "max_tokens": config.max_tokens}
+        return facts
+
+
+def answer_of(model: Any, x: Tensor, length: Tensor | None) -> tuple[Answer, Tensor | None]:
+    """The head's answer and the trunk's attention, of a model or its folded form."""
+    if model.config.input == "tokens":
+        if length is None:
+            raise SaccadeError(
+                "length: found none, but texts differ in length. Pass the number of tokens that "
+                "count, [b] int64."
+            )
+        weight = next(model.head.parameters())
+        tokens, kept = model.trunk(x.to(weight.dtype), length)
+        return model.head(tokens.class_tokens, tokens.words, kept), None
+    tokens = model.trunk(x)
+    return model.head(tokens.class_tokens, tokens.words), tokens.attention
+
+
+def outputs_of(model: Any, x: Tensor, length: Tensor | None) -> dict[str, Tensor]:
+    """The named outputs of a model or its folded form."""
+    answer, attention = answer_of(model, x, length)
+    outputs = head_outputs(answer, model.config.fusion)
+    return outputs if attention is None else outputs | {"attention": attention}
+
+
+def _own(config: SoTConfig) -> str:
+    return "fast" if config.second_order and config.normalization == "svpn-fast" else "exact"
+
+
+def _trunk(config: SoTConfig) -> nn.Module:
+    if config.input == "tokens":
+        return States(config)
+    return Swin(config) if config.trunk == "swin" else ViT(config)
+
+
+def _draw(module: nn.Module) -> None:
+    """Linear layers of transformers start small and without bias."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=INIT_STD)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a set of word tokens to one vector: by averages, covariances, cross-covariances."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.models.sot.config import SoTConfig
+from saccade.models.sot.norms import normalization, square_root
+
+
+class Pooled(NamedTuple):
+    """What a pooling answers; the matrices are there with cross-covariances only.
+
+    Shapes: vector [b r], covariance and normalized [b heads m n].
+    """
+
+    vector: Tensor
+    covariance: Tensor | None = None
+    normalized: Tensor | None = None
+
+
+def cross_covariance(
+    x: Tensor,
+    y: Tensor,
+    count: Tensor | int,
+    mask: Tensor | None = None,
+    mean_removal: str = "none",
+) -> Tensor:
+    """Sum over tokens of x_i y_i', over their count.
+
+    What leaves x and y each before: nothing, one scalar (the mean over tokens and channels, the
+    authors' reading for tokens), or the mean of each channel.
+    Shapes: x [... n p], y [... n q], mask [... n 1] (1 where a token counts) -> [... p q].
+    """
+    if mean_removal != "none":
+        x, y = (each - _mean(each, count, mask, mean_removal) for each in (x, y))
+    if mask is not None:
+        x = x * mask
+    return x.mT @ y / count
+
+
+def _mean(x: Tensor, count: Tensor | int, mask: Tensor | None, kind: str) -> Tensor:
+    mean = (x if mask is None else x * mask).sum(-2, keepdim=True) / count
+    return mean.mean(-1, keepdim=True) if kind == "scalar" else mean
+
+
+def token_mask(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor | None, Tensor | int]:
+    """Weights of the tokens and how many count, at least 1.
+
+    Shapes: tokens [b n d], kept [b n] bool -> mask [b n 1] or None, count [b 1 1] or a number.
+    """
+    if kept is None:
+        return None, tokens.shape[1]
+    mask = kept[..., None].to(tokens.dtype)
+    return mask, mask.sum(1, keepdim=True).clamp(min=1)
+
+
+class MultiHeadCrossCovariance(nn.Module):
+    """MGCrP: per head a normalised cross-covariance of two projections of the tokens.
+
+    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b (heads m n)], heads in order,
+            each matrix row by row, a row belonging to W.
+    Source: Xie et al. 2021, eq. 2 and 3.
+    """
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.heads, self.m, self.n = config.pool_heads, config.m, config.n
+        self.mean_removal = config.mean_removal
+        rows = self.heads * (self.m + self.n)
+        # W of all heads, then R of all heads.
+        self.project = nn.Linear(config.width, rows, bias=config.pool_bias)
+        self.norm = normalization(config)
+        self.dropout = nn.Dropout(config.pool_dropout)
+        self.width = self.heads * self.m * self.n
+
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+        b, n, _ = tokens.shape
+        split = [self.heads * self.m, self.heads * self.n]
+        x, y = self.project(tokens).split(split, -1)
+        x = x.reshape(b, n, self.heads, self.m).transpose(1, 2)
+        y = y.reshape(b, n, self.heads, self.n).transpose(1, 2)
+        mask, count = token_mask(tokens, kept)
+        if isinstance(count, Tensor):
+            mask, count = mask[:, None] if mask is not None else None, count[:, None]
+        covariance = cross_covariance(x, y, count, mask, self.mean_removal)
+        normalized = self.norm(covariance)
+        return Pooled(self.dropout(normalized.flatten(1)), covariance, normalized)
+
+
+class Average(nn.Module):
+    """GAP: the mean of the tokens.
+
+    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b d].
+    """
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.pool_dropout)
+        self.width = config.width
+
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+        mask, count = token_mask(tokens, kept)
+        total = tokens.sum(1) if mask is None else (tokens * mask).sum(1)
+        return Pooled(self.dropout(total / (count if isinstance(count, int) else count[:, 0])))
+
+
+class Covariance(nn.Module):
+    """GCP: the square root of the tokens' covariance in fewer dimensions, upper triangle.
+
+    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b r(r + 1)/2], row by row.
+    Source: Xie et al. 2021, table 2 (GCP with MPN).
+    """
+
+    places: Tensor
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.by_channels = config.gcp_divisor == "channels"
+        self.mean_removal = config.mean_removal
+        self.steps = config.mpn_steps
+        self.reduce = nn.Linear(config.width, config.gcp_dim)
+        self.dropout = nn.Dropout(config.pool_dropout)
+        rows, columns = torch.triu_indices(config.gcp_dim, config.gcp_dim)
+        self.register_buffer("places", rows * config.gcp_dim + columns, persistent=False)
+        self.width = config.gcp_dim * (config.gcp_dim + 1) // 2
+
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+        x = self.reduce(tokens)
+        mask, count = token_mask(tokens, kept)
+        covariance = cross_covariance(x, x, count, mask, self.mean_removal)
+        if self.by_channels:
+            covariance = covariance * (count / x.shape[-1])
+        root = square_root(covariance, self.steps)
+        return Pooled(self.dropout(root.flatten(1).index_select(1, self.places)))
+
+
+def pooling(config: SoTConfig) -> MultiHeadCrossCovariance | Average | Covariance:
+    """The pooling that the configuration names."""
+    if config.pooling == "mgcrp":
+        return MultiHeadCrossCovariance(config)
+    return Average(config) if config.pooling == "gap" else Covariance(config)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Each row brought to length 1.
+
+    Shapes: x [b d] -> the same.
+    """
+    return F.normalize(x, dim=-1)

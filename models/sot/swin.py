@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trunk of Swin: attention in windows that every other block shifts, grids halved by stage."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.models.layers.pixels import PixelScale
+from saccade.models.sot.config import SoTConfig
+from saccade.models.sot.vit import Tokens
+
+MASKED = -100.0  # added to a logit between tokens that a shift made neighbours
+
+
+class WindowAttention(nn.Module):
+    """Self-attention inside windows, with a learned bias by relative position.
+
+    Shapes: x [b windows n d] -> the same; the bias is [windows or 1, heads, n, n].
+    """
+
+    places: Tensor
+    mask: Tensor
+    constant: Tensor | None  # the bias once and for all, in the folded form
+
+    def __init__(
+        self, dim: int, heads: int, window: tuple[int, int], mask: Tensor, bias: bool
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.out = nn.Linear(dim, dim)
+        offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
+        self.relative = nn.Parameter(0.02 * torch.randn(offsets, heads))
+        self.register_buffer("places", _relative_places(*window), persistent=False)
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("constant", None, persistent=False)
+
+    def bias(self) -> Tensor:
+        """What is added to the logits: by relative position, and MASKED across a shift's seam."""
+        if self.constant is not None:
+            return self.constant
+        return self.relative[self.places].permute(2, 0, 1) + self.mask[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, windows, n, d = x.shape
+        parts = self.qkv(x).reshape(b, windows, n, 3, self.heads, d // self.heads)
+        q, k, v = parts.permute(3, 0, 1, 4, 2, 5)
+        weights = ((q / math.sqrt(d // self.heads)) @ k.mT + self.bias()).softmax(-1)
+        return self.out((weights @ v).transpose(2, 3).reshape(b, windows, n, d))
+
+
+class SwinBlock(nn.Module):
+    """x + attention in (shifted) windows, then x + MLP.
+
+    Shapes: x [b rows columns d] -> the same.
+    """
+
+    def __init__(
+        self, config: SoTConfig, dim: int, heads: int, grid: tuple[int, int], shifted: bool
+    ) -> None:
+        super().__init__()
+        eps = config.layer_norm_epsilon
+        # A grid no larger than the window is one window, and there is nowhere to shift to.
+        whole = min(grid) <= config.window
+        side = min(grid) if whole else config.window
+        self.window = (side, side)
+        self.shift = 0 if whole or not shifted else side // 2
+        self.norm_attention = nn.LayerNorm(dim, eps=eps)
+        mask = _shift_mask(grid, side, self.shift)
+        self.attention = WindowAttention(dim, heads, self.window, mask, config.qkv_bias)
+        self.norm_mlp = nn.LayerNorm(dim, eps=eps)
+        hidden = 4 * dim
+        self.widen = nn.Linear(dim, hidden)
+        self.narrow = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, rows, columns, _ = x.shape
+        shift, side = self.shift, self.window[0]
+        inner = self.norm_attention(x)
+        if shift:
+            inner = _roll(inner, shift)
+        inner = self.attention(_windows(inner, side))
+        inner = _joined(inner, side, rows, columns)
+        if shift:
+            inner = _roll(inner, -shift)
+        x = x + inner
+        return x + self.narrow(F.gelu(self.widen(self.norm_mlp(x))))
+
+
+class Merging(nn.Module):
+    """Four neighbouring tokens to one of twice the width.
+
+    Shapes: x [b rows columns d] -> [b rows/2 columns/2 2d].
+    """
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim, eps=eps)
+        self.reduce = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        corners = (x[:, row::2, column::2] for column in (0, 1) for row in (0, 1))
+        return self.reduce(self.norm(torch.cat(tuple(corners), -1)))
+
+
+class Swin(nn.Module):
+    """Patches, stages of windowed blocks, a norm; no class token.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> `Tokens`.
+    Source: Liu et al. 2021, Swin Transformer.
+    """
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        eps, dim, side = config.layer_norm_epsilon, config.dim, config.patch_px
+        self.grid = config.grid
+        # It reads the image's size, mean and standard deviation only.
+        self.scale: nn.Module = PixelScale(config)
+        self.embed = nn.Conv2d(config.channels, dim, side, side)
+        self.embed_norm = nn.LayerNorm(dim, eps=eps)
+        self.stages = nn.ModuleList()
+        self.mergings = nn.ModuleList()
+        for stage, (grid, layers) in enumerate(
+            zip(config.stage_grids, config.stage_layers, strict=True)
+        ):
+            width, heads = dim * 2**stage, config.stage_heads[stage]
+            self.stages.append(
+                nn.Sequential(
+                    *(
+                        SwinBlock(config, width, heads, grid, each % 2 == 1)
+                        for each in range(layers)
+                    )
+                )
+            )
+            if stage + 1 < len(config.stage_layers):
+                self.mergings.append(Merging(width, eps))
+        self.norm = nn.LayerNorm(config.width, eps=eps)
+
+    def forward(self, image: Tensor) -> Tokens:
+        return self.tokens(self.scale(image).permute(0, 3, 1, 2))
+
+    def tokens(self, pixels: Tensor) -> Tokens:
+        """What follows on scaled pixels.
+
+        Shapes: pixels [b c h w].
+        """
+        x = self.embed(pixels)
+        x = self.embed_norm(x.permute(0, 2, 3, 1))
+        for stage, blocks in enumerate(self.stages):
+            x = blocks(x)
+            if stage < len(self.mergings):
+                x = self.mergings[stage](x)
+        return Tokens(None, self.norm(x.flatten(1, 2)), None)
+
+
+def _roll(x: Tensor, by: int) -> Tensor:
+    """Rows and columns moved up and left by `by`, around the edges (by slices, not torch.roll)."""
+    x = torch.cat((x[:, by:], x[:, :by]), 1)
+    return torch.cat((x[:, :, by:], x[:, :, :by]), 2)
+
+
+def _windows(x: Tensor, side: int) -> Tensor:
+    b, rows, columns, d = x.shape
+    x = x.reshape(b, rows // side, side, columns // side, side, d).transpose(2, 3)
+    return x.reshape(b, (rows // side) * (columns // side), side * side, d)
+
+
+def _joined(x: Tensor, side: int, rows: int, columns: int) -> Tensor:
+    b, _, _, d = x.shape
+    x = x.reshape(b, rows // side, columns // side, side, side, d).transpose(2, 3)
+    return x.reshape(b, rows, columns, d)
+
+
+def _relative_places(rows: int, columns: int) -> Tensor:
+    """Row of the bias table for each pair of a window's tokens.
+
+    Shapes: -> [n n] int64.
+    """
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    down = row[:, None] - row[None] + rows - 1
+    right = column[:, None] - column[None] + columns - 1
+    return torch.from_numpy(down * (2 * columns - 1) + right)
+
+
+def _shift_mask(grid: tuple[int, int], side: int, shift: int) -> Tensor:
+    """0 between tokens that were in one region before the shift, MASKED between others.
+
+    Shapes: -> [windows n n], or [1 1 1] of 0 without a shift.
+    """
+    if shift == 0:
+        return torch.zeros(1, 1, 1)
+    bands = [
+        np.searchsorted((length - side, length - shift), np.arange(length), side="right")
+        for length in grid
+    ]
+    region = torch.from_numpy(bands[0][:, None] * 3 + bands[1][None])
+    region = _windows(region[None, :, :, None].float(), side)[0, :, :, 0]
+    apart = region[:, None, :] != region[:, :, None]
+    return apart.float() * MASKED

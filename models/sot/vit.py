@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trunk of ViT, DeiT and SoT: word tokens behind one or two class tokens, at one resolution."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from saccade.models.layers.pixels import PixelScale
+from saccade.models.layers.transformer import Block
+from saccade.models.sot.config import SoTConfig
+from saccade.models.sot.tokens import token_embedding
+
+POSITION_STD = 0.02
+
+
+class Tokens(NamedTuple):
+    """What a trunk answers.
+
+    Shapes: class tokens [b k d] where it has them, words [b n d], in evaluation the attention of
+            the first class token to all tokens in the last block [b heads k+n].
+    """
+
+    class_tokens: Tensor | None
+    words: Tensor
+    attention: Tensor | None
+
+
+class ViT(nn.Module):
+    """Pre-norm transformer blocks on class and word tokens with absolute positions.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> `Tokens`.
+    Source: Dosovitskiy et al. 2020; with a second class token Touvron et al. 2020 (DeiT); with
+            convolutions in front and a fixed position Xie et al. 2021 (SoT).
+    """
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.specials = 2 if config.distillation else 1
+        # It reads the image's size, mean and standard deviation only.
+        self.scale: nn.Module = PixelScale(config)
+        self.embed: nn.Module = token_embedding(config)
+        rows, columns = config.grid
+        count = self.specials + rows * columns
+        self.class_tokens = nn.Parameter(POSITION_STD * torch.randn(self.specials, config.dim))
+        if config.position == "sinusoid":
+            self.position = nn.Parameter(sinusoid(count, config.dim), requires_grad=False)
+        else:
+            self.position = nn.Parameter(POSITION_STD * torch.randn(count, config.dim))
+        self.blocks = nn.ModuleList(
+            Block(
+                config.dim,
+                config.heads,
+                config.mlp_dim,
+                qkv_bias=config.qkv_bias,
+                eps=config.layer_norm_epsilon,
+            )
+            for _ in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(config.dim, eps=config.layer_norm_epsilon)
+
+    def forward(self, image: Tensor) -> Tokens:
+        words = self.embed(self.scale(image).permute(0, 3, 1, 2))
+        first = self.class_tokens.expand(words.shape[0], -1, -1)
+        x = torch.cat((first, words), 1) + self.position
+        for block in self.blocks[:-1]:
+            x = block(x)
+        last = self.blocks[-1]
+        assert isinstance(last, Block)
+        # Computed beside the block that uses it too: in training nobody asks.
+        attention = None if self.training else class_attention(last, x)
+        x = self.norm(last(x))
+        return Tokens(x[:, : self.specials], x[:, self.specials :], attention)
+
+
+def class_attention(block: Block, x: Tensor) -> Tensor:
+    """How much the first token attends to each.
+
+    Shapes: x [b n d] -> [b heads n].
+    """
+    b, n, d = x.shape
+    heads = block.attention.heads
+    qkv = block.attention.qkv(block.norm_attention(x))
+    query = qkv[:, :1, :d].reshape(b, 1, heads, d // heads).transpose(1, 2)
+    key = qkv[..., d : 2 * d].reshape(b, n, heads, d // heads).transpose(1, 2)
+    return ((query / math.sqrt(d // heads)) @ key.mT).softmax(-1)[:, :, 0]
+
+
+def sinusoid(count: int, dim: int) -> Tensor:
+    """Fixed positions: sine at even, cosine at odd channels, periods from 2 pi to 20,000 pi.
+
+    Shapes: -> [count dim].
+    """
+    channel = np.arange(dim)
+    angle = np.arange(count)[:, None] / 10000.0 ** (2 * (channel // 2) / dim)
+    return torch.from_numpy(np.where(channel % 2 == 0, np.sin(angle), np.cos(angle))).float()

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is decided about an image and text model with slots before its weights exist."""
+
+from dataclasses import dataclass
+
+from saccade.models.config_values import ConfigValues
+from saccade.models.sparo.presets import PRESET_FIELDS
+
+REPRESENTATIONS = ("cont", "sqrtsem", "sem")
+WEIGHTS = ("const", "norm", "sqrtsoftmax", "softmax")
+GATES = ("sqrtsoftmax", "softmax")  # these weigh a slot by a channel of its own, its first
+CHOICES = {
+    "pooling": ("sparo", "cls", "gap", "attention", "codebook"),
+    "text_pooling": ("same", "eos", "attention"),
+    "tokenizer": ("clip", "words", "custom"),
+    "activation": ("gelu", "quick_gelu"),
+}
+COUNTS = (
+    *("height_px", "width_px", "channels", "patch_px", "image_width", "image_heads"),
+    *("image_hidden", "context_length", "vocabulary", "text_width", "text_heads", "text_hidden"),
+    *("embed_dim", "codes", "queries", "pooler_heads", "slots", "slot_dim"),
+)
+FROM_ZERO = (
+    *("image_layers", "text_layers", "reduce_depth", "bottleneck_dim", "end_token"),
+    *("attn_dim", "value_dim", "slot_heads", "text_queries", "text_pooler_heads"),
+)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class ReadOutShape:
+    """The sizes of one tower's read-out.
+
+    `head_of` says for each slot which of the `heads` it reads; slots of one head share its keys
+    and values.
+    """
+
+    dim: int  # of the tokens
+    head_of: tuple[int, ...]
+    attn_dim: int
+    value_dim: int
+    slot_dim: int
+    gated: bool  # the projection gives one channel more
+    share_kv: bool
+
+    @property
+    def heads(self) -> int:
+        """Heads that a slot still reads."""
+        return max(self.head_of) + 1
+
+
+@dataclass(frozen=True)
+class PoolerShape:
+    """The sizes of one tower's attentional pooler."""
+
+    queries: int
+    heads: int
+    mean: bool  # of all queries' answers; otherwise the first one's
+
+
+@dataclass(frozen=True)
+class SparoConfig(ConfigValues):
+    """Configuration of two towers (or the image's alone) and of what pools their tokens.
+
+    Raises: SaccadeError naming the first field that is out of range.
+    Source: Vani et al. 2024, SPARO, section 3; baselines of table B.2 and of OpenCLIP v2.20.
+    """
+
+    called = "SPARO"
+    layer_counts = ("image_layers", "text_layers")
+    long_lists = ("kept",)
+
+    height_px: int = 224
+    width_px: int = 224
+    channels: int = 3
+    mean: tuple[float, ...] = CLIP_MEAN  # per channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = CLIP_STD
+    patch_px: int = 32
+    patch_bias: bool = False  # DINO's patches have one, CLIP's do not
+    pre_norm: bool = True  # CLIP normalises the tokens in front of the first block
+    image_width: int = 768
+    image_layers: int = 12
+    image_heads: int = 12
+    image_hidden: int = 3072
+    eps: float = 1e-5  # of every LayerNorm; DINO: 1e-6
+    text: bool = True  # False: the image tower alone, as in DINO
+    context_length: int = 77
+    vocabulary: int = 49408
+    text_width: int = 512
+    text_layers: int = 12
+    text_heads: int = 8
+    text_hidden: int = 2048
+    tokenizer: str = "clip"  # words: those of `words`; custom: the `merges` of its file
+    words: tuple[str, ...] = ()
+    merges: tuple[str, ...] = ()  # pairs of letters with a blank between; empty: not known
+    end_token: int = 0  # the id that ends a text; 0: the largest id of the text
+    activation: str = "gelu"
+    reduce_depth: int = 0  # blocks fewer in both towers; SPARO's models replace the last one
+    pooling: str = "sparo"
+    text_pooling: str = "same"  # the image's; beside cls and gap the state of the end token
+    embed_dim: int = 512  # of the baselines; with slots it is slots x slot_dim
+    bottleneck_dim: int = 0  # of the baselines: width in front of a last affine layer
+    codes: int = 16384  # entries of the codebook
+    temperature: float = 1000.0  # of the sparsemax over them
+    queries: int = 256  # of the attentional pooler
+    pooler_heads: int = 8
+    mean_of_queries: bool = False  # the image's pooler averages its answers; else the first counts
+    text_queries: int = 0  # 0: the image's
+    text_pooler_heads: int = 0
+    text_mean_of_queries: bool = False
+    slots: int = 64  # L
+    slot_dim: int = 64  # V
+    attn_dim: int = 0  # D; 0: the width of one head of the tower's trunk
+    value_dim: int = 0  # 0: D
+    slot_heads: int = 0  # pairs of key and value; 0: one a slot, else it divides the slots
+    share_kv: bool = True
+    share_queries: bool = False  # one set of queries for both towers
+    sparo_type: str = "cont:const"  # how slots become a code of length 1; the default is eq. 2
+    kept: tuple[int, ...] = ()  # slots that are left, ascending; empty: all
+    masked: bool = False  # the image code is multiplied by `slot_mask` and brought to length 1
+    seed: int = 0  # of the initial weights
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        for name, allowed in CHOICES.items():
+            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+        for name, least in [*((each, 1) for each in COUNTS), *((each, 0) for each in FROM_ZERO)]:
+            value = getattr(self, name)
+            fits = type(value) is int and value >= least
+            self._expect(name, fits, f"a whole number of at least {least}")
+        self._check_image()
+        self._check_text()
+        self._check_pooling()
+        if self.pooling == "sparo":
+            self._check_slots()
+
+    def _check_image(self) -> None:
+        for name in ("height_px", "width_px"):
+            fits = getattr(self, name) % self.patch_px == 0
+            self._expect(name, fits, f"a multiple of patch_px ({self.patch_px})")
+        self._check_pixels()
+        self._expect("eps", self.eps > 0, "above 0")
+        divides = self.image_width % self.image_heads == 0
+        self._expect("image_heads", divides, f"a divisor of image_width ({self.image_width})")
+        least = min(self.image_layers, self.text_layers if self.text else self.image_layers)
+        self._expect("reduce_depth", self.reduce_depth <= least, f"at most {least}")
+
+    def _check_text(self) -> None:
+        if not self.text:
+            self._expect("share_queries", not self.share_queries, "false without a text tower")
+            return
+        divides = self.text_width % self.text_heads == 0
+        self._expect("text_heads", divides, f"a divisor of text_width ({self.text_width})")
+        self._expect("vocabulary", self.vocabulary >= 3, "at least 3: start, end and a word")
+        self._expect("end_token", self.end_token < self.vocabulary, f"below {self.vocabulary}")
+        if self.tokenizer == "words":
+            count = len(self.words) + 4
+            fits = bool(self.words) and self.vocabulary == count and self.end_token == 2
+            self._expect("words", fits, "vocabulary - 4 words, with end_token 2")
+        fits = not self.merges or len(self.merges) == self.vocabulary - 514
+        self._expect("merges", fits, "vocabulary - 514 pairs, or none")
+
+    def _check_pooling(self) -> None:
+        whole = self.pooling in ("sparo", "codebook")
+        fits = not whole or self.text_pooling == "same"
+        self._expect("text_pooling", fits, f"'same' where pooling is {self.pooling}")
+        fits = not (self.pooling == "sparo" and self.bottleneck_dim)
+        self._expect("bottleneck_dim", fits, "0 where pooling is sparo")
+        for tower in ("image", "text"):
+            attends = self.pools_by_attention(tower)
+            prefix = "" if tower == "image" else "text_"
+            fits = attends or not getattr(self, f"{prefix}mean_of_queries")
+            self._expect(f"{prefix}mean_of_queries", fits, "false without an attentional pooler")
+            if attends:
+                own = getattr(self, f"{prefix}pooler_heads")
+                fits = self.feature_dim % self.pooler(tower).heads == 0
+                wanted = f"a divisor of the pooled width ({self.feature_dim})"
+                self._expect(f"{prefix}pooler_heads" if own else "pooler_heads", fits, wanted)
+        self._expect("temperature", self.temperature > 0, "above 0")
+
+    def _check_slots(self) -> None:
+        rep, _, weight = self.sparo_type.partition(":")
+        fits = rep in REPRESENTATIONS and weight in WEIGHTS and self.sparo_type != "sem:norm"
+        kinds = f"{'|'.join(REPRESENTATIONS)}:{'|'.join(WEIGHTS)}, but not sem:norm"
+        self._expect("sparo_type", fits, kinds)
+        heads = self.slot_heads or self.slots
+        fits = self.slots % heads == 0
+        self._expect("slot_heads", fits, f"0 or a divisor of slots ({self.slots})")
+        order = all(a < b for a, b in zip(self.kept, self.kept[1:], strict=False))
+        fits = order and all(type(i) is int and 0 <= i < self.slots for i in self.kept)
+        self._expect("kept", fits, f"ascending numbers from 0 to {self.slots - 1}")
+        towers = [self.read_out("image"), *([self.read_out("text")] if self.text else [])]
+        if self.share_kv:
+            fits = all(each.value_dim == each.attn_dim for each in towers)
+            self._expect("value_dim", fits, "0 or attn_dim where keys and values are shared")
+        if self.share_queries:
+            fits = len({each.attn_dim for each in towers}) == 1
+            self._expect("share_queries", fits, "false, or attn_dim set: towers differ in it")
+
+    @property
+    def image_tokens(self) -> int:
+        """Patches and the class token."""
+        return (self.height_px // self.patch_px) * (self.width_px // self.patch_px) + 1
+
+    @property
+    def kept_slots(self) -> tuple[int, ...]:
+        """The slots of this model by their number in the whole one."""
+        return self.kept or tuple(range(self.slots))
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of a pooled feature in front of the bottleneck's affine layer, if any."""
+        return self.bottleneck_dim or self.embed_dim
+
+    def pools_by_attention(self, tower: str) -> bool:
+        """Whether the `image` or `text` tower has an attentional pooler."""
+        if tower == "image" or (self.text and self.text_pooling == "same"):
+            return self.pooling == "attention"
+        return self.text and self.text_pooling == "attention"
+
+    def pooler(self, tower: str) -> PoolerShape:
+        """The sizes of the attentional pooler of `image` or `text`."""
+        if tower == "image":
+            return PoolerShape(self.queries, self.pooler_heads, self.mean_of_queries)
+        queries, heads = self.text_queries, self.text_pooler_heads
+        mean = self.text_mean_of_queries
+        return PoolerShape(queries or self.queries, heads or self.pooler_heads, mean)
+
+    @property
+    def code_dim(self) -> int:
+        """Width of an embedding."""
+        return len(self.kept_slots) * self.slot_dim if self.pooling == "sparo" else self.embed_dim
+
+    def read_out(self, tower: str) -> ReadOutShape:
+        """The sizes of the read-out of `image` or `text`."""
+        width, heads = (
+            (self.image_width, self.image_heads)
+            if tower == "image"
+            else (self.text_width, self.text_heads)
+        )
+        group = self.slots // (self.slot_heads or self.slots)
+        used = sorted({slot // group for slot in self.kept_slots})
+        attn_dim = self.attn_dim or width // heads
+        return ReadOutShape(
+            dim=width,
+            head_of=tuple(used.index(slot // group) for slot in self.kept_slots),
+            attn_dim=attn_dim,
+            value_dim=self.value_dim or attn_dim,
+            slot_dim=self.slot_dim,
+            gated=self.sparo_type.partition(":")[2] in GATES,
+            share_kv=self.share_kv,
+        )
+
+
+PRESETS = {name: SparoConfig(**values) for name, values in PRESET_FIELDS.items()}
+SOURCE = (
+    "Vani et al. 2024, SPARO: Selective Attention for Robust and Compositional Transformer "
+    "Encodings for Vision"
+)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A SPARO model in evaluation with its constants folded: the same codes, far fewer products."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from saccade.models.interface import Part
+from saccade.models.layers.pixels import check_image
+from saccade.models.sparo.components import parts_of
+from saccade.models.sparo.image_tower import ImageTower
+from saccade.models.sparo.model import Sparo, encode_image, encode_text
+from saccade.models.sparo.pooling import Pooled
+from saccade.models.sparo.readout import ReadOut, attend
+
+
+class FoldedReadOut(nn.Module):
+    """A read-out that pools the tokens first and projects what is left.
+
+    The query is constant, so a slot's logits are one product of the tokens with K'q / sqrt(D);
+    what the key's bias adds is the same for all tokens and cancels. Each slot projects its pooled
+    token by W K (or W V), and its offset is W b + w of the values' bias b and the projection's w.
+
+    Shapes: as ReadOut.
+    Source: equal to ReadOut up to rounding; Vani et al. 2024, eq. 1.
+    """
+
+    float32_products = True  # in a model of half precision
+    probe: Tensor
+    project: Tensor
+    offset: Tensor
+
+    @torch.no_grad()
+    def __init__(self, source: ReadOut, query: Tensor) -> None:
+        super().__init__()
+        shape = source.shape
+        heads = torch.tensor(shape.head_of, device=query.device)
+        value = source.key if source.value is None else source.value
+        keys = source.key.weight.unflatten(0, (shape.heads, shape.attn_dim))[heads]
+        values = value.weight.unflatten(0, (shape.heads, shape.value_dim))[heads]
+        bias = value.bias.unflatten(0, (shape.heads, shape.value_dim))[heads]
+        last = source.project
+        self.register_buffer(
+            "probe", (query.unsqueeze(1) @ keys).squeeze(1).T / math.sqrt(shape.attn_dim)
+        )
+        self.register_buffer("project", (last.weight @ values).mT.contiguous())
+        self.register_buffer("offset", bias @ last.weight.T + last.bias)
+
+    def forward(
+        self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        attention = attend((tokens @ self.probe).mT, end)
+        pooled = attention @ tokens
+        slots = (pooled.transpose(0, 1) @ self.project).transpose(0, 1)
+        return slots + self.offset, attention
+
+
+class FoldedImageTower(nn.Module):
+    """An image tower whose patches take values from 0 to 255.
+
+    Mean, deviation and the patches' bias go into the patches' weights and the positions; the
+    class token with its position is one constant, the first norm of it included.
+
+    Shapes: as ImageTower.
+    """
+
+    first: Tensor
+    position: Tensor
+
+    @torch.no_grad()
+    def __init__(self, source: ImageTower) -> None:
+        super().__init__()
+        self.size = source.size
+        self.blocks, self.norm_input = source.blocks, source.norm_input
+        patches = source.patches
+        side = patches.kernel_size[0]
+        self.patches = nn.Conv2d(patches.in_channels, patches.out_channels, side, side, bias=False)
+        self.patches.to(patches.weight)
+        mean, std = (each[None, :, None, None] for each in (source.mean, source.std))
+        self.patches.weight.copy_(patches.weight / (255 * std))
+        constant = -(patches.weight * (mean / std)).sum((1, 2, 3))
+        if patches.bias is not None:
+            constant = constant + patches.bias
+        self.register_buffer("position", source.position[1:] + constant)
+        first = source.norm_input(source.class_token + source.position[0])
+        self.register_buffer("first", first[None, None])
+
+    def forward(self, image: Tensor) -> Tensor:
+        check_image(image, self.size)
+        pixels = image.to(self.position.dtype).permute(0, 3, 1, 2)
+        x = self.norm_input(self.patches(pixels).flatten(2).mT + self.position)
+        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class FoldedSparo(nn.Module):
+    """What `Sparo.fold` returns: `encode_image` and `encode_text` of a Sparo, evaluation only."""
+
+    slot_mask: Tensor
+
+    @torch.no_grad()
+    def __init__(self, source: Sparo) -> None:
+        super().__init__()
+        config = self.config = source.config
+        self.image = FoldedImageTower(source.image)
+        self.image_pool = source.image_pool
+        if config.text:
+            self.text, self.text_pool = source.text, source.text_pool
+        if config.pooling == "codebook":
+            self.codebook = source.codebook
+        if config.pooling == "sparo":
+            self._fold_read_outs()
+        if config.masked:
+            self.register_buffer("slot_mask", source.slot_mask)
+        self.requires_grad_(False)
+        self.eval()
+
+    def _fold_read_outs(self) -> None:
+        pools = [self.image_pool, *([self.text_pool] if self.config.text else [])]
+        sources = [each.read_out for each in pools if isinstance(each.read_out, ReadOut)]
+        shared = sources[0].query
+        for each, source in zip(pools, sources, strict=True):
+            query = shared if source.query is None else source.query
+            assert query is not None
+            each.read_out = FoldedReadOut(source, query)
+
+    def encode_image(self, image: Tensor) -> Pooled:
+        """As Sparo.encode_image."""
+        return encode_image(self, image)
+
+    def encode_text(self, tokens: Tensor) -> Pooled:
+        """As Sparo.encode_text."""
+        return encode_text(self, tokens)
+
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of a Sparo."""
+        return parts_of(self)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SPARO: an image and a text tower whose codes are made of separately attended slots."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.errors import SaccadeError
+from saccade.models.interface import Part, Setting, fraction_setting
+from saccade.models.sparo.components import parts_of
+from saccade.models.sparo.config import SparoConfig as SparoConfig
+from saccade.models.sparo.image_tower import ImageTower
+from saccade.models.sparo.pooling import Pooled, pool
+from saccade.models.sparo.readout import selected
+from saccade.models.sparo.text_tower import TextTower
+
+
+class Sparo(nn.Module):
+    """Two towers (or the image's alone), each with what pools its tokens into a code.
+
+    Source: Vani et al. 2024, SPARO, section 3; the configuration names the baselines.
+    """
+
+    config_class = SparoConfig
+    slot_order: Tensor
+    slot_mask: Tensor
+
+    def __init__(self, config: SparoConfig, *, fresh: bool = True) -> None:
+        """Weights are drawn from config.seed."""
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.image = ImageTower(config)
+            self.image_pool = pool(config, "image")
+            if config.text:
+                self.text = TextTower(config)
+                self.text_pool = pool(config, "text")
+                self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+            if config.pooling == "codebook":
+                self.codebook = nn.Parameter(torch.randn(config.codes, config.feature_dim))
+        if config.pooling == "sparo":
+            count = len(config.kept_slots)
+            self.register_buffer("slot_order", torch.arange(count))
+            if config.masked:
+                self.register_buffer("slot_mask", torch.ones(count, config.slot_dim))
+
+    def encode_image(self, image: Tensor) -> Pooled:
+        """The code of an image and what it was made of.
+
+        Shapes: image [b h w c], values 0 to 255 of any type.
+        """
+        return encode_image(self, image)
+
+    def encode_text(self, tokens: Tensor) -> Pooled:
+        """The code of a text and what it was made of.
+
+        Shapes: tokens [b context_length] int64.
+        """
+        return encode_text(self, tokens)
+
+    def forward(self, image: Tensor, tokens: Tensor) -> Tensor:
+        """How well each image and each text fit.
+
+        Shapes: image [i h w c], tokens [t context_length] -> [i t], to be read as logits.
+        """
+        return (
+            self.logit_scale.exp()
+            * self.encode_image(image).code
+            @ self.encode_text(tokens).code.mT
+        )
+
+    def parts(self) -> tuple[Part, ...]:
+        """The image tower and, where there is one, the text tower."""
+        return parts_of(self)
+
+    def settings(self) -> tuple[Setting, ...]:
+        """All, half and a quarter of the slots, as far as they differ; a baseline is one point."""
+        found: dict[int, Setting] = {}
+        for text in ("1", "0.5", "0.25") if self.config.pooling == "sparo" else ("1",):
+            if text == "1" or float(text) * len(self.config.kept_slots) >= 1:
+                setting = self.setting(text)
+                found.setdefault(setting.kept, setting)
+        return tuple(found.values())
+
+    def setting(self, text: str) -> Setting:
+        """The setting that keeps a fraction of the slots.
+
+        Raises: SaccadeError if it is no fraction in (0, 1], keeps nothing, or cuts a baseline.
+        """
+        if self.config.pooling == "sparo":
+            return fraction_setting(text, len(self.config.kept_slots), "slots")
+        setting = fraction_setting(text, 1, "slots")
+        if setting.budget != 1:
+            raise SaccadeError(
+                f"budget {text}: a model with pooling '{self.config.pooling}' has no slots to "
+                "leave out. Pass --budget 1."
+            )
+        return setting
+
+    def at(self, setting: Setting) -> "Sparo":
+        """The model of the slots that come first in `slot_order`."""
+        if setting.label == "b1000":
+            return deepcopy(self)
+        return self.keep(self.slot_order[: setting.kept].tolist())
+
+    @torch.no_grad()
+    def keep(self, slots: Sequence[int]) -> "Sparo":
+        """The model of these slots in both towers, its code renormalised over them.
+
+        They are positions among this model's slots, in any order.
+        Raises: SaccadeError if there are none, one is out of range or given twice, or a baseline
+            has no slots.
+        """
+        config = self.config
+        total = len(config.kept_slots)
+        chosen = sorted(set(slots))
+        fits = chosen and len(chosen) == len(slots) and 0 <= chosen[0] <= chosen[-1] < total
+        if config.pooling != "sparo" or not fits:
+            raise SaccadeError(
+                f"slots {list(slots)[:8]}: expected different numbers from 0 to {total - 1} "
+                f"for a model with pooling 'sparo' (found '{config.pooling}'). Choose others."
+            )
+        kept = tuple(config.kept_slots[slot] for slot in chosen)
+        smaller = Sparo(replace(config, kept=kept), fresh=False).to(self.slot_order.device)
+        smaller = smaller.to(self.image.position.dtype)
+        smaller.load_state_dict(self._state_of(chosen))
+        return smaller.train(self.training)
+
+    def _state_of(self, chosen: list[int]) -> dict[str, Tensor]:
+        state = {name: value.clone() for name, value in self.state_dict().items()}
+        for tower in ("image", "text"):
+            prefix = f"{tower}_pool.read_out."
+            found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            if found:
+                cut = selected(found, self.config.read_out(tower), chosen)
+                state |= {prefix + name: value for name, value in cut.items()}
+        place = {slot: position for position, slot in enumerate(chosen)}
+        order = [place[slot] for slot in self.slot_order.tolist() if slot in place]
+        state["slot_order"] = torch.tensor(order, device=self.slot_order.device)
+        if self.config.masked:
+            state["slot_mask"] = state["slot_mask"][torch.tensor(chosen)]
+        return state
+
+    def fold(self) -> nn.Module:
+        """The same function with queries and key projections folded; evaluation only."""
+        from saccade.models.sparo.fold import FoldedSparo
+
+        return FoldedSparo(deepcopy(self).eval())
+
+    def facts(self) -> dict[str, Any]:
+        """What a client needs to encode texts and to compare codes."""
+        config = self.config
+        slots = list(config.kept_slots) if config.pooling == "sparo" else []
+        facts: dict[str, Any] = {"slots": slots, "slots_sha256": slots_sha256(slots)}
+        if config.text:
+            facts |= {
+                "logit_scale": float(self.logit_scale.detach().double().exp()),
+                "context_length": config.context_length,
+                "tokenizer": config.tokenizer,
+                "vocabulary": config.vocabulary,
+                "words": list(config.words),
+                "merges": list(config.merges),
+            }
+        return facts
+
+
+def encode_image(model: Any, image: Tensor) -> Pooled:
+    """What `Sparo.encode_image` and its folded form compute.
+
+    Shapes: image [b h w c], values 0 to 255 of any type.
+    """
+    codebook = model.codebook if model.config.pooling == "codebook" else None
+    pooled: Pooled = model.image_pool(model.image(image), None, codebook)
+    if not model.config.masked or pooled.slots is None:
+        return pooled
+    # Cosines are what masks were trained on, so the code has length 1 again.
+    code = F.normalize((pooled.slots * model.slot_mask).flatten(1), dim=-1)
+    return pooled._replace(code=code, slots=code.unflatten(1, model.slot_mask.shape))
+
+
+def encode_text(model: Any, tokens: Tensor) -> Pooled:
+    """What `Sparo.encode_text` and its folded form compute.
+
+    Shapes: tokens [b context_length] int64.
+    """
+    query = model.codebook if model.config.pooling == "codebook" else None
+    if model.config.share_queries:
+        query = getattr(model.image_pool.read_out, "query", None)  # None: it is folded
+    pooled: Pooled = model.text_pool(model.text(tokens), model.text.end(tokens), query)
+    return pooled
+
+
+def slots_sha256(slots: Sequence[int]) -> str:
+    """What two variants must share for their codes to be compared.
+
+    It is the SHA-256 of the ascending slot numbers as a JSON list.
+    """
+    return hashlib.sha256(json.dumps(sorted(slots), separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a tower's tokens to one code: slots, and the baselines that the paper compares them with."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from saccade.models.sparo.config import SparoConfig
+from saccade.models.sparo.readout import ReadOut, attend, unit_code
+from saccade.plugins.ops import sparsemax
+
+
+class Pooled(NamedTuple):
+    """What a tower answers.
+
+    Shapes: code [b e] of length 1, feature [b e] in front of that (slots have none), slots
+            [b k v] whose concatenation is the code, raw the slots in front of that, attention
+            [b k n].
+    """
+
+    code: Tensor
+    feature: Tensor | None = None
+    slots: Tensor | None = None
+    raw: Tensor | None = None
+    attention: Tensor | None = None
+
+
+class SlotPool(nn.Module):
+    """A LayerNorm of all tokens, then the read-out."""
+
+    def __init__(self, config: SparoConfig, tower: str) -> None:
+        super().__init__()
+        shape = config.read_out(tower)
+        own_query = tower == "image" or not config.share_queries
+        self.norm = nn.LayerNorm(shape.dim, eps=config.eps)
+        self.read_out: nn.Module = ReadOut(shape, own_query=own_query)
+        self.kind = config.sparo_type
+
+    def forward(
+        self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
+    ) -> Pooled:
+        raw, attention = self.read_out(self.norm(tokens), end, query)
+        slots = unit_code(raw, self.kind)
+        return Pooled(slots.flatten(1), slots=slots, raw=raw, attention=attention)
+
+
+class StatePool(nn.Module):
+    """One state of the tokens (their first, their end's, or their mean), normed and projected."""
+
+    def __init__(self, config: SparoConfig, tower: str) -> None:
+        super().__init__()
+        width = config.image_width if tower == "image" else config.text_width
+        self.mean = tower == "image" and config.pooling == "gap"
+        self.norm = nn.LayerNorm(width, eps=config.eps)
+        self.project = nn.Linear(width, config.feature_dim, bias=False)
+        nn.init.normal_(self.project.weight, std=width**-0.5)
+        self.widen = bottleneck(config)
+
+    def forward(
+        self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
+    ) -> Pooled:
+        if end is not None:
+            state = tokens.gather(1, end[:, None, None].expand(-1, 1, tokens.shape[-1])).squeeze(1)
+        else:
+            state = tokens.mean(1) if self.mean else tokens[:, 0]
+        feature = self.widen(self.project(self.norm(state)))
+        return Pooled(F.normalize(feature, dim=-1), feature)
+
+
+class AttentionPool(nn.Module):
+    """Multi-head attention of learned queries, whose answers are normed; one vector is projected.
+
+    It is that of the first query, or the mean over all of them.
+
+    Source: Yu et al. 2022 (CoCa) as OpenCLIP v2.20 writes it. By its number of parameters the
+        AttPool of table 6 in Vani et al. 2024 does not project its queries.
+    """
+
+    def __init__(self, config: SparoConfig, tower: str) -> None:
+        super().__init__()
+        width = config.image_width if tower == "image" else config.text_width
+        pooled, shape = config.feature_dim, config.pooler(tower)
+        self.heads, self.mean = shape.heads, shape.mean
+        self.query = nn.Parameter(torch.randn(shape.queries, pooled))
+        self.norm_query = nn.LayerNorm(pooled, eps=config.eps)
+        self.norm_tokens = nn.LayerNorm(width, eps=config.eps)
+        self.q = nn.Linear(pooled, pooled)
+        self.k = nn.Linear(width, pooled)
+        self.v = nn.Linear(width, pooled)
+        self.out = nn.Linear(pooled, pooled)
+        self.norm = nn.LayerNorm(pooled, eps=config.eps)
+        self.project = nn.Linear(pooled, pooled, bias=False)
+        nn.init.normal_(self.project.weight, std=pooled**-0.5)
+        self.widen = bottleneck(config)
+
+    def forward(
+        self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
+    ) -> Pooled:
+        tokens = self.norm_tokens(tokens)
+        query = self.query if self.mean else self.query[:1]  # no other answer is read
+        q = self.q(self.norm_query(query)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        k, v = (
+            layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.k, self.v)
+        )
+        logits = (k @ (q.mT / math.sqrt(k.shape[-1]))).mT
+        weights = attend(logits.flatten(1, 2), end).unflatten(1, (self.heads, -1))
+        answers = self.norm(self.out((weights @ v).transpose(1, 2).flatten(2)))
+        state = answers.mean(1) if self.mean else answers[:, 0]
+        feature = self.widen(self.project(state))
+        return Pooled(F.normalize(feature, dim=-1), feature)
+
+
+class QueryMap(nn.Module):
+    """Tokens brought into the space of the codebook.
+
+    Shapes: tokens [b n width] -> [b n code].
+    """
+
+    def __init__(self, width: int, code: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.first = nn.Linear(width, code)
+        self.norm_hidden = nn.LayerNorm(code, eps=eps)
+        self.second = nn.Linear(code, code)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.second(self.norm_hidden(F.gelu(self.first(self.norm(tokens)))))
+
+
+class CodebookPool(nn.Module):
+    """Finite discrete tokens: a sparse mixture of the codes that some token comes closest to.
+
+    The codebook is shared by the towers and passed as `query`. Positions behind a text's end
+    match every code with 0, which is what the authors' code does.
+
+    Source: Vani et al. 2024, appendix B.2 (FDT).
+    """
+
+    def __init__(self, config: SparoConfig, tower: str) -> None:
+        super().__init__()
+        width = config.image_width if tower == "image" else config.text_width
+        self.map = QueryMap(width, config.feature_dim, config.eps)
+        self.temperature = config.temperature
+        self.widen = bottleneck(config)
+
+    def forward(
+        self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
+    ) -> Pooled:
+        assert query is not None
+        inner = self.map(tokens if end is not None else tokens[:, 1:]) @ query.mT
+        inner = inner / math.sqrt(query.shape[-1])
+        if end is not None:
+            behind = torch.arange(tokens.shape[1], device=tokens.device) > end[:, None]
+            inner = inner.masked_fill(behind.unsqueeze(-1), 0.0)
+        weights = sparsemax(inner.amax(1) / self.temperature)
+        feature = self.widen(weights @ query)
+        return Pooled(F.normalize(feature, dim=-1), feature)
+
+
+def bottleneck(config: SparoConfig) -> nn.Module:
+    """The affine layer of a linear bottleneck, or nothing."""
+    if not config.bottleneck_dim:
+        return nn.Identity()
+    return nn.Linear(config.bottleneck_dim, config.embed_dim)
+
+
+POOLS: dict[str, type[nn.Module]] = {
+    "sparo": SlotPool,
+    "cls": StatePool,
+    "gap": StatePool,
+    "eos": StatePool,
+    "attention": AttentionPool,
+    "codebook": CodebookPool,
+}
+
+
+def pool(config: SparoConfig, tower: str) -> nn.Module:
+    """What pools the tokens of `image` or `text`."""
+    kind = config.pooling
+    if tower == "text":
+        kind = config.text_pooling
+        if kind == "same":
+            kind = "eos" if config.pooling in ("cls", "gap") else config.pooling
+    return POOLS[kind](config, tower)

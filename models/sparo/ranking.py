@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which slots to keep: ranked by what each knows alone, or by masks that are trained."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad
+from torch.nn import functional as F
+
+from saccade import limits
+from saccade.errors import SaccadeError
+from saccade.files import read_bounded, write_atomically
+from saccade.json_text import parse_json
+from saccade.models.sparo.model import Sparo
+from saccade.models.sparo.zero_shot import class_vectors, unit
+
+KINDS = ("accuracy", "negatives", "slot", "dimension")
+_KEYS = {"order", "mask", "kind", "data", "checkpoint_sha256"}
+_MOMENTUM = 0.9
+_BATCH = 256  # samples of a step; the paper does not say
+
+
+def rank_slots(
+    images: np.ndarray, labels: np.ndarray, texts: np.ndarray
+) -> tuple[list[int], np.ndarray]:
+    """Slots by descending zero-shot accuracy of each alone, ties by index; and the accuracies.
+
+    Shapes: images [n l v], labels [n], texts [classes prompts l v] -> accuracies [l].
+    Source: Vani et al. 2024, section 5.1.
+    """
+    classes = np.stack([class_vectors(texts[:, :, slot]) for slot in range(texts.shape[2])])
+    logits = unit(images).transpose(1, 0, 2) @ classes.transpose(0, 2, 1)
+    return _ranked((logits.argmax(-1) == labels).mean(-1))
+
+
+def rank_by_negatives(
+    images: np.ndarray, positives: np.ndarray, negatives: np.ndarray
+) -> tuple[list[int], np.ndarray]:
+    """Slots by the share of samples whose true text is nearer than its false one.
+
+    Shapes: images, positives, negatives [n l v] -> accuracies [l].
+    """
+    image = unit(images)
+    nearer = (image * (unit(positives) - unit(negatives))).sum(-1) > 0
+    return _ranked(nearer.mean(0))
+
+
+def _ranked(scores: np.ndarray) -> tuple[list[int], np.ndarray]:
+    return np.argsort(-scores, kind="stable").tolist(), scores
+
+
+def train_masks(
+    images: np.ndarray,
+    positives: np.ndarray,
+    negatives: np.ndarray,
+    *,
+    kind: str = "slot",
+    epochs: int = 100,
+    learning_rate: float = 0.02,
+    seed: int = 0,
+) -> tuple[np.ndarray, float]:
+    """A mask of the image codes with which true texts are nearest, and how often they are then.
+
+    m = sigmoid(s theta / 4) with s = max(100, exp(alpha)); the cosines of the masked code with
+    both texts, times s, are the logits of a cross entropy. SGD with momentum 0.9. theta starts at
+    0 (all halves, which is no mask) and the mask of the best epoch is kept; both are free in the
+    paper.
+
+    Shapes: images, positives, negatives [n l v], slots as the models' codes hold them -> [l]
+            (kind slot) or [l v] (dimension).
+    Raises: SaccadeError if the kind is unknown.
+    Source: Vani et al. 2024, section 5.2 and appendix C.1.
+    """
+    if kind not in KINDS[2:]:
+        raise SaccadeError(f"masks {kind!r} are unknown. Expected slot or dimension.")
+    # As they are, not each slot brought to length 1: the mask multiplies slots that a model weighs.
+    image, *texts = (torch.from_numpy(each).float() for each in (images, positives, negatives))
+    shape = image.shape[1:] if kind == "dimension" else (*image.shape[1:2], 1)
+    theta = torch.zeros(shape, requires_grad=True)
+    alpha = torch.tensor(math.log(100.0), requires_grad=True)
+    learned = (theta, alpha)
+    speed = [torch.zeros_like(each) for each in learned]
+    generator = torch.Generator().manual_seed(seed)
+    best, kept = _fit(image, texts, _mask(theta, alpha)), _mask(theta, alpha).detach()
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(image), generator=generator).split(_BATCH):
+            cosines = _cosines(image[chosen], [each[chosen] for each in texts], _mask(theta, alpha))
+            target = torch.zeros(len(chosen), dtype=torch.long)
+            loss = F.cross_entropy(_scale(alpha) * cosines, target)
+            with torch.no_grad():
+                for each, v, slope in zip(learned, speed, grad(loss, learned), strict=True):
+                    v.mul_(_MOMENTUM).add_(slope)
+                    each.sub_(learning_rate * v)
+        fit = _fit(image, texts, _mask(theta, alpha))
+        if fit > best:
+            best, kept = fit, _mask(theta, alpha).detach()
+    return (kept if kind == "dimension" else kept.squeeze(-1)).numpy(), best
+
+
+def _scale(alpha: Tensor) -> Tensor:
+    return alpha.exp().clamp(min=100)
+
+
+def _mask(theta: Tensor, alpha: Tensor) -> Tensor:
+    return (theta * _scale(alpha) / 4).sigmoid()
+
+
+def _cosines(image: Tensor, texts: Sequence[Tensor], mask: Tensor) -> Tensor:
+    masked = F.normalize((image * mask).flatten(1), dim=-1)
+    codes = [F.normalize(each.flatten(1), dim=-1) for each in texts]
+    return torch.stack([(masked * each).sum(-1) for each in codes], 1)
+
+
+@torch.no_grad()
+def _fit(image: Tensor, texts: Sequence[Tensor], mask: Tensor) -> float:
+    cosines = _cosines(image, texts, mask)
+    return (cosines[:, 0] > cosines[:, 1]).double().mean().item()
+
+
+def selection(
+    *,
+    kind: str,
+    data: str,
+    checkpoint_sha256: str,
+    order: Sequence[int] | None = None,
+    mask: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """What a selection file holds; with a mask and no order slots stand by their mean mask."""
+    if order is None:
+        assert mask is not None
+        order = _ranked(mask.reshape(len(mask), -1).mean(1))[0]
+    return {
+        "order": list(order),
+        "mask": None if mask is None else mask.tolist(),
+        "kind": kind,
+        "data": data,
+        "checkpoint_sha256": checkpoint_sha256,
+    }
+
+
+def write_selection(path: Path, chosen: Mapping[str, Any], *, replace: bool = True) -> None:
+    """Write a selection as JSON.
+
+    Raises: SaccadeError if it cannot be written, or stands there and `replace` is false.
+    """
+    data = (json.dumps(dict(chosen), indent=1) + "\n").encode()
+    write_atomically(path, data, replace=replace)
+
+
+def read_selection(path: Path) -> dict[str, Any]:
+    """The selection that `write_selection` wrote.
+
+    Raises: SaccadeError if the file cannot be read or is none.
+    """
+    try:
+        found = parse_json(read_bounded(path, limits.JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise SaccadeError(
+            f"{path}: no readable selection of slots ({error}). Write one with: saccade select"
+        ) from error
+    if not isinstance(found, dict) or set(found) != _KEYS or not _is_selection(found):
+        raise SaccadeError(
+            f"{path}: expected the keys {sorted(_KEYS)} with a kind of {', '.join(KINDS)}, an "
+            "order of whole numbers and a mask of numbers or null. Write it with: saccade select"
+        )
+    return found
+
+
+def _is_selection(found: Mapping[str, Any]) -> bool:
+    order, mask = found["order"], found["mask"]
+    texts = all(isinstance(found[key], str) for key in ("kind", "data", "checkpoint_sha256"))
+    whole = isinstance(order, list) and all(type(each) is int for each in order)
+    return texts and found["kind"] in KINDS and whole and (mask is None or _is_mask(mask))
+
+
+def _is_mask(mask: Any) -> bool:
+    """A list of numbers, or of lists of as many numbers each."""
+    if not isinstance(mask, list) or not mask:
+        return False
+    rows = mask if isinstance(mask[0], list) else [mask]
+    return all(
+        isinstance(row, list)
+        and len(row) == len(rows[0])
+        and all(type(each) in (int, float) and 0 <= each <= 1 for each in row)
+        for row in rows
+    )
+
+
+def with_selection(
+    model: nn.Module, chosen: Mapping[str, Any], checkpoint_sha256: str | None = None
+) -> Sparo:
+    """The model with that order of slots, by which budgets keep them, and with that mask.
+
+    Raises: SaccadeError if the order is none of this model's slots, the mask has another shape,
+        or the selection was made for another checkpoint (where its hash is given).
+    """
+    if not isinstance(model, Sparo) or model.config.pooling != "sparo":
+        raise SaccadeError("this model has no slots to select. Use a SPARO, not a baseline.")
+    config = model.config
+    if checkpoint_sha256 not in (None, chosen["checkpoint_sha256"]):
+        raise SaccadeError(
+            f"slots were selected for checkpoint {chosen['checkpoint_sha256'][:12]}, this one is "
+            f"{str(checkpoint_sha256)[:12]}. Run saccade select on this checkpoint."
+        )
+    count, order = len(config.kept_slots), list(chosen["order"])
+    if sorted(order) != list(range(count)):
+        raise SaccadeError(
+            f"the selection orders {len(order)} slots, expected every number from 0 to "
+            f"{count - 1} once. Run saccade select on this checkpoint."
+        )
+    state = model.state_dict() | {"slot_order": torch.tensor(order)}
+    if chosen["mask"] is not None:
+        state["slot_mask"] = _full_mask(chosen["mask"], (count, config.slot_dim))
+    masked = config.masked or chosen["mask"] is not None
+    changed = Sparo(replace(config, masked=masked), fresh=False)
+    changed.to(model.image.position.device, model.image.position.dtype)
+    changed.load_state_dict(state)
+    return changed.train(model.training)
+
+
+def _full_mask(values: Any, shape: tuple[int, int]) -> Tensor:
+    mask = torch.tensor(values, dtype=torch.float64)
+    if mask.shape not in ((shape[0],), shape) or not bool(((mask >= 0) & (mask <= 1)).all()):
+        raise SaccadeError(
+            f"the selection's mask has shape {list(mask.shape)}, expected [{shape[0]}] or "
+            f"{list(shape)} with values from 0 to 1. Run saccade select on this checkpoint."
+        )
+    return (mask if mask.dim() == 2 else mask[:, None]).expand(shape)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which slots of a SPARO checkpoint to keep: chosen by data, and put into its weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from saccade.errors import SaccadeError, require
+from saccade.files import read_lines, refuse_existing
+from saccade.models.checkpoint import Checkpoint, load, save
+from saccade.models.sparo.zero_shot import default_templates, prompts
+from saccade.path_fields import PathFields
+
+if TYPE_CHECKING:
+    from saccade.models.sparo.model import Sparo
+
+_SCENES = 1_000  # validation scenes
+
+
+@dataclass(frozen=True)
+class SelectOptions(PathFields):
+    """What to choose slots by, and where the choice goes."""
+
+    out: Path  # JSON to write, for `saccade export --slots`
+    data: str = "shapes"  # validation data: shapes, a folder of class folders, or an .npz
+    by: Literal["accuracy", "negatives"] = "accuracy"  # zero-shot classes, or false sentences
+    masks: Literal["slot", "dimension"] | None = None  # train masks on false sentences instead
+    templates: Path | None = None  # prompts, one a line, {} stands for the label
+    epochs: int = 100  # of the masks
+    seed: int = 0  # of the masks' batches
+    force: bool = False  # replace what stands at --out
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The choice as it was written, and what it was made by.
+
+    `scores` are each slot's share of right answers, or of masks the share of true sentences that
+    are nearer without and with the mask.
+    """
+
+    selection: dict[str, Any]
+    scores: tuple[float, ...]
+
+
+def select(path: Path, options: SelectOptions) -> Selected:
+    """Rank slots by what each knows alone, or train masks of the image code.
+
+    Raises: SaccadeError if the checkpoint has no slots or no text tower, or the data cannot be
+        used.
+    Source: Vani et al. 2024, sections 5.1 and 5.2.
+    """
+    require("torch", extra="export")
+    from saccade.models.sparo.ranking import selection, write_selection
+
+    refuse_existing(options.out, force=options.force)
+    checkpoint = load(path)
+    model = _model(checkpoint)
+    named: dict[str, Any] = {"data": options.data, "checkpoint_sha256": checkpoint.sha256}
+    if options.masks is None:
+        ranked = _by_negatives if options.by == "negatives" else _by_accuracy
+        order, scores = ranked(checkpoint, model, options)
+        chosen = selection(kind=options.by, order=order, **named)
+    else:
+        mask, scores = _masked(model, options)
+        chosen = selection(kind=options.masks, mask=mask, **named)
+    write_selection(options.out, chosen, replace=options.force)
+    return Selected(chosen, scores)
+
+
+def selected_checkpoint(checkpoint: Checkpoint, slots: Path, out: Path) -> Checkpoint:
+    """Write a checkpoint with the selection in `slots` among its weights: its order, its mask.
+
+    Raises: SaccadeError if it is of another family, or the selection is another checkpoint's.
+    """
+    require("torch", extra="export")
+    from saccade.models.sparo.ranking import read_selection, with_selection
+
+    if checkpoint.family != "sparo":
+        raise SaccadeError(
+            f"--slots {slots}: only the family 'sparo' has slots to select, {checkpoint.path} is "
+            f"of family '{checkpoint.family}'. Leave --slots out."
+        )
+    chosen = read_selection(slots)
+    model: Any = with_selection(checkpoint.build(), chosen, checkpoint.sha256)
+    origin = {"selected_from_sha256": checkpoint.sha256, "selected_by": chosen["kind"]}
+    return save(
+        out,
+        family=checkpoint.family,
+        config=model.config.to_dict(),
+        weights=model.state_dict(),
+        preprocessing=checkpoint.preprocessing,
+        labels=checkpoint.labels,
+        calibration=checkpoint.calibration,
+        card=checkpoint.card | origin,
+    )
+
+
+def _model(checkpoint: Checkpoint) -> "Sparo":
+    config = checkpoint.config
+    if checkpoint.family != "sparo" or config["pooling"] != "sparo" or not config["text"]:
+        raise SaccadeError(
+            f"{checkpoint.path}: is of family '{checkpoint.family}' without slots in two towers. "
+            "Slots are selected in a CLIP with SPARO."
+        )
+    model: Any = checkpoint.build()
+    if model.config.masked:
+        model.slot_mask.fill_(1)  # an earlier selection's, which the new one replaces
+    return model
+
+
+def _by_accuracy(
+    checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
+) -> tuple[list[int], tuple[float, ...]]:
+    from saccade.models.data.datasets import load_data
+    from saccade.models.sparo.ranking import rank_slots
+    from saccade.models.sparo.training.scenes import image_slots, text_slots
+
+    data = load_data(options.data, "validation", preprocessing=checkpoint.preprocessing)
+    written = prompts(data.class_names, _templates(model, options))
+    texts = text_slots(model, [text for each in written for text in each])
+    texts = texts.reshape(len(written), -1, *texts.shape[1:])
+    order, scores = rank_slots(image_slots(model, data.images), data.labels, texts)
+    return order, tuple(scores.tolist())
+
+
+def _templates(model: "Sparo", options: SelectOptions) -> tuple[str, ...]:
+    if options.templates is not None:
+        return read_lines(options.templates, "template")
+    return default_templates(model.config.tokenizer)
+
+
+def _by_negatives(
+    checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
+) -> tuple[list[int], tuple[float, ...]]:
+    from saccade.models.sparo.ranking import rank_by_negatives
+
+    order, scores = rank_by_negatives(*_true_and_false(model, options))
+    return order, tuple(scores.tolist())
+
+
+def _true_and_false(
+    model: "Sparo", options: SelectOptions
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes of images, of their sentences and of false ones; shapes [n l v] each."""
+    from saccade.models.data.shapes import scenes
+    from saccade.models.sparo.training.scenes import image_slots, text_slots, told
+
+    if options.data != "shapes":
+        raise SaccadeError(
+            f"data '{options.data}' has no false sentences, which --by negatives and --masks need. "
+            "Pass --data shapes, or leave them out."
+        )
+    found = told(scenes("validation", _SCENES, side_px=model.config.height_px))
+    images = image_slots(model, found.images)[found.owner]
+    true = text_slots(model, found.sentences)[found.owner]
+    return images, true, text_slots(model, found.false)
+
+
+def _masked(model: "Sparo", options: SelectOptions) -> tuple[np.ndarray, tuple[float, ...]]:
+    from saccade.models.sparo.ranking import train_masks
+
+    assert options.masks is not None
+    codes = _true_and_false(model, options)
+    _, before = train_masks(*codes, kind=options.masks, epochs=0)
+    mask, after = train_masks(*codes, kind=options.masks, epochs=options.epochs, seed=options.seed)
+    return mask, (before, after)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the file of a question-answering network takes and answers, and what a client must know."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from saccade.models.interface import Law, Part, Setting, TensorSpec, only_setting
+from saccade.models.layers.attention_invariants import no_excess, same_support, sums_to_one
+from saccade.models.vqa.config import VQAConfig
+from saccade.models.vqa.questions import question_tokens as question_tokens
+
+_WHOLE = Setting("b1000", 1.0, 1, 1, "model")
+_ZERO_ROW_SHARE = 0.05  # of random features
+
+
+class Detailed(Protocol):
+    """A VQA or its folded form."""
+
+    config: VQAConfig
+
+    def details(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """Named outputs of one pass."""
+        ...
+
+
+def vqa_part(model: Detailed) -> Part:
+    """The one part: what is seen, how large it is, and the question."""
+    config = model.config
+
+    def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+        return random_inputs(config, rng, count)
+
+    outputs = ("logits", "probabilities", "attention")
+    return Part(
+        role="",
+        inputs=input_specs(config),
+        # The gate's law on TVMAX needs it, so it is in every file.
+        outputs=(*outputs, "attention_excess") if _has_bound(config) else outputs,
+        run=model.details,
+        optional=("box_attention",) if config.image == "both" else (),
+        random=random,
+        laws=_laws(config),
+    )
+
+
+def _has_bound(config: VQAConfig) -> bool:
+    return config.has_grid and config.attention == "tvmax" and config.solver == "exact"
+
+
+def input_specs(config: VQAConfig) -> tuple[TensorSpec, ...]:
+    """The inputs in their order: what is seen first, the question last."""
+    height, width = config.grid
+    specs = []
+    if config.has_grid and config.features == "image":
+        axes = f"b {config.height_px} {config.width_px} {config.channels}"
+        specs.append(TensorSpec("image", axes, "uint8"))
+    elif config.has_grid:
+        places = f"{config.rows}" if config.layout == "flat" else f"{height} {width}"
+        specs.append(TensorSpec("features", f"b {places} {config.feature_dim}", "float32"))
+        specs.append(TensorSpec("sizes", "b 2", "int64"))
+    if config.has_boxes:
+        specs.append(TensorSpec("boxes", f"b {config.boxes} {config.box_dim}", "float32"))
+        specs.append(TensorSpec("box_count", "b", "int64"))
+    specs.append(TensorSpec("question", f"b {config.question_length}", "int64"))
+    return tuple(specs)
+
+
+def random_inputs(config: VQAConfig, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    """Grids, numbers of boxes and questions of all sizes, some cells all zero, noise outside."""
+    found: dict[str, np.ndarray] = {}
+    for spec in input_specs(config):
+        shape = (count, *(int(axis) for axis in spec.shape[1:]))
+        if spec.dtype == "uint8":
+            found[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
+        elif spec.dtype == "float32":
+            rows = rng.standard_normal(shape, dtype=np.float32)
+            zero = rng.random((count, int(np.prod(shape[1:-1])))) < _ZERO_ROW_SHARE
+            zero[:, 0] = False  # something is always seen
+            rows[zero.reshape(shape[:-1])] = 0
+            found[spec.name] = rows
+    if "features" in found:
+        found["sizes"] = _random_sizes(config, rng, count)
+    if "boxes" in found:
+        found["box_count"] = rng.integers(1, config.boxes + 1, count)
+    words = rng.integers(1, max(config.tokens, 2), (count, config.question_length))
+    lengths = rng.integers(1, config.question_length + 1, (count, 1))
+    found["question"] = np.where(np.arange(config.question_length) < lengths, words, 0)
+    return found
+
+
+def _random_sizes(config: VQAConfig, rng: np.random.Generator, count: int) -> np.ndarray:
+    height = rng.integers(1, config.grid[0] + 1, count)
+    width = rng.integers(1, config.grid[1] + 1, count)
+    if config.layout == "flat":
+        height = np.minimum(height, config.rows)
+        width = np.minimum(width, config.rows // height)
+    return np.stack([height, width], -1)
+
+
+def _laws(config: VQAConfig) -> Mapping[str, Law]:
+    laws: dict[str, Law] = {"attention_sums_to_one": sums_to_one}
+    if (config.attention if config.has_grid else config.box_attention) != "softmax":
+        laws["attention_support"] = same_support
+    if _has_bound(config):
+        laws["tvmax_bound"] = no_excess
+    return laws
+
+
+def vqa_settings() -> tuple[Setting, ...]:
+    """There is nothing that a budget could leave out."""
+    return (_WHOLE,)
+
+
+def vqa_setting(text: str) -> Setting:
+    """The whole model.
+
+    Raises: SaccadeError for anything else.
+    """
+    return only_setting(text, _WHOLE, "a network that answers questions")
+
+
+def vqa_facts(config: VQAConfig) -> dict[str, Any]:
+    """How a question becomes tokens, and what is seen."""
+    return {
+        "words": list(config.words),
+        "vocabulary": config.vocabulary,
+        "tokens": config.tokens,
+        "question_length": config.question_length,
+        "grid": list(config.grid) if config.has_grid else None,
+        "boxes": config.boxes if config.has_boxes else 0,
+        "features": config.features,
+        "layout": config.layout,
+        "attention": config.attention if config.has_grid else config.box_attention,
+    }

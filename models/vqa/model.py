@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network that answers questions on images, and shows where it looked."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import SaccadeError
+from saccade.models.interface import Part, Setting
+from saccade.models.vqa.components import vqa_facts, vqa_part, vqa_setting, vqa_settings
+from saccade.models.vqa.config import VQAConfig as VQAConfig
+from saccade.models.vqa.features import ImageCells
+from saccade.models.vqa.image_attention import GridPlaces, check_sizes, grid_attention
+from saccade.models.vqa.mcan import (
+    DecoderLayer,
+    EncoderLayer,
+    Norm,
+    Pool,
+    attention_weights,
+)
+
+
+class VQA(nn.Module):
+    """An encoder of the question, a decoder of what is seen that the question guides, a head.
+
+    `details` takes what the configuration says: question [b t] (0 pads) with image [b h w c]
+    (values 0 to 255), or features (grid: [b H W c]; flat: [b rows c], the first h w of them the
+    grid by rows) with sizes [b 2], or boxes [b m c] with box_count [b], or the last four.
+
+    Source: Martins et al. 2020 (Sparse and Structured Visual Attention), section 3.2; Yu et al.
+            2019 (Deep Modular Co-Attention Networks), the encoder-decoder form.
+    """
+
+    config_class = VQAConfig
+
+    def __init__(self, config: VQAConfig, *, fresh: bool = True) -> None:
+        """Weights are drawn from config.seed; with `fresh` false they are about to be loaded."""
+        super().__init__()
+        self.config = config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self._build(config)
+
+    def _build(self, config: VQAConfig) -> None:
+        self.embedding = nn.Embedding(config.tokens, config.word_dim)
+        self.lstm = nn.LSTM(config.word_dim, config.dim, batch_first=True)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        self.question_pool = Pool(config)
+        if config.has_grid:
+            if config.features == "image":
+                self.cells = ImageCells(config)
+            self.grid_linear = nn.Linear(config.feature_dim, config.dim)
+            self.grid_decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+            self.grid_pool = Pool(config)
+        if config.has_boxes:
+            self.box_linear = nn.Linear(config.box_dim, config.dim)
+            self.box_decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+            self.box_pool = Pool(config)
+        self.norm = Norm(config.pool_dim, config.norm, config.eps)
+        self.head = nn.Linear(config.pool_dim, config.answers)
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        """Logits; the inputs as `details` has them.
+
+        Shapes: -> [b answers].
+        """
+        return self.details(**inputs)["logits"]
+
+    def details(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """Everything that is computed and of use outside.
+
+        Shapes: -> logits, probabilities [b answers]; attention [b H W] (boxes alone: [b m]), with
+                both box_attention [b m]; with exact TVMAX attention_excess [b], which is 0
+                where its error is within the tolerance.
+        """
+        question, masked = self.read(inputs["question"])
+        weights = self.question_pool.scores(question, masked).softmax(-1)
+        state = self.question_pool.merged(question, weights)
+        found: dict[str, Tensor] = {}
+        if self.config.has_grid:
+            state = state + self._look_at_grid(inputs, question, masked, found)
+        if self.config.has_boxes:
+            state = state + self._look_at_boxes(inputs, question, masked, found)
+        return answered(self.head(self.norm(state)), found, self.config)
+
+    def read(self, question: Tensor) -> tuple[Tensor, Tensor]:
+        """The question's words in the light of each other, and which of them are padding.
+
+        Shapes: question [b t] int64 -> [b t d], [b t] bool.
+        """
+        check_question(question, self.config)
+        masked = question == 0
+        x = self.lstm(self.embedding(question))[0]
+        for layer in self.encoder:
+            x = layer(x, masked)
+        return x, masked
+
+    def _look_at_grid(
+        self,
+        inputs: dict[str, Tensor],
+        question: Tensor,
+        question_masked: Tensor,
+        found: dict[str, Tensor],
+    ) -> Tensor:
+        config = self.config
+        places = grid_places(inputs, config)
+        if config.features == "image":
+            # Cells of pictures that several questions are about may be given, computed once.
+            rows = inputs["cells"] if "cells" in inputs else self.cells(inputs["image"])
+            masked = torch.zeros_like(rows[..., 0], dtype=torch.bool)
+        else:
+            rows, masked = given_rows(inputs["features"], places, self.grid_linear.weight.dtype)
+        x = self.grid_linear(rows)
+        for layer in self.grid_decoder:
+            x = layer(x, question, masked, question_masked)
+        weights, attention, excess = grid_attention(
+            self.grid_pool.scores(x, masked), places, config
+        )
+        found["attention"] = attention
+        if excess is not None:
+            found["attention_excess"] = excess
+        return self.grid_pool.merged(x, weights)
+
+    def _look_at_boxes(
+        self,
+        inputs: dict[str, Tensor],
+        question: Tensor,
+        question_masked: Tensor,
+        found: dict[str, Tensor],
+    ) -> Tensor:
+        boxes, masked = given_boxes(inputs, self.box_linear.weight.dtype)
+        x = self.box_linear(boxes)
+        for layer in self.box_decoder:
+            x = layer(x, question, masked, question_masked)
+        kind = self.config.box_attention
+        weights = attention_weights(self.box_pool.scores(x, masked), kind)
+        found["box_attention" if self.config.has_grid else "attention"] = weights
+        return self.box_pool.merged(x, weights)
+
+    def parts(self) -> tuple[Part, ...]:
+        """One part: what is asked and seen comes in, the answer goes out."""
+        return (vqa_part(self),)
+
+    def settings(self) -> tuple[Setting, ...]:
+        """The whole model is the only variant."""
+        return vqa_settings()
+
+    def setting(self, text: str) -> Setting:
+        """The whole model, as 1, b1000 or whole.
+
+        Raises: SaccadeError for any other text.
+        """
+        return vqa_setting(text)
+
+    def at(self, setting: Setting) -> "VQA":
+        """This model."""
+        return self
+
+    def fold(self) -> nn.Module:
+        """The same function with everything folded that is constant in evaluation."""
+        from saccade.models.vqa.fold import FoldedVQA
+
+        return FoldedVQA(deepcopy(self).eval())
+
+    def facts(self) -> dict[str, Any]:
+        """What a client needs to put a question."""
+        return vqa_facts(self.config)
+
+
+def answered(logits: Tensor, found: dict[str, Tensor], config: VQAConfig) -> dict[str, Tensor]:
+    """The outputs of one pass, with probabilities as the configuration has them."""
+    probabilities = logits.sigmoid() if config.answer == "sigmoid" else logits.softmax(-1)
+    return {"logits": logits, "probabilities": probabilities, **found}
+
+
+def grid_places(inputs: dict[str, Tensor], config: VQAConfig) -> GridPlaces:
+    """Where the cells of each sample are; pixels always fill the whole grid.
+
+    Raises: SaccadeError if a size is none of this model's.
+    """
+    if config.features == "image":
+        return GridPlaces(config, None)
+    check_sizes(inputs["sizes"], config)
+    return GridPlaces(config, inputs["sizes"])
+
+
+def given_rows(features: Tensor, places: GridPlaces, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Features as rows, and which rows are masked: those outside a grid, and all-zero ones.
+
+    Shapes: features [b H W c] or [b n c] -> [b n c], [b n] bool.
+    """
+    rows = features.to(dtype)
+    if rows.dim() == 4:
+        rows = rows.flatten(1, 2)
+    outside = places.outside_rows()
+    if outside is not None:
+        # Whatever stands there, NaN included, would come back as 0 x NaN.
+        rows = rows.masked_fill(outside[..., None], 0)
+    return rows, rows.abs().sum(-1) == 0
+
+
+def given_boxes(inputs: dict[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Boxes, and which are masked: those behind an image's number of boxes, and all-zero ones.
+
+    Shapes: boxes [b m c], box_count [b] -> [b m c], [b m] bool.
+    Raises: SaccadeError if an image has no box, or more than there are rows.
+    """
+    boxes, count = inputs["boxes"].to(dtype), inputs["box_count"]
+    most = boxes.shape[1]
+    if not torch.compiler.is_compiling() and bool(((count < 1) | (count > most)).any()):
+        raise SaccadeError(
+            f"box_count: found {count.tolist()}, expected 1 to {most} boxes in each image. "
+            "Leave out images without boxes."
+        )
+    behind = torch.arange(most, device=boxes.device) >= count[:, None]
+    boxes = boxes.masked_fill(behind[..., None], 0)
+    return boxes, boxes.abs().sum(-1) == 0
+
+
+def check_question(question: Tensor, config: VQAConfig) -> None:
+    """Stop ids that no word has; a traced graph is not held up by it.
+
+    Raises: SaccadeError.
+    """
+    if torch.compiler.is_compiling() or question.numel() == 0:
+        return
+    low, high = int(question.min()), int(question.max())
+    if low < 0 or high >= config.tokens:
+        raise SaccadeError(
+            f"question: found token ids from {low} to {high}, expected 0 to {config.tokens - 1}. "
+            "Use the vocabulary of this model."
+        )

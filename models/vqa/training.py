@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network that learns to answer questions on scenes of shapes."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.errors import SaccadeError
+from saccade.models.data.questions import (
+    ANSWERS,
+    QUESTION_TOKENS,
+    QUESTION_WORDS,
+    Question,
+    questions,
+)
+from saccade.models.data.shapes import scenes
+from saccade.models.families import new_model
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.attention import zero_share
+from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
+from saccade.models.training.task import Recipe
+from saccade.models.vqa.config import VQAConfig
+from saccade.models.vqa.model import VQA
+from saccade.models.word_tokens import WordVocabulary
+
+CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB of a shipped file, which has 3 at most
+_VALIDATION_BATCH = 100  # scenes
+
+EXTRA: dict[str, Any] = {
+    "scenes": 8_000,  # drawn once; their questions are new in every batch
+    **MIX,
+    "questions": 4,  # of a scene in a batch, so that its image is encoded once for all
+    "validate_scenes": 250,  # while training
+    "report_scenes": 1_000,  # at the end
+}
+QUICK = Recipe(
+    steps=900,
+    batch=32,  # scenes
+    learning_rate=1e-3,
+    weight_decay=0.01,
+    config={"dropout": 0.0},
+    extra=EXTRA,
+    validate_every=150,
+)
+SHIPPED = Recipe(
+    steps=3_500,
+    batch=32,
+    learning_rate=1e-3,
+    weight_decay=0.01,
+    config={"dropout": 0.0},
+    warm_up_steps=200,
+    ema=0.998,
+    extra={**EXTRA, "scenes": 20_000, "singles": 5_000},
+    validate_every=350,
+)
+
+
+def task(options: TrainOptions) -> "VQATask":
+    """Questions on shapes; `--set attention=softmax|sparsemax|tvmax` chooses the output attention.
+
+    Raises: SaccadeError if the data or the configuration cannot be used.
+    """
+    if options.data not in (None, "shapes"):
+        raise SaccadeError(
+            f"--data {options.data}: questions with answers are made for 'shapes' only. "
+            "Leave --data out."
+        )
+    return VQATask(options)
+
+
+def answer_loss(logits: Tensor, answers: Tensor, kind: str) -> Tensor:
+    """Cross entropy, or with `sigmoid` the binary one of each answer by itself, summed over them.
+
+    Shapes: logits [b a]; answers [b] int64, the right one of each, or [b a], from 0 to 1 how right
+            each is -> scalar, the mean over the questions.
+    Source: the binary one is the authors' code of Martins et al. 2020, as in MCAN.
+    """
+    if kind == "softmax":
+        return F.cross_entropy(logits, answers)
+    scores = F.one_hot(answers, logits.shape[-1]) if answers.dim() == 1 else answers
+    summed = F.binary_cross_entropy_with_logits(logits, scores.to(logits), reduction="sum")
+    return summed / len(logits)
+
+
+class VQATask:
+    """A `training.task.Task`: the one right answer, by the loss that fits `config.answer`."""
+
+    family = "vqa"
+    data = "shapes"
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+        self.vocabulary = WordVocabulary(QUESTION_WORDS)
+        given = {
+            "words": QUESTION_WORDS,
+            "tokens": len(self.vocabulary),
+            "question_length": QUESTION_TOKENS,
+            "answers": len(ANSWERS),
+        }
+        config = chosen_config(VQAConfig, options, self.recipe.config, given)
+        if config.features != "image" or config.height_px != config.width_px:
+            raise SaccadeError(
+                f"--set features={config.features}, {config.height_px}x{config.width_px} px: "
+                "shapes are square images. Expected features image, height_px equal to width_px."
+            )
+        self.model = new_model(VQA, config)
+        extra, side = self.recipe.extra, config.height_px
+        self.training = SceneMix(extra, side)
+        self.validation = scenes("validation", extra["report_scenes"], side_px=side)
+        rng = np.random.default_rng(0)
+        self.asked = [questions(each, rng, extra["questions"]) for each in self.validation.objects]
+        self.data_sha256 = {
+            "train": sha256_of_images(self.training.images),
+            "validation": sha256_of_images(self.validation.images),
+        }
+        self.card = {
+            "validation_images": extra["report_scenes"],
+            "validation_questions": sum(map(len, self.asked)),
+        }
+
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Images [b s s 3] uint8, questions [n t] int64, of which image each is, and its answer.
+
+        At first all scenes have one object, then fewer and fewer of them.
+        """
+        rows = self.training.rows(rng, self.recipe.batch, step / self.recipe.steps)
+        count = self.recipe.extra["questions"]
+        asked = [questions(self.training.objects[row], rng, count) for row in rows]
+        return self._tensors(self.training.images[rows], asked)
+
+    def _tensors(self, images: np.ndarray, asked: list[list[Question]]) -> dict[str, Tensor]:
+        flat = [question for each in asked for question in each]
+        tokens = np.stack([self.vocabulary.encode(each.text, QUESTION_TOKENS) for each in flat])
+        used = int((tokens != 0).sum(1).max())
+        of_image = np.repeat(np.arange(len(asked)), [len(each) for each in asked])
+        answers = np.array([ANSWERS.index(each.answer) for each in flat])
+        return {
+            "images": torch.from_numpy(images),
+            "question": torch.from_numpy(tokens[:, :used]),
+            "of_image": torch.from_numpy(of_image),
+            "answers": torch.from_numpy(answers),
+        }
+
+    def _answers(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        cells = self.model.cells(batch["images"])[batch["of_image"]]
+        return self.model.details(cells=cells, question=batch["question"])
+
+    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+        """`answer_loss` of the batch's questions."""
+        logits = self._answers(batch)["logits"]
+        return answer_loss(logits, batch["answers"], self.model.config.answer)
+
+    def validate(self) -> dict[str, float]:
+        """The share of right answers."""
+        right, _ = self._validated(self.recipe.extra["validate_scenes"])
+        return {"top1": float(right.mean())}
+
+    def report(self) -> dict[str, float]:
+        """The share of right answers, by kind too, and the share of cells without attention."""
+        count = self.recipe.extra["report_scenes"]
+        right, zero = self._validated(count)
+        by_kind = defaultdict(list)
+        asked = [question for each in self.asked[:count] for question in each]
+        for each, correct in zip(asked, right, strict=True):
+            by_kind[each.kind].append(correct)
+        kinds = {f"top1_{kind}": float(np.mean(by_kind[kind])) for kind in sorted(by_kind)}
+        return {"top1": float(right.mean()), **kinds, "zero_attention": float(zero.mean())}
+
+    def _validated(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Shapes: -> whether each answer is right, its map's share of zeros, both [questions]."""
+        device = next(self.model.parameters()).device
+        right, zero = [], []
+        for start in range(0, count, _VALIDATION_BATCH):
+            part = slice(start, min(count, start + _VALIDATION_BATCH))
+            batch = self._tensors(self.validation.images[part], self.asked[part])
+            batch = {name: value.to(device) for name, value in batch.items()}
+            found = self._answers(batch)
+            right.append((found["logits"].argmax(-1) == batch["answers"]).cpu().numpy())
+            zero.append(zero_share(found["attention"].float().cpu().numpy()))
+        return np.concatenate(right), np.concatenate(zero)
+
+    def finish(self) -> None:
+        """Nothing: the weights are all there is."""
+
+    def saved(self) -> dict[str, Any]:
+        """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
+        config = self.model.config
+        asked = [each[:1] for each in self.asked[:CALIBRATION_IMAGES]]
+        tensors = self._tensors(self.validation.images[:CALIBRATION_IMAGES], asked)
+        tokens = F.pad(tensors["question"], (0, QUESTION_TOKENS - tensors["question"].shape[1]))
+        return {
+            "config": config.to_dict(),
+            "preprocessing": Preprocessing(
+                config.height_px, config.width_px, config.channels, config.mean, config.std
+            ),
+            "labels": ANSWERS,
+            "calibration": {
+                "image": self.validation.images[:CALIBRATION_IMAGES],
+                "question": tokens.numpy(),
+                "labels": tensors["answers"].numpy(),
+            },
+        }

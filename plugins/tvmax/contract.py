@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TVMax and MaskedTVMax: the contracts; the reference is in reference.py."""
+
+import numpy as np
+
+from saccade.plugins.contract import Attribute, Port, op
+from saccade.plugins.tvmax.reference import masked_grids, whole_grids
+
+# What float32 arithmetic can certify; a smaller tolerance is raised to it there.
+SMALLEST_FLOAT32_TOLERANCE = 1e-5
+
+_ATTRIBUTES = (
+    Attribute("lam", 0.01, "a finite number >= 0", lambda v: 0 <= v < float("inf")),
+    Attribute("tolerance", 1e-6, "a finite number > 0", lambda v: 0 < v < float("inf")),
+    Attribute("max_iterations", 2000, "a whole number >= 1", lambda v: v >= 1),
+)
+_OUTPUTS = (Port("P", "... h w"), Port("error", "...", "float32"))
+# The reference is exact to 1e-9; an answer at the default tolerance is 1e-6 away at most.
+_TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "float16": 1e-3}
+
+
+@op(
+    "saccade::TVMax",
+    inputs=(Port("Z", "... h w"),),
+    outputs=_OUTPUTS,
+    attributes=_ATTRIBUTES,
+    tolerance=_TOLERANCE,
+)
+def tvmax(
+    z: np.ndarray, *, lam: float = 0.01, tolerance: float = 1e-6, max_iterations: int = 2000
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shapes: z [... h w] -> p [... h w], error [...]."""
+    return whole_grids(z, lam=lam)
+
+
+@op(
+    "saccade::MaskedTVMax",
+    inputs=(Port("Z", "... h w"), Port("sizes", "... 2", "int64")),
+    outputs=_OUTPUTS,
+    attributes=_ATTRIBUTES,
+    tolerance=_TOLERANCE,
+)
+def masked_tvmax(
+    z: np.ndarray,
+    sizes: np.ndarray,
+    *,
+    lam: float = 0.01,
+    tolerance: float = 1e-6,
+    max_iterations: int = 2000,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shapes: z [... h w], sizes [... 2] -> p [... h w], 0 outside a grid; error [...]."""
+    return masked_grids(z, sizes, lam=lam)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Score and speed of every variant of an artefact folder, in process and through a server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import require
+from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.export.artefact.frontier import Entry, mark_dominated, merge, read_frontier
+from saccade.export.artefact.manifest import Manifest, read_folder
+from saccade.export.artefact.variant_files import VariantParts, grouped
+from saccade.export.evaluation.evaluate import evaluate
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.results import Found
+from saccade.files import new_folder, refuse_existing
+from saccade.machine import this_machine
+from saccade.progress import Advance, progress
+from saccade.serving.bench import in_process, report, served
+from saccade.serving.bench.load import LoadResult
+from saccade.serving.bench.load_inputs import inputs_of
+from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
+from saccade.serving.bench.scored import entry_of_found
+from saccade.serving.bench.servers import servers
+from saccade.serving.bench.work import Work, works_of
+from saccade.serving.repository.installation import check_installation, find_installation
+
+DISTINCT_REQUESTS = 64
+IN_PROCESS_SHARE = 1 / 6  # of the seconds a point, for each of the seven batch sizes
+Samples = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What a benchmark found; report.json in its folder holds the raw samples as well."""
+
+    folder: Path
+    full: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures without the raw samples."""
+        variants = [
+            {key: value for key, value in each.items() if key != "samples"}
+            for each in self.full["variants"]
+        ]
+        return {**self.full, "folder": str(self.folder), "variants": variants}
+
+
+def bench(folder: Path, options: BenchOptions) -> BenchReport:
+    """Measure every variant, write the report, and set the folder's frontier.json.
+
+    Nothing is written before everything is measured: an interrupted run leaves the previous
+    report and frontier as they were.
+    Raises: SaccadeError for data or a folder that does not fit, ServerFailed if the server does.
+    """
+    refuse_existing(options.out, force=options.force)
+    require("matplotlib", extra="bench")
+    require("onnxruntime", extra="cpu")
+    if options.server:
+        check_installation(find_installation())
+    subject = _subject(Path(folder), options)
+    machine, server = this_machine(), None
+    works = [work for each in subject.works.values() for work in each]
+    with progress("bench", _steps(works, options)) as advance:
+        measured = in_process.measure(
+            {work.key: work for work in works},
+            seconds=options.seconds * IN_PROCESS_SHARE,
+            rounds=options.rounds,
+            advance=advance,
+        )
+        entries = tuple(
+            entry_of_found(variant, subject.found[variant.name], measured, machine)
+            for variant in subject.variants
+        )
+        samples = {name: raw_samples(each, measured) for name, each in subject.found.items()}
+        if options.server:
+            server, entries = _through_servers(subject, works, entries, options, samples, advance)
+    values = {name: each.samples for name, each in subject.found.items()}
+    entries = mark_dominated(entries, values)
+    full = content(
+        [
+            Measurement(variant, subject.found[variant.name], entry, samples[variant.name])
+            for entry, variant in zip(entries, subject.variants, strict=True)
+        ],
+        options,
+    )
+    full |= {"machine": machine.to_dict(), "server": server}
+    with new_folder(options.out, force=options.force) as out:
+        report.write_report(full, out)
+        # Before the report appears: a run that was killed between can be repeated as it was.
+        merge(subject.folder, subject.model, entries)
+    return BenchReport(options.out, full)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured, what it scored, and what it is asked."""
+
+    folder: Path
+    manifests: Sequence[Manifest]
+    variants: tuple[VariantParts, ...]
+    found: Mapping[str, Found]
+    works: Mapping[str, Sequence[Work]]
+
+    @property
+    def model(self) -> str:
+        return self.manifests[0].variant.model
+
+
+def _subject(folder: Path, options: BenchOptions) -> _Subject:
+    manifests = read_folder(folder)
+    if (folder / FRONTIER).exists():
+        read_frontier(folder / FRONTIER)  # a broken one is refused now, not after the work
+    variants = grouped(manifests)
+    scored = evaluate(folder, EvaluateOptions(options.data, task=options.task, limit=options.limit))
+    found = {each.variant: each for each in scored.found}
+    kernels = None
+    if options.op_library:
+        from saccade.plugins import onnxruntime_library
+
+        kernels = Path(onnxruntime_library())
+    works = {}
+    for variant in variants:
+        inputs = inputs_of(variant, options.data or found[variant.name].data, DISTINCT_REQUESTS)
+        works[variant.name] = works_of(folder, variant, inputs, kernels)
+    return _Subject(folder, manifests, variants, found, works)
+
+
+def _steps(works: Sequence[Work], options: BenchOptions) -> int:
+    served_points = (len(options.concurrency) + 1) * options.server
+    return len(works) * options.rounds * (len(in_process.BATCHES) + served_points)
+
+
+def _through_servers(
+    subject: _Subject,
+    works: Sequence[Work],
+    entries: Sequence[Entry],
+    options: BenchOptions,
+    samples: Samples,
+    advance: Advance,
+) -> tuple[str, tuple[Entry, ...]]:
+    """The server's version, and the entries with what was measured through it."""
+    precision = {entry.variant: entry.precision for entry in entries}
+    found: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
+    with servers(
+        subject.folder, subject.manifests, entries, op_library=options.op_library
+    ) as running:
+        streams = {
+            name: served.streams(
+                each.url,
+                [work for work in works if precision[work.variant] == name],
+                options.concurrency,
+            )
+            for name, each in running.items()
+        }
+        for turn in range(options.rounds):
+            for name, each in running.items():
+                seconds, seed = options.seconds / options.rounds, options.seed + turn
+                results = each.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
+                for place, result in results.items():
+                    found[place[0]].setdefault(place, []).append(result)
+        version = next(iter(running.values())).version
+    return version, tuple(
+        replace(entry, grpc=add_served(samples[entry.variant], found[entry.variant]))
+        for entry in entries
+    )

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast a variant is without a server, at several batch sizes."""
+
+import math
+import time
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from saccade.export.runtimes.runners import Runner
+from saccade.models.interface import Arrays
+from saccade.progress import Advance
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_AS_FAST_AS = 0.95  # of the highest throughput: below that, the difference is more than noise
+_USUAL_BATCH = 8
+_LONGEST_CALL_S = 5.0  # where a call takes longer, larger batches are left out
+_WARM_S = 0.5  # calls longer than that are not repeated to warm up
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Measured(Protocol):
+    """What can be called, and the inputs that it is called with, [n ...] each."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def run(self) -> Runner: ...
+
+    @property
+    def inputs(self) -> Arrays: ...
+
+
+@dataclass
+class Calls:
+    """Durations of equal calls to one session, gathered over several rounds.
+
+    Units: seconds a call; core_s is processor time of all calls together.
+    """
+
+    batch: int
+    seconds: list[float] = field(default_factory=list)
+    core_s: float = 0.0
+
+    @property
+    def inferences_per_second(self) -> float:
+        """Samples over time, all calls together."""
+        return self.batch * len(self.seconds) / sum(self.seconds)
+
+    @property
+    def core_ms_per_image(self) -> float:
+        """Processor time a sample, in milliseconds."""
+        return 1e3 * self.core_s / (self.batch * len(self.seconds))
+
+    def summary(self) -> dict[str, float]:
+        """Throughput and quantiles, as the frontier stores them."""
+        quantiles = np.percentile(1e3 * np.asarray(self.seconds), (50, 95, 99))
+        names = ("p50_ms", "p95_ms", "p99_ms")
+        return {
+            "inferences_per_second": round(self.inferences_per_second, 2),
+            **{name: round(float(value), 4) for name, value in zip(names, quantiles, strict=True)},
+            "calls": len(self.seconds),
+        }
+
+
+def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None:
+    """Call with the same batch for a while and add the durations to `calls`.
+
+    Shapes: inputs [n ...]; the batch repeats them as often as it takes.
+    """
+    batch = {name: np.resize(each, (calls.batch, *each.shape[1:])) for name, each in inputs.items()}
+    if not calls.seconds or calls.seconds[-1] < _WARM_S:
+        run(batch)  # the first call of a shape plans its memory
+    core = time.process_time()
+    end = time.perf_counter() + seconds
+    while True:
+        start = time.perf_counter()
+        run(batch)
+        stop = time.perf_counter()
+        calls.seconds.append(round(stop - start, 8))
+        if stop >= end:
+            break
+    calls.core_s += time.process_time() - core
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """One kind of request without a server: its calls by batch size."""
+
+    calls: dict[int, Calls]
+
+    @property
+    def best_batch(self) -> int:
+        """The batch size to serve with."""
+        return best_batch(self.calls)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as the frontier stores them."""
+        points = {f"batch_{size}": calls.summary() for size, calls in self.calls.items()}
+        return {"threads": 1, "best_batch": self.best_batch, **points}
+
+
+def best_batch(calls: Mapping[int, Calls]) -> int:
+    """Of the batch sizes that reach nearly the highest throughput, the one nearest to eight.
+
+    A smaller batch costs the server more for each request, a larger one makes requests wait.
+    """
+    rates = {size: each.inferences_per_second for size, each in calls.items()}
+    near = [size for size in rates if rates[size] >= _AS_FAST_AS * max(rates.values())]
+    return min(near, key=lambda size: (abs(math.log2(size / _USUAL_BATCH)), size))
+
+
+def measure(
+    works: Mapping[_Key, Measured], *, seconds: float, rounds: int, advance: Advance
+) -> dict[_Key, InProcess]:
+    """The speed of each at each batch size, taking turns.
+
+    Where a call takes more than 5 s, larger batches are left out.
+
+    Units:  seconds for each work and batch size over all rounds.
+    """
+    calls: dict[_Key, dict[int, Calls]] = {key: {} for key in works}
+    for turn in range(rounds):
+        for size in BATCHES:
+            for key, work in works.items():
+                advance(1, f"{work.title} in process, batch {size}")
+                if turn == 0 and not _too_slow(calls[key], size):
+                    calls[key][size] = Calls(size)
+                if size in calls[key]:
+                    sample(work.run, work.inputs, calls[key][size], seconds=seconds / rounds)
+    return {key: InProcess(each) for key, each in calls.items()}
+
+
+def _too_slow(calls: Mapping[int, Calls], size: int) -> bool:
+    smaller = [each for each in BATCHES if each < size]
+    if not smaller:
+        return False
+    return smaller[-1] not in calls or min(calls[smaller[-1]].seconds) > _LONGEST_CALL_S

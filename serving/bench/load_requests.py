@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests serialised before a run, and the answer to a single one."""
+
+import io
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import ServerFailed
+from saccade.serving.client.wire import as_texts, is_text
+
+_DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}
+_NAMES = {np.dtype(kind): name for name, kind in _DTYPES.items()}
+Answer = dict[str, np.ndarray | list[bytes]]
+
+
+def request(
+    model: str,
+    inputs: Mapping[str, np.ndarray],
+    outputs: tuple[str, ...],
+    parameters: Mapping[str, str] | None = None,
+) -> bytes:
+    """A ModelInferRequest, serialised.
+
+    Shapes: inputs [b ...]; of objects that are bytes, or of numbers. A number a row becomes a
+        column, as the server declares it.
+    """
+    from tritonclient.grpc import service_pb2
+
+    message = service_pb2.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        rows = array[:, None] if array.ndim == 1 else array
+        kind = "BYTES" if rows.dtype == object else _NAMES[rows.dtype]
+        message.inputs.add(name=name, datatype=kind, shape=rows.shape)
+        if kind == "BYTES":
+            content = b"".join(struct.pack("<I", len(each)) + each for each in rows.ravel())
+        else:
+            content = np.ascontiguousarray(rows).tobytes()
+        message.raw_input_contents.append(content)
+    for key, value in (parameters or {}).items():
+        message.parameters[key].string_param = value
+    for output in outputs:
+        message.outputs.add(name=output)
+    return bytes(message.SerializeToString())
+
+
+def png_files(images: np.ndarray) -> np.ndarray:
+    """Images as the bytes of PNG files.
+
+    Shapes: uint8 [b h w c] -> object [b 1].
+    """
+    files = np.empty((len(images), 1), dtype=object)
+    for row, image in zip(files, images, strict=True):
+        row[0] = _png(image)
+    return files
+
+
+def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
+    """The answer to one serialised request, by output name.
+
+    Raises: ServerFailed if the server refuses it or does not answer.
+    """
+    import grpc
+    from tritonclient.grpc import service_pb2
+
+    method = "/inference.GRPCInferenceService/ModelInfer"
+    parse = service_pb2.ModelInferResponse.FromString
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(url, options=unlimited) as channel:
+        try:
+            answer = channel.unary_unary(method, response_deserializer=parse)(
+                message, timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            raise ServerFailed(
+                f"{url}: {error.code().name}: {error.details()}. Look at the server's log."
+            ) from error
+    pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
+    return {output.name: _values(output, raw) for output, raw in pairs}
+
+
+def server_version(url: str) -> str:
+    """The server's own name and version."""
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    with grpc.insecure_channel(url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        answer = stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=30)
+    return f"{answer.name} {answer.version}"
+
+
+def _png(image: np.ndarray) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _values(output: Any, raw_bytes: bytes) -> np.ndarray | list[bytes]:
+    if output.datatype == "BYTES":
+        return _strings(raw_bytes)
+    found = np.frombuffer(raw_bytes, _DTYPES[output.datatype]).reshape(tuple(output.shape))
+    return list(as_texts(found)[:, 0]) if is_text(output.name, found) else found
+
+
+def _strings(raw_bytes: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(raw_bytes):
+        (length,) = struct.unpack_from("<I", raw_bytes, at)
+        found.append(raw_bytes[at + 4 : at + 4 + length])
+        at += 4 + length
+    return found

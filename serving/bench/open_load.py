@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open-loop load from a process of its own: requests come when they come, answered or not.
+
+`python -m saccade.serving.bench.open_load` reads one order a line as JSON and writes what came of
+it. Arrivals are a Poisson process with a seed. Requests are serialised before the run and answers
+are not parsed, so that the generator stays cheap; how far it fell behind its own plan is told.
+"""
+
+import asyncio
+import base64
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.serving.bench.load_child import LoadChild
+
+_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Requests that arrive at a rate, whatever happens to those before them.
+
+    Units: rate is requests per second; deadline_s is the gRPC deadline.
+    """
+
+    requests: tuple[bytes, ...]
+    rate: float
+    seconds: float
+    deadline_s: float
+    seed: int = 0
+    channels: int = 2
+
+
+@dataclass(frozen=True)
+class OpenLoadResult:
+    """What came of each request.
+
+    Units: milliseconds from sending; lag_ms is how late each was sent, against the plan.
+    `after_end` counts those answers that came when no more requests did.
+    """
+
+    sent: int
+    seconds: float
+    answered_ms: tuple[float, ...]
+    after_end: int
+    failed_ms: dict[str, tuple[float, ...]]
+    lag_ms: tuple[float, ...]
+    client_cpu_s: float
+    first_errors: dict[str, str]
+
+    def statuses(self) -> Counter[str]:
+        """How many requests came to each end."""
+        ends = {status: len(each) for status, each in self.failed_ms.items()}
+        return Counter({"OK": len(self.answered_ms), **ends})
+
+
+class OpenLoad(LoadChild):
+    """The parent's end of the process; a context manager that ends it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("saccade.serving.bench.open_load", url)
+
+    def run(self, arrivals: Arrivals) -> OpenLoadResult:
+        """Send all of them and wait for what comes of the last.
+
+        Raises: ServerFailed if the process ends.
+        """
+        requests = [base64.b64encode(each).decode() for each in arrivals.requests]
+        order = {**vars(arrivals), "url": self.url, "requests": requests}
+        found = self.ask(order)
+        return OpenLoadResult(
+            answered_ms=tuple(found.pop("answered_ms")),
+            failed_ms={name: tuple(each) for name, each in found.pop("failed_ms").items()},
+            lag_ms=tuple(found.pop("lag_ms")),
+            **found,
+        )
+
+
+class _Run:
+    """One order: its channels, and what has come back so far."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        import grpc
+
+        self.order = order
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        self.channels = [
+            grpc.aio.insecure_channel(order["url"], options=options)
+            for _ in range(order["channels"])
+        ]
+        # Without functions that read and write messages, bytes go through as they are.
+        self.calls = [channel.unary_unary(_METHOD) for channel in self.channels]
+        self.requests = [base64.b64decode(each) for each in order["requests"]]
+        self.answered_ms: list[float] = []
+        self.after_end, self.ended = 0, False
+        self.failed_ms: dict[str, list[float]] = {}
+        self.first_errors: dict[str, str] = {}
+
+    async def one(self, index: int) -> None:
+        import grpc
+
+        call = self.calls[index % len(self.calls)]
+        request = self.requests[index % len(self.requests)]
+        began = time.perf_counter()
+        try:
+            answer = await call(request, timeout=self.order["deadline_s"])
+            status = "OK" if answer else "EMPTY"
+        except grpc.aio.AioRpcError as error:
+            status = error.code().name
+            self.first_errors.setdefault(status, error.details() or "")
+        waited_ms = round(1e3 * (time.perf_counter() - began), 3)
+        if status == "OK":
+            self.answered_ms.append(waited_ms)
+            self.after_end += self.ended
+        else:
+            self.failed_ms.setdefault(status, []).append(waited_ms)
+
+
+async def _load(order: dict[str, Any]) -> dict[str, Any]:
+    run, rng = _Run(order), random.Random(order["seed"])
+    for channel in run.channels:
+        await channel.channel_ready()
+    tasks: set[asyncio.Task[None]] = set()
+    lag_ms, sent = [], 0
+    cpu, start = time.process_time(), time.perf_counter()
+    planned = start
+    while (planned := planned + rng.expovariate(order["rate"])) < start + order["seconds"]:
+        await asyncio.sleep(max(0.0, planned - time.perf_counter()))
+        lag_ms.append(round(1e3 * max(0.0, time.perf_counter() - planned), 3))
+        task = asyncio.create_task(run.one(sent))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        sent += 1
+    seconds, run.ended = time.perf_counter() - start, True
+    await asyncio.gather(*tasks)
+    used = time.process_time() - cpu
+    for channel in run.channels:
+        await channel.close()
+    return {
+        "sent": sent,
+        "seconds": seconds,
+        "answered_ms": run.answered_ms,
+        "after_end": run.after_end,
+        "failed_ms": run.failed_ms,
+        "lag_ms": lag_ms,
+        "client_cpu_s": used,
+        "first_errors": run.first_errors,
+    }
+
+
+def with_timeout(message: Any, timeout_us: int) -> bytes:
+    """A request that says how long its caller waits, serialised."""
+    message.parameters["timeout"].int64_param = timeout_us
+    return bytes(message.SerializeToString())
+
+
+def quantiles(values_ms: Sequence[float]) -> dict[str, float] | None:
+    """The middle and the upper end of some times, None of none."""
+    if not values_ms:
+        return None
+    import numpy as np
+
+    return {f"p{q}": float(np.percentile(values_ms, q)) for q in (50, 95, 99)}
+
+
+def _main() -> None:
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(asyncio.run(_load(json.loads(line)))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _main()

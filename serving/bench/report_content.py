@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report's JSON object, from what was measured of each variant."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from saccade.export.artefact.frontier import Entry
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.evaluation.results import Found
+from saccade.serving.bench import served
+from saccade.serving.bench.in_process import InProcess
+from saccade.serving.bench.load import LoadResult, Stream
+from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bench.report import SCHEMA, VERSION
+from saccade.serving.bench.scored import cost, further_scores
+
+_REPORTED_OPTIONS = ("seconds", "rounds", "concurrency", "seed", "op_library")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One variant: its figures, and the raw values behind them."""
+
+    variant: VariantParts
+    found: Found
+    entry: Entry
+    samples: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in a report."""
+        return {
+            **asdict(self.entry),
+            **cost(self.variant),
+            "scores": further_scores(self.found),
+            "samples": self.samples,
+        }
+
+
+def content(measured: Sequence[Measurement], options: BenchOptions) -> dict[str, Any]:
+    """Everything that stands in report.json but the machine and the server."""
+    first = measured[0]
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "model": first.variant.main.variant.model,
+        "family": first.variant.main.variant.family,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": {
+            "name": first.found.data,
+            "sha256": first.found.data_sha256,
+            "n": len(first.found.samples),
+        },
+        "options": {key: getattr(options, key) for key in _REPORTED_OPTIONS},
+        "variants": [each.to_dict() for each in measured],
+    }
+
+
+def raw_samples(found: Found, inside: Mapping[tuple[str, str], InProcess]) -> dict[str, Any]:
+    """The raw values of one variant before anything went through a server."""
+    values = found.samples
+    whole = np.array_equal(values, values.astype(int))
+    samples: dict[str, Any] = {
+        "values": [int(each) if whole else round(float(each), 6) for each in values],
+        "grpc": {},
+    }
+    for (variant, role), each in inside.items():
+        if variant == found.variant:
+            place = samples if not role else samples.setdefault(role, {"grpc": {}})
+            place["in_process_s"] = {str(size): c.seconds for size, c in each.calls.items()}
+    return samples
+
+
+def add_served(
+    samples: dict[str, Any], results: Mapping[served.Place, Sequence[LoadResult]]
+) -> dict[str, Any]:
+    """The entry's `grpc` of one variant; the raw values go into its samples.
+
+    Each result holds one stream, that of its place.
+    """
+    summaries: dict[str, Any] = {}
+    for (_, role, point), each in results.items():
+        into, raws = summaries, samples
+        if role:
+            into, raws = summaries.setdefault(role, {}), samples[role]
+        (name,) = each[0].streams
+        stream = Stream(name, "", 1, ())
+        into[point] = served.point(stream, list(each))
+        raws["grpc"][point] = [served.raw(stream, result) for result in each]
+    return summaries

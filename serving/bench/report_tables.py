@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a benchmark's report: headings and cells as text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from saccade.serving.bench.figures import (
+    bare_text,
+    heading,
+    interval_text,
+    points,
+    saves_bytes,
+    score_text,
+    works,
+)
+from saccade.serving.bench.report_sweep import swept_tables
+from saccade.serving.bench.report_table import Table
+
+_DOMINATED = "dominated by"
+WORDS = (_DOMINATED, "score", "on the frontier of", "stage", "reason")  # columns that hold words
+_BATCHES = ("batch_1", "batch_64")
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    """The report's tables, in the order in which they are read."""
+    variants = report["variants"]
+    found = [_score(variants)]
+    if variants[0]["scores"]:
+        found.append(_further(variants))
+    found.append(_throughput(variants))
+    if variants[0]["grpc"]:
+        found.append(_latency(variants))
+    found.append(_cost(variants))
+    return [*swept_tables(report), *found]
+
+
+def _score(variants: Sequence[dict[str, Any]]) -> Table:
+    first = variants[0]
+    top5 = any(variant["top5"] is not None for variant in variants)
+    columns = [
+        "variant", first["unit"], *["bytes"] * saves_bytes(first), heading(first["score"]), "95 %",
+        *["top-5 %"] * top5, _DOMINATED,
+    ]  # fmt: skip
+    rows = []
+    for variant in variants:
+        row = [variant["variant"], f"{variant['kept']}/{variant['total']}"]
+        if saves_bytes(first):
+            row.append(f"{variant['embedding_bytes']:,}")
+        row += [bare_text(variant["score"]), interval_text(variant["score"])]
+        if top5:
+            row.append("-" if variant["top5"] is None else f"{100 * variant['top5']:.2f}")
+        rows.append((*row, variant["dominated_by"] or ""))
+    note = "Bytes: of one embedding, which is what the budget saves." if saves_bytes(first) else ""
+    return Table("Score", tuple(columns), tuple(rows), note)
+
+
+def _further(variants: Sequence[dict[str, Any]]) -> Table:
+    rows = [
+        (
+            variant["variant"],
+            score["name"],
+            score_text(score),
+            interval_text(score),
+            str(score["n"]),
+        )
+        for variant in variants
+        for score in variant["scores"]
+    ]
+    return Table("Further scores", ("variant", "score", "value", "95 %", "n"), tuple(rows))
+
+
+def _throughput(variants: Sequence[dict[str, Any]]) -> Table:
+    served = _served_points(variants)
+    rows = tuple(
+        (
+            title,
+            *(_rate(inside.get(name)) for name in _BATCHES),
+            _best(inside),
+            *(_rate(grpc.get(point)) for point in served if grpc is not None),
+        )
+        for variant in variants
+        for title, inside, grpc in works(variant)
+    )
+    columns = ("variant", "batch 1", "batch 64", "best batch", *map(_clients, served))
+    note = "Batches: in process, one thread."
+    if served:
+        kind = "router" if served[0].startswith("router") else "gRPC"
+        note += f" {kind} xN: N clients, one sample a request."
+    return Table("Inferences per second", columns, rows, note)
+
+
+def _latency(variants: Sequence[dict[str, Any]]) -> Table:
+    every = [
+        (title, grpc) for each in variants for title, _, grpc in works(each) if grpc is not None
+    ]
+    names = _all_points(variants, "concurrency_") + _all_points(variants, "router_concurrency_")
+    rows = [(title, *(_quantiles(grpc.get(name)) for name in names)) for title, grpc in every]
+    shares = [
+        100 * grpc[name]["client_cpu_share"] for _, grpc in every for name in names if name in grpc
+    ]
+    note = (
+        "p50/p95/p99 of a request. gRPC: raw tensors to the variant; router: images as PNG. "
+        f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all processor time."
+    )
+    columns = ("variant", *map(_clients, names))
+    return Table("Latency in milliseconds", columns, tuple(rows), note)
+
+
+def _cost(variants: Sequence[dict[str, Any]]) -> Table:
+    columns = ("file", "MiB", "parameters", "multiply-adds", "peak MiB", "SHA-256")
+    rows = tuple(
+        (
+            file["name"],
+            f"{file['file_bytes'] / 2**20:.2f}",
+            f"{file['parameters']:,}",
+            f"{file['multiply_adds']:,}",
+            f"{file['peak_activation_bytes'] / 2**20:.3f}",
+            file["sha256"][:8],
+        )
+        for variant in variants
+        for file in variant["files"]
+    )
+    note = "Peak: the most that the activations of one sample occupy at once."
+    return Table("Cost of one sample", columns, rows, note)
+
+
+def _served_points(variants: Sequence[dict[str, Any]]) -> list[str]:
+    """Where throughput was measured through a server: at the variants, else at the router."""
+    return _all_points(variants, "concurrency_") or _all_points(variants, "router_concurrency_")
+
+
+def _all_points(variants: Sequence[dict[str, Any]], prefix: str) -> list[str]:
+    return points({name: None for each in variants for name in each["grpc"] or {}}, prefix)
+
+
+def _clients(point: str) -> str:
+    clients = point.rpartition("_")[2]
+    return f"router x{clients}" if point.startswith("router") else f"gRPC x{clients}"
+
+
+def count(value: float) -> str:
+    """A rate with as many digits as were measured."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _best(inside: dict[str, Any]) -> str:
+    size = inside["best_batch"]
+    return f"{_rate(inside[f'batch_{size}'])} at {size}"
+
+
+def _rate(point: dict[str, Any] | None) -> str:
+    return "-" if point is None else count(point["inferences_per_second"])
+
+
+def _quantiles(point: dict[str, Any] | None) -> str:
+    if point is None:
+        return "-"
+    values = (point[name] for name in ("p50_ms", "p95_ms", "p99_ms"))
+    return "/".join(f"{value:.{2 - (value >= 10) - (value >= 100)}f}" for value in values)

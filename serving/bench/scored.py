@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A variant's scores and cost as the frontier and the report hold them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from saccade.export.artefact.frontier import Entry, Score
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.evaluation.results import Found
+from saccade.machine import Machine
+from saccade.models.scores.intervals import bootstrap
+from saccade.serving.bench.in_process import InProcess
+
+_BESIDE_THE_SCORE = "top-5"
+# Families whose budget saves bytes of an embedding and hardly any time.
+_EMBEDDING_SAVED = {"sparo"}
+
+
+def entry_of_found(
+    variant: VariantParts,
+    found: Found,
+    measured: Mapping[tuple[str, str], InProcess],
+    machine: Machine,
+) -> Entry:
+    """The frontier's entry, before anything went through a server."""
+    inside = measured[variant.name, ""].summary()
+    for name, role in measured:
+        if name == variant.name and role:
+            inside[role] = measured[name, role].summary()
+    top5 = [each.value for each in found.scores if each.name == _BESIDE_THE_SCORE]
+    entry = variant.main.variant
+    return Entry(
+        variant=variant.name,
+        sha256=variant.sha256,
+        budget=entry.budget,
+        precision=entry.precision,
+        runtime=machine.runtime,
+        device=machine.device,
+        score=_score(found),
+        top5=round(top5[0], 6) if top5 else None,
+        in_process=inside,
+        grpc=None,
+        embedding_bytes=_embedding_bytes(variant),
+    )
+
+
+def further_scores(found: Found) -> list[dict[str, Any]]:
+    """What the task found beside its score."""
+    return [asdict(each) for each in found.scores[1:] if each.name != _BESIDE_THE_SCORE]
+
+
+def cost(variant: VariantParts) -> dict[str, Any]:
+    """What stands in the manifests of its files."""
+    entry = variant.main.variant
+    return {
+        "kept": entry.kept,
+        "total": entry.total,
+        "unit": entry.unit,
+        "files": [
+            {
+                "name": part.variant.name,
+                "role": role,
+                "sha256": part.file.sha256,
+                "file_bytes": part.file.bytes,
+                "parameters": part.cost.parameters,
+                "multiply_adds": part.cost.multiply_adds.total,
+                "multiply_adds_by_part": part.cost.multiply_adds.by_part,
+                "peak_activation_bytes": part.cost.peak_activation_bytes,
+            }
+            for role, part in variant.parts.items()
+        ],
+    }
+
+
+def _score(found: Found) -> Score:
+    first = found.scores[0]
+    low, high = first.interval or bootstrap(found.samples)
+    return Score(
+        name=first.name,
+        value=round(first.value, 6),
+        higher_is_better=first.higher_is_better,
+        unit=first.unit,
+        n=first.n,
+        interval=(round(low, 6), round(high, 6)),
+        data=found.data,
+        data_sha256=found.data_sha256,
+    )
+
+
+def _embedding_bytes(variant: VariantParts) -> int | None:
+    if variant.main.variant.family not in _EMBEDDING_SAVED:
+        return None
+    spec = next(each for each in variant.main.outputs if each.name == "embedding")
+    numbers = math.prod(int(axis) for axis in spec.shape[1:])
+    return numbers * np.dtype(spec.dtype).itemsize

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variants behind a server: the requests, a check of their answers, and interleaved rounds."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from saccade.errors import ServerFailed
+from saccade.models.interface import Arrays
+from saccade.progress import Advance
+from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
+from saccade.serving.bench.load_requests import Answer, ask, png_files, request
+from saccade.serving.bench.work import Work
+
+WARMUP_S = 0.15
+# An answer through the server may differ from one in process by the batch it was computed in.
+_RELATIVE_TOLERANCE = 1e-3
+_Key = TypeVar("_Key", bound=Hashable)
+Place = tuple[str, str, str]  # variant, role (empty for plain requests), name of the point
+
+
+def tensor_request(model: str, images: np.ndarray, *outputs: str) -> bytes:
+    """A request to a variant that takes images, serialised: its own input as it is.
+
+    Shapes: images uint8 [b h w c].
+    """
+    return request(model, {"image": images}, outputs or ("probabilities",))
+
+
+def encoded_request(router: str, images: np.ndarray, budget: float, *outputs: str) -> bytes:
+    """A request to the router, serialised: images as PNG files and the budget wanted.
+
+    Shapes: images uint8 [b h w c].
+    """
+    parameters = {"budget": repr(float(budget))}
+    return request(router, {"image": png_files(images)}, outputs or ("probabilities",), parameters)
+
+
+def check_answers(url: str, variant: str, message: bytes, expected: Arrays) -> None:
+    """Stop if the server does not answer what the artefact answers in process.
+
+    Shapes: expected holds the outputs to compare, of the same rows as the request.
+    Raises: ServerFailed with both answers.
+    """
+    answer: Answer = ask(url, message)
+    for name, wanted in expected.items():
+        found = answer.get(name)
+        if not _same(found, wanted):
+            raise ServerFailed(
+                f"{variant} at {url} answers {name} {_shown(found)}, in process it is "
+                f"{_shown(wanted)}. Write the repository again and restart the server."
+            )
+
+
+def _same(found: np.ndarray | list[bytes] | None, wanted: np.ndarray) -> bool:
+    if isinstance(found, list):
+        return found == list(wanted.ravel())
+    if found is None or found.shape != wanted.shape:
+        return False
+    scale = _RELATIVE_TOLERANCE * max(1.0, float(np.abs(wanted).max()))
+    return bool(np.allclose(found, wanted, rtol=0, atol=scale))
+
+
+def _shown(values: Any) -> str:
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return f"{values.shape} {np.round(values.ravel()[:10], 4).tolist()}"
+    return f"{values}"
+
+
+def routed_to(url: str, work: Work) -> str:
+    """The variant that the router chooses for a budget."""
+    answer = ask(url, work.routed(0, "variant"))["variant"]
+    return answer[0].decode() if isinstance(answer, list) else ""
+
+
+def measure(
+    generator: LoadGenerator,
+    streams: Mapping[_Key, Stream],
+    *,
+    seconds: float,
+    rounds: int,
+    seed: int,
+    advance: Advance,
+) -> dict[_Key, list[LoadResult]]:
+    """Each stream alone, once a round, in an order drawn anew: drift meets all alike.
+
+    Units: seconds a stream over all rounds.
+    Raises: ServerFailed if any request fails.
+    """
+    rng = np.random.default_rng(seed)
+    keys = list(streams)
+    found: dict[_Key, list[LoadResult]] = {key: [] for key in keys}
+    for _ in range(rounds):
+        for index in rng.permutation(len(keys)):
+            key = keys[index]
+            result = generator.run([streams[key]], seconds=seconds / rounds, warmup_s=WARMUP_S)
+            found[key].append(refuse_errors(result, generator.url))
+            advance(1, streams[key].name)
+    return found
+
+
+def point(stream: Stream, results: list[LoadResult]) -> dict[str, float]:
+    """One point of the frontier: throughput, quantiles and the load generator's share."""
+    latencies = np.concatenate([result.streams[stream.name].latencies_ms for result in results])
+    quantiles = np.percentile(latencies, (50, 95, 99))
+    client = sum(result.client_cpu_s for result in results)
+    server = sum(sum(result.server_cpu_s.values()) for result in results)
+    rates = [
+        len(result.streams[stream.name].latencies_ms) * stream.images / result.seconds
+        for result in results
+    ]
+    total = len(latencies) * stream.images / sum(result.seconds for result in results)
+    return {
+        "inferences_per_second": round(total, 2),
+        "inferences_per_second_min": round(min(rates), 2),
+        "inferences_per_second_max": round(max(rates), 2),
+        **{f"p{q}_ms": round(float(v), 4) for q, v in zip((50, 95, 99), quantiles, strict=True)},
+        "requests": len(latencies),
+        "client_cpu_share": round(client / max(client + server, 1e-9), 4),
+        "core_ms_per_request": round(1e3 * (client + server) / len(latencies), 4),
+    }
+
+
+def raw(stream: Stream, result: LoadResult) -> dict[str, Any]:
+    """Everything one round saw of one stream, as plain values."""
+    return {
+        "seconds": result.seconds,
+        "latencies_ms": list(result.streams[stream.name].latencies_ms),
+        "client_cpu_s": result.client_cpu_s,
+        "server_cpu_s": result.server_cpu_s,
+        "statistics": result.statistics,
+    }
+
+
+def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict[Place, Stream]:
+    """What is measured of each work: raw tensors to the variant, and a caller's to the router.
+
+    Raises: ServerFailed if a variant does not answer as expected.
+    """
+    found: dict[Place, Stream] = {}
+    for work in works:
+        rows = range(len(work))
+        _check(url, work)
+        clients = concurrency
+        if work.model is not None:
+            direct = tuple(work.direct(index) for index in rows)
+            for count in concurrency:
+                stream = Stream(f"{work.title}, {count} clients", work.model, count, direct)
+                found[(*work.key, f"concurrency_{count}")] = stream
+            clients = (1,)
+        # Of two precisions of one budget the router takes the faster: only that one is measured.
+        if routed_to(url, work) == work.variant:
+            routed = tuple(work.routed(index) for index in rows)
+            for count in sorted({1, *clients}):
+                name = f"{work.title}, routed, {count} clients"
+                stream = Stream(name, work.router, count, routed)
+                found[(*work.key, f"router_concurrency_{count}")] = stream
+    return found
+
+
+def _check(url: str, work: Work) -> None:
+    expected = work.run(work.row(0))
+    names = ("logits",) if "logits" in expected else work.answers
+    message = work.routed(0, *names) if work.model is None else work.direct(0, *names)
+    check_answers(url, work.title, message, {name: expected[name] for name in names})

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade choose`: the router's rule on measured variants, with the figures that decided."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.export.artefact.frontier import Entry
+from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.variant_files import grouped
+from saccade.path_fields import PathFields
+from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
+from saccade.serving.repository.checks import check_alike, measurements
+from saccade.serving.repository.router_folder import RouterPlan, route_fields
+
+_PARAMETERS = ("budget", "min_score", "max_latency_ms")
+_ANY_BATCH = 8  # of a route; the choice does not look at it
+
+
+_COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "MiB", "bytes", "")
+
+
+@dataclass(frozen=True)
+class ChooseOptions(PathFields):
+    """What is asked of the router: exactly one of the first three."""
+
+    budget: str | None = None  # the largest variant with at most this: 0.5, or a setting's name
+    min_score: float | None = None  # the fastest whose lower 95 % bound is at least this
+    max_latency_ms: float | None = None  # the best-scoring with a p95 of at most this
+    device: str | None = None  # whose figures count, if the frontier has those of several
+
+    def asked(self) -> tuple[str, str | float]:
+        """The parameter and its value.
+
+        Raises: SaccadeError for none or several.
+        """
+        given = [(name, getattr(self, name)) for name in _PARAMETERS]
+        given = [(name, value) for name, value in given if value is not None]
+        if len(given) != 1:
+            found = " and ".join(_flag(name) for name, _ in given) or "none"
+            raise SaccadeError(
+                f"found {found}, expected exactly one of {', '.join(map(_flag, _PARAMETERS))}."
+            )
+        return given[0]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the router would answer with, why, and when it would not.
+
+    `chosen` and `runner_up` are names of variants; `changes` says at which values of the parameter
+    the choice becomes another one; `measured_on` is whose figures decided.
+    """
+
+    parameter: str
+    value: str | float
+    chosen: str | None
+    why: str
+    runner_up: str | None
+    changes: tuple[dict[str, Any], ...]
+    variants: tuple[dict[str, Any], ...]
+    measured_on: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "parameter": self.parameter,
+            "value": self.value,
+            "variant": self.chosen,
+            "why": self.why,
+            "runner_up": self.runner_up,
+            "changes": list(self.changes),
+            "variants": list(self.variants),
+            "measured_on": self.measured_on,
+        }
+
+    def text(self) -> Any:
+        """For a reader."""
+        return _rendered(self)
+
+
+def choose(folder: Path | str, options: ChooseOptions) -> Choice:
+    """The variant that the router over this folder takes.
+
+    Raises: SaccadeError for a value out of range, a folder without artefacts, figures of another
+        file, and a score or latency asked where none was measured.
+    """
+    parameter, value = options.asked()
+    rules: Any = import_module("saccade.model_repository.router.choose")
+    known: Any = import_module("saccade.model_repository.router.routes")
+    routes, entries = _routes(_artefacts(Path(folder)), options.device, known)
+    _check_measured(routes, parameter, Path(folder))
+    try:
+        if parameter == "budget" and (named := rules.by_setting(routes, value)):
+            value = named.budget
+        value = rules.number(parameter, value, share=rules.scores_are_shares(routes))
+    except rules.RequestRefused as error:
+        raise SaccadeError(f"{_flag(parameter)}: {error}.") from error
+
+    rule = {"budget": "by_budget", "min_score": "by_score", "max_latency_ms": "by_latency"}
+
+    def chosen(at: float, among: Any = routes) -> str | None:
+        try:
+            name: str = getattr(rules, rule[parameter])(among, at).name
+        except rules.RequestRefused:
+            return None
+        return name
+
+    best = chosen(value)
+    rest = routes._replace(variants=tuple(each for each in routes.variants if each.name != best))
+    return Choice(
+        parameter=parameter,
+        value=value,
+        chosen=best,
+        why=_why(routes, parameter, value, best),
+        runner_up=chosen(value, rest) if best and rest.variants else None,
+        changes=tuple(_changes(routes, parameter, value, chosen)),
+        variants=tuple(_figures(each, entries.get(each.name)) for each in routes.variants),
+        measured_on=next((f"{each.device}, {each.runtime}" for each in entries.values()), None),
+    )
+
+
+def _artefacts(folder: Path) -> Path:
+    if not (folder / SWEEP).exists():
+        return folder
+    artefacts = folder / "artefacts"
+    if not (artefacts / FRONTIER).exists():
+        raise SaccadeError(
+            f"{folder}: its sweep has not come to an end, so that there is no {FRONTIER} yet. "
+            "Run the same `saccade sweep` again: it goes on."
+        )
+    return artefacts
+
+
+def _routes(folder: Path, device: str | None, known: Any) -> tuple[Any, dict[str, Entry]]:
+    variants = grouped(read_folder(folder))
+    check_alike(folder, variants)
+    measured = measurements(folder, variants, device)
+    first = variants[0].main.variant
+    plan = RouterPlan(
+        model=first.model,
+        variants=variants,
+        preprocessing=None,
+        labels=(),
+        classes={},
+        measured=measured,
+        run_batch={each.name: _ANY_BATCH for each in variants},
+    )
+    routes = tuple(known.Route(**route_fields(plan, each)) for each in variants)
+    return known.Routes(first.model, first.family, None, {}, routes), measured
+
+
+def _check_measured(routes: Any, parameter: str, folder: Path) -> None:
+    needed = {"min_score": "lower_bound", "max_latency_ms": "p95_ms"}.get(parameter)
+    if needed and all(getattr(each, needed) is None for each in routes.variants):
+        without = "a server" if parameter == "max_latency_ms" else "any measurement"
+        raise SaccadeError(
+            f"{folder}: {_flag(parameter)} needs figures, and it has none: it was made without "
+            f"{without}. Measure with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
+        )
+
+
+def _why(routes: Any, parameter: str, value: float, best: str | None) -> str:
+    fitting = [each for each in routes.variants if _fits(each, parameter, value)]
+    count = f"of {len(fitting)} variant{'s' if len(fitting) != 1 else ''}"
+    name = next((each.score_name for each in routes.variants if each.score_name), "score")
+    which = {
+        "budget": f"a budget of at most {value:g}",
+        "min_score": f"a {name} whose lower 95 % bound is at least {value:g}",
+        "max_latency_ms": f"a p95 of at most {value:g} ms",
+    }[parameter]
+    if best is None:
+        return f"no variant has {which}"
+    rule = {
+        "budget": "the largest budget, then the fastest,",
+        "min_score": "the fastest",
+        "max_latency_ms": "the best-scoring, then the faster,",
+    }[parameter]
+    return f"{rule} {count} with {which}"
+
+
+def _of(route: Any, parameter: str) -> float | None:
+    """What the parameter is compared with."""
+    name = {"budget": "budget", "min_score": "lower_bound", "max_latency_ms": "p95_ms"}[parameter]
+    found: float | None = getattr(route, name)
+    return found
+
+
+def _fits(route: Any, parameter: str, value: float) -> bool:
+    found = _of(route, parameter)
+    if found is None:
+        return False
+    return found >= value if parameter == "min_score" else found <= value
+
+
+def _changes(
+    routes: Any, parameter: str, value: float, chosen: Callable[[float], str | None]
+) -> list[dict[str, Any]]:
+    """The nearest value on either side from which on another variant is chosen.
+
+    Between two figures of variants the choice is the same, so that they are all that is tried.
+    """
+    figures = (_of(each, parameter) for each in routes.variants)
+    steps = sorted({each for each in figures if each is not None})
+    from_above = parameter == "min_score"  # a score is reached by those at it and above
+    now, changes = chosen(value), []
+    for side in (-1, 1):
+        for step in [each for each in steps[::side] if (each - value) * side >= 0]:
+            # Just past the figure, on the side where its variant counts no more, or counts at last.
+            past = from_above == (side > 0)
+            at = math.nextafter(step, side * math.inf) if past else step
+            if (other := chosen(at)) != now:
+                words = {(-1, False): "at most", (-1, True): "below"}
+                words |= {(1, False): "at least", (1, True): "above"}
+                changes.append({"when": words[side, past], "value": step, "variant": other})
+                break
+    return changes
+
+
+def _figures(route: Any, entry: Entry | None) -> dict[str, Any]:
+    return {
+        "variant": route.name,
+        "budget": route.budget,
+        "setting": route.setting,
+        "precision": route.precision,
+        "score_name": route.score_name,
+        "score_unit": route.score_unit,
+        "score": route.score,
+        "lower_bound": route.lower_bound,
+        "inferences_per_second": route.inferences_per_second,
+        "p95_ms": route.p95_ms,
+        "memory_bytes": entry.memory_bytes if entry else None,
+        "embedding_bytes": entry.embedding_bytes if entry else None,
+        "dominated_by": entry.dominated_by if entry else None,
+    }
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _rendered(choice: Choice) -> Any:
+    """What was chosen and why, what would change it, and every variant's figures."""
+    import rich.box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
+    # Only where a budget saves bytes of an embedding.
+    bytes_saved = any(each["embedding_bytes"] is not None for each in choice.variants)
+    shown = [index for index, name in enumerate(_COLUMNS) if name != "bytes" or bytes_saved]
+    for index in shown:
+        words = index in (0, len(_COLUMNS) - 1)
+        table.add_column(_COLUMNS[index], justify="left" if words else "right", no_wrap=index == 0)
+    for each in choice.variants:
+        row = _row(each, choice)
+        table.add_row(*(row[index] for index in shown))
+    return Group(Text("\n".join(_lines(choice))), "", table)
+
+
+def _lines(choice: Choice) -> list[str]:
+    if choice.chosen is None:
+        lines = [f"{choice.why}."]
+    else:
+        lines = [f"{choice.chosen}: {choice.why}."]
+        if choice.runner_up is not None:
+            lines.append(f"Without it: {choice.runner_up}.")
+    flag = f"--{choice.parameter.replace('_', '-')}"
+    for change in choice.changes:
+        lines.append(f"{flag} {change['when']} {change['value']:g}: {change['variant'] or 'none'}.")
+    if choice.measured_on is not None:
+        lines.append(f"Measured on {choice.measured_on}.")
+    return lines
+
+
+def _row(each: dict[str, Any], choice: Choice) -> tuple[str, ...]:
+    mark = {choice.chosen: "chosen", choice.runner_up: "without it"}.get(each["variant"], "")
+    if not mark and each["dominated_by"]:
+        mark = f"dominated by {each['dominated_by']}"
+    memory = each["memory_bytes"]
+    rate = each["inferences_per_second"]
+    return (
+        each["variant"],
+        f"{each['budget']:g}",
+        _number(each["score"], ".4f"),
+        _number(each["lower_bound"], ".4f"),
+        _number(rate, ",.0f" if rate and rate >= 10 else ".2g"),
+        _number(each["p95_ms"], ".2f"),
+        _number(memory and memory / 2**20, ".1f"),
+        _number(each["embedding_bytes"], ",d"),
+        mark,
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks of a sweep."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.variant import PRECISIONS, check_chosen
+from saccade.serving.bench.options import BenchOptions
+
+RUNTIME: Final = "onnxruntime"
+RTX: Final = "tensorrt-rtx"
+ENGINES = (RUNTIME, RTX)
+
+
+@dataclass(frozen=True)
+class SweepOptions(BenchOptions):
+    """Which budgets and precisions, measured as a benchmark does, and where everything goes."""
+
+    out: Path  # folder of the sweep: artefacts, report, and what an interrupted run goes on from
+    budget: tuple[float | str, ...] = ()  # 1,0.5 or t3,t1 or exact,fast; default: the family's own
+    precision: tuple[str, ...] = ("fp32",)  # fp32, fp16, bf16, int8: each at each budget
+    engine: tuple[str, ...] = (RUNTIME,)  # what runs them; tensorrt-rtx is built, not measured
+    name: str | None = None  # the model's name, by default the checkpoint's stem
+    slots: Path | None = None  # a selection of slots, as `saccade select` writes it
+    jobs: int | None = None  # exports at a time; default: one a core
+    retry: bool = False  # try again what failed before
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_chosen("precision", self.precision, PRECISIONS)
+        check_chosen("engine", self.engine, ENGINES)
+        if RUNTIME not in self.engine:
+            raise SaccadeError(
+                f"--engine is {','.join(self.engine)}: the frontier is measured in {RUNTIME}. "
+                f"Add it: --engine {','.join((RUNTIME, *self.engine))}."
+            )
+        if self.jobs is not None and not 1 <= self.jobs <= 256:
+            raise SaccadeError(f"--jobs is {self.jobs}, expected 1 to 256.")
+
+    @property
+    def processes(self) -> int:
+        """Exports at a time."""
+        if self.jobs is not None:
+            return self.jobs
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

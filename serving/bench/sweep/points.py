@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The points of a sweep: each budget at each precision."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.export.artefact.variant import (
+    choose_settings,
+    default_model_name,
+    setting_text,
+    variant_name,
+)
+from saccade.models.checkpoint import Checkpoint
+from saccade.serving.bench.sweep.options import SweepOptions
+
+STAGES = ("export", "score", "build", "measure")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One variant to be: a budget, as the model counts it, at a precision."""
+
+    variant: str  # name without a role
+    setting: str
+    precision: str
+    budget: str  # as `saccade export --budget` reads it
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A point that has no place on the frontier, and why."""
+
+    variant: str
+    setting: str
+    precision: str
+    stage: str
+    reason: str
+
+
+def points_of(checkpoint: Checkpoint, options: SweepOptions) -> tuple[Point, ...]:
+    """Largest budget first, precisions in the order given.
+
+    Raises: SaccadeError for a budget that the family does not know.
+    """
+    model: Any = checkpoint.build()
+    name = options.name or default_model_name(checkpoint.path)
+    return tuple(
+        Point(
+            variant=variant_name(name, "", setting.label, precision),
+            setting=setting.label,
+            precision=precision,
+            budget=setting_text(setting.label, setting.budget),
+        )
+        for setting in choose_settings(model, options.budget)
+        for precision in options.precision
+    )

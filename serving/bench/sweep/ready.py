@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points that passed the gate and were scored, in one artefact folder, ready to be measured."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import SUFFIX, read_folder
+from saccade.export.artefact.variant_files import VariantParts, grouped
+from saccade.export.evaluation.results import Found, Score
+from saccade.export.graph.trial import refuse_untried
+from saccade.files import sha256_of
+from saccade.progress import Advance
+from saccade.serving.bench.sweep.children import Ended, run_all
+from saccade.serving.bench.sweep.points import Point
+from saccade.serving.bench.sweep.state import SweepFolder, link
+
+_MODULE = "saccade.serving.bench.sweep.point_process"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A point with its variant and its score."""
+
+    point: Point
+    variant: VariantParts
+    found: Found
+
+
+def prepare(
+    state: SweepFolder,
+    points: Iterable[Point],
+    task: dict[str, Any],
+    *,
+    at_a_time: int,
+    advance: Advance,
+) -> None:
+    """Export and score what is not, in processes of their own; what fails is noted.
+
+    Raises: SaccadeError if such a process crashes: that says nothing about the point.
+    """
+    tasks = {}
+    for point in points:
+        if state.failure(point) or _is_prepared(state, point):
+            advance(1, point.variant)
+            continue
+        tasks[point.variant] = task | {
+            "place": str(state.place(point)),
+            "folder": str(state.exported(point)),
+            "budget": point.budget,
+            "precision": point.precision,
+        }
+    known = {point.variant: point for point in points}
+    crashed = []
+    for ended in run_all(_MODULE, tasks, state.path, at_a_time=at_a_time):
+        if ended.code:
+            crashed.append(ended)
+        elif failed := json.loads(ended.output.splitlines()[-1]):
+            state.fail(known[ended.key], failed["stage"], failed["reason"])
+        advance(1, ended.key)
+    if crashed:
+        raise _crash(crashed)
+
+
+def _is_prepared(state: SweepFolder, point: Point) -> bool:
+    return state.exported(point).is_dir() and state.read(point, "score") is not None
+
+
+def _crash(crashed: Sequence[Ended]) -> SaccadeError:
+    first = crashed[0]
+    last = first.complaint.splitlines()[-1] if first.complaint else "it said nothing"
+    names = ", ".join(each.key for each in crashed)
+    return SaccadeError(
+        f"{names}: the process that exports and scores ended with code {first.code} ({last}). "
+        "What is done is kept: run the same command again, with --jobs 1 if memory was short."
+    )
+
+
+def collected(state: SweepFolder, points: Sequence[Point]) -> list[Ready]:
+    """The passed points, their files in the sweep's artefact folder and nothing of others there.
+
+    Raises: SaccadeError if points were scored on different data, or nothing can be linked.
+    """
+    found = []
+    for point in points:
+        if state.failure(point) is None:
+            (variant,) = grouped(read_folder(state.exported(point)))
+            score = state.read(point, "score")
+            assert score is not None
+            found.append(Ready(point, variant, read_found(score)))
+    if len({each.found.data_sha256 for each in found}) > 1:
+        raise SaccadeError(
+            f"{state.path}: its points were scored on different data, which has changed since the "
+            "sweep began. Start again with --force."
+        )
+    if found:
+        state.artefacts.mkdir(exist_ok=True)
+        _discard_others(state.artefacts, found)
+    for each in found:
+        _collect(state.exported(each.point), state.artefacts, each.variant)
+    parts = [part for each in found for part in each.variant.parts.values()]
+    refuse_untried(state.artefacts, parts)
+    return found
+
+
+def read_found(content: dict[str, Any]) -> Found:
+    """What `point_process.as_json` wrote."""
+    scores = tuple(
+        Score(**{**each, "interval": each["interval"] and tuple(each["interval"])})
+        for each in content["scores"]
+    )
+    return Found(**{**content, "scores": scores, "samples": np.asarray(content["samples"])})
+
+
+def _collect(source: Path, target: Path, variant: VariantParts) -> None:
+    parent = variant.main.parent.name
+    names = [parent]
+    for part in variant.parts.values():
+        names += [part.file.name, part.variant.name + SUFFIX]
+    for name in names:  # the manifest after its file: a reader never finds a manifest alone
+        if (target / name).exists() and sha256_of(target / name) == sha256_of(source / name):
+            continue
+        link(source / name, target / name)
+    if not (source / parent).samefile(target / parent):
+        link(target / parent, source / parent)  # one copy of the checkpoint is enough
+
+
+def _discard_others(artefacts: Path, found: Sequence[Ready]) -> None:
+    kept = {part.variant.name for each in found for part in each.variant.parts.values()}
+    there = {path.name.removesuffix(SUFFIX) for path in artefacts.glob("*" + SUFFIX)}
+    there |= {path.stem for path in artefacts.glob("*.onnx")}  # whose manifest was gone already
+    for name in sorted(there - kept):
+        (artefacts / (name + SUFFIX)).unlink(missing_ok=True)
+        (artefacts / f"{name}.onnx").unlink(missing_ok=True)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade sweep`: a checkpoint at many budgets and precisions becomes a measured frontier."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import GateFailed, SaccadeError, require
+from saccade.export.artefact.frontier import merge
+from saccade.export.evaluation.evaluate import TASKS_OF, evaluate
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.files import new_folder, sha256_of
+from saccade.leftovers import temporary_folder
+from saccade.machine import Machine, this_machine
+from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.sparo.select import selected_checkpoint
+from saccade.progress import Advance, progress
+from saccade.serving.bench import report
+from saccade.serving.bench.bench import BenchReport
+from saccade.serving.bench.sweep.assembled import assemble, entry_without_server
+from saccade.serving.bench.sweep.engines import (
+    build_engines,
+    collect_engines,
+    forgive_engine,
+    refused_engines,
+)
+from saccade.serving.bench.sweep.options import RTX, SweepOptions
+from saccade.serving.bench.sweep.points import Failure, Point, points_of
+from saccade.serving.bench.sweep.ready import Ready, collected, prepare
+from saccade.serving.bench.sweep.state import SweepFolder, opened
+from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
+from saccade.serving.repository.installation import check_installation, find_installation
+
+_TRIED_SAMPLES = 16  # of the data, before anything is exported
+# Whatever else is asked differently makes another sweep.
+_FREE = ("out", "jobs", "retry", "force", "slots", "budget", "precision", "engine", "name")
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """What a sweep found, and which points failed."""
+
+    folder: Path
+    full: dict[str, Any]
+    failures: tuple[Failure, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a point failed."""
+        return 1 if self.failures else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures without the raw samples."""
+        found = BenchReport(self.folder / "report", self.full).to_dict()
+        return {**found, "folder": str(self.folder), "artefacts": str(self.folder / "artefacts")}
+
+
+def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
+    """Export, score and measure every budget at every precision; write artefacts and report.
+
+    Every finished piece is kept: an interrupted sweep goes on with the same options.
+
+    Raises: SaccadeError for an option, data, or a folder that holds something else, GateFailed if
+        no point passed.
+    """
+    require("matplotlib", extra="bench")
+    require("onnxruntime", extra="cpu")
+    require("torch", extra="export")
+    if RTX in options.engine:
+        require("tensorrt_rtx", extra="rtx")
+    if options.server:
+        check_installation(find_installation())
+    loaded, machine = load(Path(checkpoint)), this_machine()
+    points = points_of(loaded, options)
+    if options.slots:
+        _try_slots(loaded, options.slots)
+    begun = SweepFolder(options.out)
+    if options.force or not any(begun.place(point).exists() for point in points):
+        _try_data(loaded, options)
+    with opened(
+        options.out, _identity(loaded, points, options, machine), force=options.force
+    ) as state:
+        try:
+            return _swept(state, loaded, points, options, machine)
+        except KeyboardInterrupt:
+            print("What is done is kept: the same command goes on with it.", file=sys.stderr)
+            raise
+        except OSError as error:
+            raise SaccadeError(
+                f"{options.out}: {error}. What is done is kept: make room or mend what is in the "
+                "way, and run the same command again."
+            ) from error
+
+
+def _swept(
+    state: SweepFolder,
+    checkpoint: Checkpoint,
+    points: Sequence[Point],
+    options: SweepOptions,
+    machine: Machine,
+) -> SweepReport:
+    if options.retry:
+        for point in points:
+            state.forgive(point)
+    task = {
+        "checkpoint": str(checkpoint.path),
+        "name": options.name,
+        "slots": str(options.slots) if options.slots else "",
+        "data": options.data,
+        "task": options.task,
+        "limit": options.limit,
+    }
+    with progress("export", len(points)) as advance:
+        prepare(state, points, task, at_a_time=options.processes, advance=advance)
+    ready = collected(state, points)
+    if RTX in options.engine:
+        for each in ready if options.retry else ():
+            forgive_engine(state, each)
+        build_engines(state, ready)
+    turns = options.rounds * (1 + options.server)
+    with progress("measure", len(ready) * turns) as advance:
+        ready = _measured(state, ready, options, machine, advance)
+    failures = [failure for point in points if (failure := state.failure(point))]
+    failures += refused_engines(state, ready)
+    if not ready:
+        raise GateFailed(_none_passed(failures))
+    return _written(state, ready, failures, options, machine)
+
+
+def _measured(
+    state: SweepFolder,
+    ready: Sequence[Ready],
+    options: SweepOptions,
+    machine: Machine,
+    advance: Advance,
+) -> list[Ready]:
+    """Measure what is not; the points that are left, alone in the artefact folder."""
+    kernels = None
+    if options.op_library:
+        from saccade.plugins import onnxruntime_library
+
+        kernels = Path(onnxruntime_library())
+    bench = Bench(state, ready, options, kernels)
+    measure_in_process(bench, advance)
+    if options.server:
+        left = [each for each in ready if state.failure(each.point) is None]
+        entries = [entry_without_server(state, each, options, machine) for each in left]
+        same = len(left) == len(ready)  # with its sessions open
+        measure_served(bench if same else replace(bench, ready=left), entries, advance)
+    return collected(state, [each.point for each in ready])
+
+
+def _written(
+    state: SweepFolder,
+    ready: Sequence[Ready],
+    failures: Sequence[Failure],
+    options: SweepOptions,
+    machine: Machine,
+) -> SweepReport:
+    full, entries = assemble(state, ready, options, machine)
+    full["failed"] = [asdict(each) for each in failures]
+    full["engines"] = collect_engines(state, ready)
+    with new_folder(state.report, force=True) as out:
+        report.write_report(full, out)
+    merge(state.artefacts, full["model"], entries)
+    return SweepReport(state.path, full, tuple(failures))
+
+
+def _identity(
+    checkpoint: Checkpoint, points: Sequence[Point], options: SweepOptions, machine: Machine
+) -> dict[str, Any]:
+    """What must be the same for two runs to be of one sweep."""
+    asked = {key: value for key, value in asdict(options).items() if key not in _FREE}
+    return asked | {
+        "checkpoint": checkpoint.sha256,
+        "points": sorted(point.variant for point in points),
+        "engine": sorted(options.engine),
+        "slots": sha256_of(options.slots) if options.slots else None,
+        "device": machine.device,
+        "runtime": machine.runtime,
+    }
+
+
+def _try_slots(checkpoint: Checkpoint, slots: Path) -> None:
+    with temporary_folder("slots") as temporary:
+        selected_checkpoint(checkpoint, slots, temporary / "selected.safetensors")
+
+
+def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
+    """Data or a task that does not fit is refused now, and not point by point after the exports."""
+    known = TASKS_OF[checkpoint.family]
+    if options.task is None:
+        limit = min(options.limit or _TRIED_SAMPLES, _TRIED_SAMPLES)
+        evaluate(checkpoint.path, EvaluateOptions(options.data, limit=limit))
+    elif options.task not in known:
+        raise SaccadeError(
+            f"--task {options.task}: {checkpoint.path} is of family '{checkpoint.family}', which "
+            f"can be asked {', '.join(known)}. Choose one of them."
+        )
+
+
+def _none_passed(failures: Sequence[Failure]) -> str:
+    reasons = "\n".join(f"{each.variant} ({each.stage}): {each.reason}" for each in failures)
+    return f"no point of the sweep passed; nothing was measured.\n{reasons}"

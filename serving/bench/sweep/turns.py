@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measurement of a sweep, turn by turn: every variant once a round, each turn kept.
+
+Variants take turns so that the drift of a shared machine meets all alike, and a turn is the piece
+of work that an interrupted sweep does not do again.
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError, ServerFailed
+from saccade.export.artefact.frontier import Entry
+from saccade.files import write_atomically
+from saccade.progress import Advance
+from saccade.serving.bench import in_process, served
+from saccade.serving.bench.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
+from saccade.serving.bench.load import LoadResult, StreamResult
+from saccade.serving.bench.load_inputs import inputs_of
+from saccade.serving.bench.servers import Behind, behind
+from saccade.serving.bench.sweep.children import run_one
+from saccade.serving.bench.sweep.memory_process import BATCH
+from saccade.serving.bench.sweep.options import SweepOptions
+from saccade.serving.bench.sweep.ready import Ready
+from saccade.serving.bench.sweep.state import SweepFolder
+from saccade.serving.bench.work import Work, works_of
+
+_MEMORY_MODULE = "saccade.serving.bench.sweep.memory_process"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured, and how."""
+
+    state: SweepFolder
+    ready: Sequence[Ready]
+    options: SweepOptions
+    kernels: Path | None
+
+    @cached_property
+    def inputs(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
+        """By variant and role, what it is asked."""
+        return {
+            each.variant.name: inputs_of(each.variant, self._data(each), DISTINCT_REQUESTS)
+            for each in self.ready
+        }
+
+    @cached_property
+    def works(self) -> dict[str, list[Work]]:
+        """By variant, its kinds of request, sessions open."""
+        return {
+            each.variant.name: works_of(
+                self.state.artefacts, each.variant, self.inputs[each.variant.name], self.kernels
+            )
+            for each in self.ready
+        }
+
+    def _data(self, each: Ready) -> str:
+        return self.options.data or each.found.data
+
+
+def measure_in_process(bench: Bench, advance: Advance) -> None:
+    """Speed at each batch size, and memory, once a round; what cannot be measured has failed."""
+    for turn in range(bench.options.rounds):
+        for each in bench.ready:
+            advance(1, f"{each.variant.name} in process")
+            if bench.state.failure(each.point):
+                continue
+            try:
+                _measure_in_process(bench, each, turn)
+            except SaccadeError as error:
+                bench.state.fail(each.point, "measure", str(error))
+
+
+def _measure_in_process(bench: Bench, each: Ready, turn: int) -> None:
+    state, options = bench.state, bench.options
+    if state.read(each.point, f"memory-{turn}") is None:
+        state.write(each.point, f"memory-{turn}", _memory(bench, each))
+    if state.read(each.point, f"in-process-{turn}") is not None:
+        return
+    found = in_process.measure(
+        {work.role: work for work in bench.works[each.variant.name]},
+        seconds=options.seconds * IN_PROCESS_SHARE / options.rounds,
+        rounds=1,
+        advance=lambda *_, **__: None,
+    )
+    calls = {
+        role: {str(size): asdict(one) for size, one in one_role.calls.items()}
+        for role, one_role in found.items()
+    }
+    state.write(each.point, f"in-process-{turn}", calls)
+
+
+def _memory(bench: Bench, each: Ready) -> dict[str, Any]:
+    place = bench.state.place(each.point)
+    paths: dict[str, dict[str, str]] = {}
+    for role, inputs in bench.inputs[each.variant.name].items():
+        for name, values in inputs.items():
+            path = place / f"input-{role or 'main'}-{name}.npy"
+            data = io.BytesIO()
+            np.save(data, values[:BATCH], allow_pickle=False)
+            write_atomically(path, data.getvalue())
+            paths.setdefault(role, {})[name] = str(path)
+    task = {
+        "folder": str(bench.state.exported(each.point)),
+        "inputs": paths,
+        "kernels": str(bench.kernels) if bench.kernels else "",
+    }
+    ended = run_one(_MEMORY_MODULE, task, bench.state.path)
+    if ended.code:
+        raise SaccadeError(
+            f"{each.variant.name}: the process that holds it ended with code {ended.code}: "
+            f"{ended.complaint[-300:] or 'it said nothing'}. Try again with --retry."
+        )
+    found: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
+    return found
+
+
+def in_process_turns(
+    state: SweepFolder, each: Ready, rounds: int
+) -> list[dict[str, in_process.InProcess]]:
+    """What was kept of each round, by role."""
+    found = []
+    for turn in range(rounds):
+        content = state.read(each.point, f"in-process-{turn}")
+        assert content is not None
+        found.append(
+            {
+                role: in_process.InProcess(
+                    {int(size): in_process.Calls(**calls) for size, calls in sizes.items()}
+                )
+                for role, sizes in content.items()
+            }
+        )
+    return found
+
+
+def measure_served(bench: Bench, entries: Sequence[Entry], advance: Advance) -> None:
+    """Every variant through a server, once a round; one that the server does not answer fails."""
+    options, state = bench.options, bench.state
+    if all(_served_turns(state, each, options.rounds) for each in bench.ready):
+        advance(options.rounds * len(bench.ready))
+        return
+    with ExitStack() as stack:
+        running = _servers(bench, entries, stack)
+        for turn in range(options.rounds):
+            order = np.random.default_rng(options.seed + turn).permutation(len(bench.ready))
+            for each in (bench.ready[index] for index in order):
+                advance(1, f"{each.variant.name} through a server")
+                if state.failure(each.point) or state.read(each.point, f"served-{turn}"):
+                    continue
+                try:
+                    found = _served(bench, running[each.point.precision], each, turn)
+                except ServerFailed as error:
+                    state.fail(each.point, "measure", str(error))
+                    continue
+                state.write(each.point, f"served-{turn}", found)
+
+
+def _servers(bench: Bench, entries: Sequence[Entry], stack: ExitStack) -> dict[str, Behind]:
+    """By precision, its server; where one does not start, its points have failed."""
+    manifests = [part for each in bench.ready for part in each.variant.parts.values()]
+    running: dict[str, Behind] = {}
+    for precision in sorted({each.point.precision for each in bench.ready}):
+        own = [each for each in bench.ready if each.point.precision == precision]
+        folder, library = bench.state.artefacts, bench.options.op_library
+        try:
+            running[precision] = stack.enter_context(
+                behind(folder, manifests, entries, precision, op_library=library)
+            )
+        except ServerFailed as error:
+            for each in own:
+                bench.state.fail(each.point, "measure", str(error))
+    return running
+
+
+def _served(bench: Bench, server: Behind, each: Ready, turn: int) -> dict[str, Any]:
+    options = bench.options
+    streams = served.streams(server.url, bench.works[each.variant.name], options.concurrency)
+    results = server.measure(
+        streams,
+        seconds=options.seconds / options.rounds,
+        seed=options.seed + turn,
+        advance=lambda *_, **__: None,
+    )
+    return {
+        "server": server.version,
+        "points": [
+            {"role": role, "point": point, **asdict(result)}
+            for (_, role, point), result in results.items()
+        ],
+    }
+
+
+def _served_turns(state: SweepFolder, each: Ready, rounds: int) -> bool:
+    return all(state.read(each.point, f"served-{turn}") for turn in range(rounds))
+
+
+def served_results(
+    state: SweepFolder, each: Ready, rounds: int
+) -> tuple[str, Mapping[served.Place, list[LoadResult]]]:
+    """The server's version, and every round of each point."""
+    found: dict[served.Place, list[LoadResult]] = {}
+    version = ""
+    for turn in range(rounds):
+        content = state.read(each.point, f"served-{turn}")
+        assert content is not None
+        version = content["server"]
+        for one in content["points"]:
+            place = each.variant.name, one.pop("role"), one.pop("point")
+            streams = {name: StreamResult(**seen) for name, seen in one.pop("streams").items()}
+            found.setdefault(place, []).append(LoadResult(streams=streams, **one))
+    return version, found

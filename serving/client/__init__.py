@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of a running server: blocking and asyncio."""

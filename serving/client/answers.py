@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the client answers: labels, captions, segmentations, each with the variant behind it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.serving.client.wire import output, texts
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The most probable labels of one image, best first, and the variant that answered."""
+
+    labels: tuple[tuple[str, float], ...]
+    variant: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        labels = [{"label": label, "probability": value} for label, value in self.labels]
+        return {"labels": labels, "variant": self.variant}
+
+
+@dataclass(frozen=True)
+class Caption:
+    """The sentence of one image, and where the model looked for each of its words.
+
+    Shapes: attention float32 [words h w].
+    """
+
+    text: str
+    attention: np.ndarray
+    variant: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the attention stays out."""
+        return {"caption": self.text, "steps": len(self.attention), "variant": self.variant}
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """The slots of one image: what they hold, where they are, and which pixels are theirs.
+
+    Shapes: masks float32 [k h w], summing to 1 over the slots; slots [k d], positions and
+            scales [k 2], reconstruction [h w c], each where the model has it.
+    Units:  positions are in [-1, 1], y then x as the model's grid has them.
+    """
+
+    masks: np.ndarray
+    slots: np.ndarray
+    positions: np.ndarray | None
+    scales: np.ndarray | None
+    reconstruction: np.ndarray | None
+    variant: str
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The slot of each pixel.
+
+        Shapes: -> uint8 [h w].
+        """
+        return self.masks.argmax(axis=0).astype(np.uint8)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: shares of the picture, positions and scales of the slots."""
+        counts = np.bincount(self.owners.ravel(), minlength=len(self.masks))
+        slots = [
+            {
+                "slot": index,
+                "share": float(count) / self.owners.size,
+                "position": None if self.positions is None else self.positions[index].tolist(),
+                "scale": None if self.scales is None else self.scales[index].tolist(),
+            }
+            for index, count in enumerate(counts)
+        ]
+        return {"slots": slots, "variant": self.variant}
+
+
+def classifications(result: Any) -> list[Classification]:
+    """What a request for labels was answered."""
+    rows = output(result, "probabilities")
+    return [
+        Classification(tuple(_label(entry) for entry in row), variant)
+        for row, variant in zip(rows, texts(result, "variant"), strict=True)
+    ]
+
+
+def ranked(
+    probabilities: np.ndarray, labels: tuple[str, ...], top: int, variant: str
+) -> list[Classification]:
+    """The best labels of each row.
+
+    Shapes: probabilities [n labels].
+    """
+    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+    return [
+        Classification(tuple((labels[i], float(row[i])) for i in best), variant)
+        for row, best in zip(probabilities, order, strict=True)
+    ]
+
+
+def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
+    """What a request to segment was answered; `names` are the outputs it asked for."""
+    found = {name: output(result, name) for name in names}
+    return [
+        Segmentation(
+            masks=found["masks"][index],
+            slots=found["slots"][index],
+            positions=_row(found.get("positions"), index),
+            scales=_row(found.get("scales"), index),
+            reconstruction=_row(found.get("reconstruction"), index),
+            variant=variant,
+        )
+        for index, variant in enumerate(texts(result, "variant"))
+    ]
+
+
+def captions(result: Any) -> list[Caption]:
+    """What a request for captions was answered."""
+    rows = zip(
+        texts(result, "caption"), output(result, "attention"), texts(result, "variant"), strict=True
+    )
+    found = []
+    for text, attention, variant in rows:
+        # Behind a caption's end the steps of its longer mates are zeros.
+        steps = int(attention.any(axis=(1, 2)).sum())
+        found.append(Caption(text, attention[:steps], variant))
+    return found
+
+
+def _row(array: np.ndarray | None, index: int) -> np.ndarray | None:
+    return None if array is None else array[index]
+
+
+def _label(entry: bytes) -> tuple[str, float]:
+    # `probability:index:label`, and no label where the model has none.
+    probability, index, *label = entry.decode().split(":", 2)
+    return (label[0] if label else index), float(probability)

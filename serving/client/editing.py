@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move, scale or remove one slot of an image and have the model draw the result."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.serving.client.call_options import EditOptions
+from saccade.serving.client.images import Image
+from saccade.serving.client.router_view import RouterView
+from saccade.serving.client.wire import Call, array_calls, image_calls, output
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happens to one slot of an image.
+
+    Units: `move` (y, x) is added to its position, in halves of the picture; `scale` multiplies
+           its size.
+    """
+
+    slot: int
+    move: tuple[float, float] = (0.0, 0.0)
+    scale: float = 1.0
+    remove: bool = False
+    seed: int = 0  # draws where the slots begin, as for `segment`
+    slots: int | None = None  # how many; default: as in training
+
+
+def edit(
+    image: Image, change: Change, parameters: Mapping[str, str]
+) -> Generator[Call | None, Any, np.ndarray]:
+    """The image with one slot changed, as the model draws it.
+
+    Shapes: -> uint8 [h w c].
+    Raises: SaccadeError if there is no such slot, or the model cannot change it so.
+    """
+    from saccade.models.slot_attention.edit import edited_state
+
+    view: RouterView = yield None
+    view.require("slot-attention", "editing")
+    names = view.inputs("decode")
+    drawn = {"seed": str(change.seed)}
+    drawn |= {} if change.slots is None else {"slots": str(change.slots)}
+    (asked,) = image_calls([image], (*names, "variant"), {**parameters, **drawn})
+    first = yield asked
+    state = {name: output(first, name) for name in names}
+    changed = edited_state(
+        state, slot=change.slot, move=change.move, scale=change.scale, remove=change.remove
+    )
+    (decode,) = array_calls(changed, ("reconstruction",), parameters)
+    return pixels(output((yield decode), "reconstruction")[0])
+
+
+def pixels(reconstruction: np.ndarray) -> np.ndarray:
+    """What a decoder drew, as an image.
+
+    Shapes: [h w c] -> uint8 [h w c].
+    Units:  fractions of full white.
+    """
+    return np.clip(np.rint(255 * reconstruction.astype(np.float64)), 0, 255).astype(np.uint8)
+
+
+def change_of(options: EditOptions) -> Change:
+    """The change that a command line asks for.
+
+    Raises: SaccadeError if a move is not two numbers.
+    """
+    if len(options.move) != 2:
+        raise SaccadeError(
+            f"--move has {len(options.move)} numbers, expected two: --move 0.3,-0.1 moves down "
+            "by 0.3 and left by 0.1 halves of the picture."
+        )
+    down, right = options.move
+    return Change(
+        slot=options.slot,
+        move=(down, right),
+        scale=options.scale,
+        remove=options.remove,
+        seed=options.seed,
+        slots=options.slots,
+    )

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings and the variant that made them: those of two variants never mix."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from saccade.archives import read_arrays
+from saccade.errors import SaccadeError
+from saccade.files import refuse_existing, write_atomically
+
+_SCHEMA = "saccade.embeddings 2"
+_AXES = {"vectors": 2, "names": 1}  # the others are one text each
+_FIELDS = ("schema", "vectors", "names", "variant", "sha256", "slots_sha256")
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """One vector an image or text, and which bytes of which variant computed them.
+
+    Shapes: vectors float32 [n d].
+    """
+
+    vectors: np.ndarray
+    variant: str
+    sha256: str
+    slots_sha256: str = ""  # of the slots that a code is made of, where it is made of slots
+
+    def similarity(self, other: "Embeddings") -> np.ndarray:
+        """The cosine of each of these vectors with each of the others.
+
+        Shapes: -> float32 [n m].
+        Raises: SaccadeError if they do not come of the same slots of the same variant.
+        """
+        self.check_comparable(other)
+        mine, theirs = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12)
+                        for each in (self.vectors, other.vectors))  # fmt: skip
+        return np.asarray(mine @ theirs.T, np.float32)
+
+    def check_comparable(self, other: "Embeddings") -> None:
+        """Refuse to compare vectors that mean different things.
+
+        Raises: SaccadeError if variant, hash or slots differ.
+        """
+        if self.slots_sha256 != other.slots_sha256:
+            raise SaccadeError(
+                f"Codes of {self.variant} and {other.variant} are made of different slots "
+                f"({self.slots_sha256[:12] or 'none'}..., {other.slots_sha256[:12] or 'none'}...) "
+                "and cannot be compared. Embed both with the same --budget."
+            )
+        if (self.variant, self.sha256) != (other.variant, other.sha256):
+            raise SaccadeError(
+                f"Codes of {self.variant} ({self.sha256[:12]}...) and {other.variant} "
+                f"({other.sha256[:12]}...) cannot be compared: they come of different variants. "
+                "Embed both with the same --budget."
+            )
+
+
+def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
+    """Embeddings of a file and the names of their images.
+
+    Raises: SaccadeError if the file is missing, or is something else.
+    """
+    try:
+        data = read_arrays(path)
+        missing = [field for field in _FIELDS if field not in data]
+        if missing or str(data["schema"]) != _SCHEMA:
+            raise ValueError(f"it has no {', '.join(missing) or _SCHEMA}")
+        strange = [field for field in _FIELDS if data[field].ndim != _AXES.get(field, 0)]
+        if strange or data["vectors"].dtype.kind != "f":
+            raise ValueError(f"its {(strange or ['vectors'])[0]} are of another shape or type")
+        names = tuple(str(name) for name in data["names"])
+        made_by = (str(data[field]) for field in ("variant", "sha256", "slots_sha256"))
+        found = Embeddings(data["vectors"], *made_by)
+    except (OSError, ValueError) as error:
+        raise SaccadeError(
+            f"{path}: is not a file of embeddings that `saccade embed` wrote ({error}). "
+            "Name another file."
+        ) from error
+    if found.vectors.ndim != 2 or len(names) != len(found.vectors):
+        raise SaccadeError(
+            f"{path}: has {len(names)} names for vectors of shape {list(found.vectors.shape)}. "
+            "Write the file anew."
+        )
+    return found, names
+
+
+def check_embeddings_file(path: Path, *, append: bool = False, force: bool = False) -> None:
+    """Find out before any image is sent whether the file could be written.
+
+    Raises: SaccadeError if it exists and is neither to be replaced nor appended to.
+    """
+    if append and force:
+        raise SaccadeError("--append and --force exclude each other: add to the file or replace it")
+    if append and path.exists():
+        load_embeddings(path)
+        return
+    if path.exists() and not force:
+        raise SaccadeError(
+            f"{path}: exists already. Pass --append to add to it, --force to replace it, or "
+            "choose another place with --out."
+        )
+    refuse_existing(path, force=force)
+
+
+def save_embeddings(
+    path: Path,
+    embeddings: Embeddings,
+    names: Sequence[str],
+    *,
+    append: bool = False,
+    force: bool = False,
+) -> None:
+    """Write vectors, names, variant and its hash to an .npz, whole or not at all.
+
+    Raises: SaccadeError if the file is in the way, or holds embeddings of another variant.
+    """
+    path = Path(path)
+    check_embeddings_file(path, append=append, force=force)
+    if len(names) != len(embeddings.vectors):
+        raise SaccadeError(f"{len(names)} names for {len(embeddings.vectors)} vectors.")
+    vectors, all_names = embeddings.vectors, list(names)
+    if append and path.exists():
+        before, known = load_embeddings(path)
+        _check_same(path, before, embeddings)
+        vectors = np.concatenate([before.vectors, vectors])
+        all_names = [*known, *names]
+    file = io.BytesIO()
+    np.savez(
+        file,
+        schema=np.array(_SCHEMA),
+        vectors=vectors.astype(np.float32),
+        names=np.array(all_names, dtype=np.str_),
+        variant=np.array(embeddings.variant),
+        sha256=np.array(embeddings.sha256),
+        slots_sha256=np.array(embeddings.slots_sha256),
+    )
+    write_atomically(path, file.getvalue())
+
+
+def _check_same(path: Path, before: Embeddings, new: Embeddings) -> None:
+    made_by = [(each.variant, each.sha256, each.slots_sha256) for each in (before, new)]
+    if made_by[0] != made_by[1]:
+        raise SaccadeError(
+            f"{path}: holds embeddings of {before.variant} ({before.sha256[:12]}...), the new ones "
+            f"are of {new.variant} ({new.sha256[:12]}...), and those of different variants cannot "
+            "be compared. Embed with the same --budget, or write to another file."
+        )

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes to the router and comes back, as the protocol's tensors."""
+
+import math
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError, ServerFailed
+from saccade.serving.client.images import MAX_IMAGES, Image, encoded, requests
+
+DEFAULT_URL = "127.0.0.1:8001"
+Budget = float | str  # a share of the full model, or a setting by its name, such as fast or t2
+# Outputs of the router that are texts. They come as rows of bytes in UTF-8 with zeros behind; of
+# repositories that were written before this, as strings.
+TEXTS = ("variant", "variant_sha256", "caption")
+Call = dict[str, Any]  # arguments of `infer`, the deadline excepted
+GRACE_S = 0.1
+LONGEST_S = 7 * 24 * 3600.0  # what the router takes for ever
+_NUMBERS = count(1)
+
+
+def choice(
+    budget: Budget | None, min_score: float | None = None, max_latency_ms: float | None = None
+) -> dict[str, str]:
+    """The request parameter by which the router chooses; none takes the full model.
+
+    Raises: SaccadeError if there is more than one, or it is out of range.
+    """
+    given = {"budget": budget, "min_score": min_score, "max_latency_ms": max_latency_ms}
+    chosen = {name: _number(value) for name, value in given.items() if value is not None}
+    if len(chosen) > 1:
+        flags = ", ".join("--" + name.replace("_", "-") for name in chosen)
+        raise SaccadeError(f"{flags} were given together; each chooses the variant. Give one.")
+    for name, value in chosen.items():
+        if isinstance(value, str):
+            return {name: value}  # whether there is such a setting, the router knows
+        # What a score may be depends on the model's: the router knows.
+        fits, wanted = {
+            "budget": (0 < value <= 1, "number above 0 and at most 1"),
+            "min_score": (math.isfinite(value), "finite number"),
+            "max_latency_ms": (0 < value < math.inf, "finite number above 0"),
+        }[name]
+        if not fits:
+            raise SaccadeError(f"{name} is {value:g}, expected a {wanted}.")
+    # As text: a number in a request is an integer or a double by its looks.
+    return {name: repr(value) for name, value in chosen.items()}
+
+
+def _number(value: float | str) -> float | str:
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def image_calls(
+    images: Sequence[Image] | np.ndarray,
+    outputs: Sequence[str],
+    parameters: Mapping[str, str],
+    *,
+    top: int | None = None,
+) -> Iterator[Call]:
+    """A call for each request that takes some of the images.
+
+    With `top` the server answers with that many labels of `probabilities` instead of numbers.
+    """
+    for files in list(requests(encoded(images))):
+        array = np.array(files, dtype=object).reshape(-1, 1)
+        yield call({"image": array}, outputs, parameters, top=top)
+
+
+def array_calls(
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None,
+    parameters: Mapping[str, str],
+    *,
+    top: int | None = None,
+) -> Iterator[Call]:
+    """A call for each request that takes some rows of the arrays.
+
+    Raises: SaccadeError if the arrays differ in their number of rows, or have none.
+    """
+    rows = {name: len(array) for name, array in inputs.items()}
+    if len(set(rows.values())) != 1 or 0 in rows.values():
+        found = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
+        raise SaccadeError(f"Rows of the inputs: {found}; expected the same number, 1 or more.")
+    for at in range(0, next(iter(rows.values())), MAX_IMAGES):
+        part = {name: array[at : at + MAX_IMAGES] for name, array in inputs.items()}
+        yield call(part, outputs, parameters, top=top)
+
+
+def call(
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str] | None,
+    parameters: Mapping[str, str],
+    *,
+    top: int | None = None,
+) -> Call:
+    """Arguments of `infer` for one request; without `outputs` everything is answered."""
+    from tritonclient.grpc import InferInput, InferRequestedOutput
+    from tritonclient.utils import np_to_triton_dtype
+
+    tensors = []
+    for name, array in inputs.items():
+        tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(np.ascontiguousarray(array))
+        tensors.append(tensor)
+    wanted = [
+        InferRequestedOutput(name, class_count=top)
+        if top and name == "probabilities"
+        else InferRequestedOutput(name)
+        for name in outputs or ()
+    ]
+    return {"inputs": tensors, "outputs": wanted or None, "parameters": dict(parameters) or None}
+
+
+def with_deadline(arguments: Call, timeout_s: float) -> Call:
+    """The same call, which the server answers or refuses in its time, in the name of this program.
+
+    The deadline of gRPC comes a little later, for a server that says nothing: a call that it cuts
+    off is cancelled in the server, which costs more there than an answer.
+    """
+    return {
+        **arguments,
+        "client_timeout": timeout_s + GRACE_S,
+        "timeout": max(1, int(1e6 * min(timeout_s, LONGEST_S))),
+        "request_id": f"{program()}/{next(_NUMBERS)}",
+    }
+
+
+@cache
+def program() -> str:
+    """The caller's name: requests with different ones get equal shares of a busy server."""
+    return f"{os.getpid():x}-{secrets.token_hex(4)}"
+
+
+def check_timeout(timeout_s: float) -> float:
+    """A deadline that is one.
+
+    Raises: SaccadeError if it is not above 0.
+    """
+    if not 0 < timeout_s < math.inf:
+        raise SaccadeError(f"timeout_s is {timeout_s}, expected seconds above 0.")
+    return timeout_s
+
+
+def output(result: Any, name: str) -> np.ndarray:
+    """An output of an answer; texts as an array of bytes objects [b 1].
+
+    Raises: ServerFailed if it is not there.
+    """
+    found = result.as_numpy(name)
+    if found is None or found.size == 0:
+        raise ServerFailed(
+            f"The answer has no {name}. The server must run with numpy < 2: see `saccade doctor`."
+        )
+    return as_texts(found) if is_text(name, found) else np.asarray(found)
+
+
+def is_text(name: str, found: np.ndarray) -> bool:
+    """Whether an output is a text in rows of bytes, and not a string of an older repository."""
+    return name in TEXTS and found.dtype == np.uint8
+
+
+def as_texts(rows: np.ndarray) -> np.ndarray:
+    """The texts of an answer's rows.
+
+    Shapes: uint8 [b bytes], zeros behind a shorter text -> object [b 1] of bytes.
+    """
+    found = np.empty((len(rows), 1), dtype=object)
+    found[:, 0] = [row.tobytes().rstrip(b"\0") for row in rows]
+    return found
+
+
+def texts(result: Any, name: str) -> list[str]:
+    """An output of texts, one a row."""
+    return [
+        each.decode() if isinstance(each, bytes) else str(each)
+        for each in output(result, name).reshape(-1)
+    ]
+
+
+def made_by(results: Sequence[Any]) -> tuple[str, str]:
+    """The one variant and its hash that all answers come from.
+
+    Raises: ServerFailed if they come of several.
+    """
+    found = {
+        pair
+        for result in results
+        for pair in zip(texts(result, "variant"), texts(result, "variant_sha256"), strict=True)
+    }
+    if len(found) != 1:
+        raise ServerFailed(
+            f"The answers come from {len(found)} variants ({sorted(found)}): the server was "
+            "exchanged between two requests. Ask again."
+        )
+    return next(iter(found))

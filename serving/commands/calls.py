@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that ask a running server about images."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional
+
+from saccade.errors import SaccadeError
+from saccade.escaped import escaped_line
+from saccade.files import read_lines, refuse_existing, write_atomically
+from saccade.serving.client.call_options import (
+    AnswerOptions,
+    CallOptions,
+    CaptionOptions,
+    ClassifyOptions,
+    EditOptions,
+    EmbedOptions,
+    SegmentOptions,
+    ShowOptions,
+)
+from saccade.serving.client.client import Classification, Client
+from saccade.serving.commands.artefacts import Answer, flat
+
+
+def classify(
+    image: Positional[tuple[Path, ...]],
+    options: Annotated[ClassifyOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Classify images through a running server.
+
+    Args:
+        image: PNG, JPEG or WebP files.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.serving.client.zero_shot import read_labelling
+
+    _some(image)
+    labelling = read_labelling(options.labels, options.templates)
+    with _client(options) as client:
+        found = client.classify(
+            image,
+            budget=options.budget,
+            min_score=options.min_score,
+            max_latency_ms=options.max_latency_ms,
+            top=options.top,
+            labels=labelling.labels if labelling else (),
+            templates=labelling.templates if labelling else (),
+        )
+    return _labelled(image, found, json)
+
+
+def embed(
+    image: Positional[tuple[Path, ...]],
+    options: Annotated[EmbedOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Embed images, or texts, through a running server and store the vectors.
+
+    Args:
+        image: PNG, JPEG or WebP files.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.serving.client.embeddings import check_embeddings_file, save_embeddings
+
+    if options.texts is None:
+        _some(image)
+    elif image:
+        raise SaccadeError("Images and --texts were given together. Embed them one by one.")
+    check_embeddings_file(options.out, append=options.append, force=options.force)
+    with _client(options) as client:
+        if options.texts is None:
+            names: Sequence[str] = [str(path) for path in image]
+            found = client.embed(image, budget=options.budget)
+        else:
+            names = read_lines(options.texts, "text")
+            found = client.embed_text(names, options.budget, truncate=options.truncate)
+    save_embeddings(options.out, found, names, append=options.append, force=options.force)
+    count, width = found.vectors.shape
+    data: dict[str, Any] = {"out": str(options.out), "images": count, "dimensions": width}
+    data |= {"variant": found.variant, "sha256": found.sha256, "slots_sha256": found.slots_sha256}
+    return Answer(
+        data, f"{options.out}: {count} x {width} from {escaped_line(found.variant)}", json
+    )
+
+
+def segment(
+    image: Positional[tuple[Path, ...]],
+    options: Annotated[SegmentOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Which slot each pixel belongs to, as PNG files.
+
+    Args:
+        image: PNG, JPEG or WebP files.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.serving.commands.slot_pictures import masks_png
+
+    _some(image)
+    files = [options.out / f"{path.stem}-slots.png" for path in image]
+    if twice := sorted({file.name for file in files if files.count(file) > 1}):
+        raise SaccadeError(f"two images would be written to {twice[0]}. Name them apart.")
+    for file in files:
+        refuse_existing(file, force=options.force)
+    with _client(options) as client:
+        found = client.segment(image, options.budget, options.seed, options.slots)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for file, one in zip(files, found, strict=True):
+        write_atomically(file, masks_png(one.owners))
+    pairs = list(zip(image, files, found, strict=True))
+    data = [{"image": str(path), "masks": str(file), **one.to_dict()} for path, file, one in pairs]
+    lines = [
+        f"{escaped_line(file)}: {len(one.masks)} slots of {escaped_line(path)}"
+        f"  ({escaped_line(one.variant)})"
+        for path, file, one in pairs
+    ]
+    return Answer(data, "\n".join(lines), json)
+
+
+def answer(
+    image: Positional[tuple[Path, ...]],
+    options: Annotated[AnswerOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Answer a question about images.
+
+    Args:
+        image: PNG, JPEG or WebP files.
+        json: machine-readable answer on standard output.
+    """
+    _some(image)
+    if not options.question.strip():
+        raise SaccadeError("No question given. Ask one: --question 'what shape is left ?'")
+    with _client(options) as client:
+        questions = [options.question] * len(image)
+        found = client.answer(
+            image, questions, options.budget, options.top, truncate=options.truncate
+        )
+    return _labelled(image, found, json)
+
+
+def caption(
+    image: Positional[tuple[Path, ...]],
+    options: Annotated[CaptionOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Describe images in a sentence each.
+
+    Args:
+        image: PNG, JPEG or WebP files.
+        json: machine-readable answer on standard output.
+    """
+    _some(image)
+    with _client(options) as client:
+        found = client.caption(image, options.budget, options.beam, options.max_length, options.end)
+    pairs = list(zip(image, found, strict=True))
+    data = [{"image": str(path), **one.to_dict()} for path, one in pairs]
+    lines = [
+        f"{escaped_line(path)}: {escaped_line(one.text)}  ({escaped_line(one.variant)})"
+        for path, one in pairs
+    ]
+    return Answer(data, "\n".join(lines), json)
+
+
+def edit(
+    image: Positional[Path],
+    options: Annotated[EditOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Move, scale or remove one slot of an image; the model draws the result.
+
+    Args:
+        image: a PNG, JPEG or WebP file.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.serving.client.editing import change_of
+    from saccade.serving.commands.slot_pictures import image_png
+
+    refuse_existing(options.out, force=options.force)
+    change = change_of(options)
+    with _client(options) as client:
+        pixels = client.edit(image, change, options.budget)
+    write_atomically(options.out, image_png(pixels))
+    height, width = pixels.shape[:2]
+    data = {"out": str(options.out), "image": str(image), "slot": options.slot}
+    return Answer(data, f"{options.out}: {width} x {height} pixels, slot {options.slot}", json)
+
+
+def show(
+    image: Positional[Path],
+    options: Annotated[ShowOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Draw what the model looked at: maps, masks, or a circuit.
+
+    Args:
+        image: a PNG, JPEG or WebP file.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.serving.commands.show import looked_at
+
+    refuse_existing(options.out, force=options.force)
+    picture, data = looked_at(image, options)
+    write_atomically(options.out, picture)
+    return Answer(
+        {"out": str(options.out), **data}, f"{options.out}: {escaped_line(data['title'])}", json
+    )
+
+
+def _client(options: CallOptions) -> Client:
+    return Client(options.url, options.model, timeout_s=options.timeout_s)
+
+
+def _labelled(images: Sequence[Path], found: Sequence[Classification], json: bool) -> Answer:
+    pairs = list(zip(images, found, strict=True))
+    data = [{"image": str(path), **one.to_dict()} for path, one in pairs]
+    lines = [
+        f"{escaped_line(path)}: "
+        + ", ".join(f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels)
+        + f"  ({escaped_line(one.variant)})"
+        for path, one in pairs
+    ]
+    return Answer(data, "\n".join(lines), json)
+
+
+def _some(images: tuple[Path, ...]) -> None:
+    if not images:
+        raise SaccadeError("No image given. Name one or more PNG, JPEG or WebP files.")

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole path on real digits, by the same verbs that a user calls."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.export.exported import ExportOptions
+from saccade.files import new_folder
+from saccade.models.training.options import TrainOptions
+from saccade.serving.bench.bench import BenchOptions
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.server import ServeOptions
+
+SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Where the demonstration goes."""
+
+    out: Path = Path("build/demo")  # folder to write
+    force: bool = False  # replace what stands there
+
+
+def demo(options: DemoOptions) -> tuple[dict[str, Any], Any]:
+    """Train the small digits model and serve it; benchmark the shipped digits-sum model.
+
+    Returns the benchmark's report and what to show of it.
+    """
+    from rich.console import Group
+
+    from saccade.serving.bench.report import render
+
+    with new_folder(options.out, force=options.force) as folder:
+        answers = _serve_digits(folder)
+        report = _benchmark_shipped(folder)
+    page = options.out / "report" / "report.html"
+    return report, Group(render(report), "", *answers, "", f"report: {page}")
+
+
+def _serve_digits(folder: Path) -> list[str]:
+    from saccade.export.exported import export
+    from saccade.models.training.train import train
+    from saccade.serving.client.client import Client
+    from saccade.serving.repository.deploy import deploy
+    from saccade.serving.server.server import Server
+
+    _say("1/4 train a Neural Attentive Circuit on scikit-learn's digits")
+    train("nac", TrainOptions(data="digits", out=folder / "digits.safetensors"))
+    _say("2/4 export it at four budgets, each proved against the checkpoint")
+    export(folder / "digits.safetensors", ExportOptions(out=folder / "digits"))
+    deploy(folder / "digits", RepositoryOptions(out=folder / "repository"))
+    _say("3/4 start the inference server and classify images it has not seen, over gRPC")
+    images = _validation_images(folder / "images")
+    lines = []
+    free = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
+    with Server(folder / "repository", free) as server, Client(server.url, "digits") as client:
+        for budget in (1.0, 0.125):
+            answers = client.classify(images, budget=budget, top=1)
+            found = ", ".join(answer.labels[0][0] for answer in answers)
+            lines.append(f"{answers[0].variant} answers {found}")
+    lines.append("the labels are " + ", ".join(path.stem.split("-")[0] for path in images))
+    return lines
+
+
+def _validation_images(folder: Path) -> list[Path]:
+    """Eight digits as PNG files named `<label>-<index>.png`; the test part stays unread."""
+    from PIL import Image
+
+    from saccade.models.data.datasets import load_data
+
+    data = load_data("digits", "validation")
+    folder.mkdir()
+    paths = []
+    for index in range(8):
+        label = data.class_names[int(data.labels[index])]
+        paths.append(folder / f"{label}-{index}.png")
+        Image.fromarray(data.images[index, :, :, 0]).save(paths[-1])
+    return paths
+
+
+def _benchmark_shipped(folder: Path) -> dict[str, Any]:
+    from saccade.export.exported import export
+    from saccade.models.shipped import shipped_checkpoint
+    from saccade.serving.bench.bench import bench
+
+    _say("4/4 benchmark the shipped model of 256 modules, in process and through the server")
+    options = ExportOptions(out=folder / "digits-sum", budget=SHIPPED_BUDGETS)
+    export(shipped_checkpoint("digits-sum"), options)
+    chosen = BenchOptions(data="digits-sum", out=folder / "report")
+    return bench(folder / "digits-sum", chosen).to_dict()
+
+
+def _say(step: str) -> None:
+    print(step, file=sys.stderr, flush=True)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed, what is missing for which use, and how to get it."""
+
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.serving.client.readiness import Readiness
+from saccade.serving.repository.installation import (
+    OLDEST_GLIBC,
+    check_installation,
+    find_installation,
+    glibc_version,
+)
+
+# Distributions by use, as the extras in pyproject.toml group them.
+PACKAGES = {
+    "core": ("numpy", "pillow", "safetensors", "tyro", "rich", "tritonclient", "grpcio"),
+    "export": ("torch", "onnx", "onnxscript", "onnx-graphsurgeon", "msgpack"),
+    "text": ("instant-clip-tokenizer", "tokenizers"),
+    "serve": ("nvidia-pytriton",),
+    "bench": ("scikit-learn", "matplotlib"),
+    "rtx": ("tensorrt-rtx-cu13",),
+}
+RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that some use needs: what was found, and what to do if it will not do."""
+
+    what: str
+    found: str
+    needed_for: str
+    good: bool
+    advice: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Rows of the machine, and what the server answered if one was asked."""
+
+    rows: tuple[Row, ...]
+    url: str | None = None
+    readiness: tuple[Readiness, ...] = ()
+    trouble: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """1 if the installation contradicts itself, or the server that was asked is not ready."""
+        broken = any(not row.good and row.needed_for == "core" for row in self.rows)
+        asked = self.url is not None and (bool(self.trouble) or not all(self.readiness))
+        return 1 if broken or asked else 0
+
+    def uses(self) -> dict[str, bool]:
+        """Which uses this machine is fit for."""
+        found: dict[str, bool] = {}
+        for row in self.rows:
+            for use in row.needed_for.split(", "):
+                found[use] = found.get(use, True) and (row.good or row.optional)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "rows": [asdict(row) for row in self.rows],
+            "uses": self.uses(),
+            "url": self.url,
+            "readiness": [each.to_dict() for each in self.readiness],
+            "trouble": self.trouble,
+            "exit_code": self.exit_code,
+        }
+
+
+def doctor(url: str | None = None) -> DoctorReport:
+    """Examine this machine and, given an address, the server there: one inference a variant."""
+    rows = (*_system(), *_packages(), *_server(), _compiler())
+    if url is None:
+        return DoctorReport(rows)
+    try:
+        return DoctorReport(rows, url, _ask(url))
+    except SaccadeError as error:
+        return DoctorReport(rows, url, trouble=str(error))
+
+
+def render(report: DoctorReport) -> Any:
+    """A table for a terminal, and below it what each use lacks."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "what", "found", "needed for", "how to get it")
+    for row in report.rows:
+        mark = "ok" if row.good else "-" if row.optional else "missing"
+        cells = (mark, row.what, row.found, row.needed_for, row.advice)
+        # As plain text: in `saccade[export]` the brackets would be read as a style.
+        table.add_row(*map(Text, cells))
+    lines = [
+        f"{use}: {'ready' if fit else 'something is missing'}" for use, fit in report.uses().items()
+    ]
+    for found in report.readiness:
+        answers = {found.model: found.router, **found.variants}
+        lines += [
+            f"{report.url} {name}: {'answers' if good else found.reasons[name]}"
+            for name, good in answers.items()
+        ]
+    if report.trouble:
+        lines.append(report.trouble)
+    return Group(table, *map(Text, lines))
+
+
+def _system() -> list[Row]:
+    glibc = glibc_version()
+    python = platform.python_version()
+    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    serves = sys.platform == "linux" and glibc is not None and glibc >= OLDEST_GLIBC
+    libc = f"glibc {'.'.join(map(str, glibc))}" if glibc else "no glibc"
+    return [
+        Row("Python", python, "core", supported, "" if supported else "Python 3.11 to 3.13"),
+        Row(
+            "system",
+            f"{platform.system()} {platform.machine()}, {libc}",
+            "serve",
+            serves,
+            "" if serves else "Linux with glibc 2.35 or newer; elsewhere export and call only",
+        ),
+    ]
+
+
+def _packages() -> list[Row]:
+    rows = [
+        _package(name, use, optional=use == "rtx")
+        for use, names in PACKAGES.items()
+        for name in names
+    ]
+    found = {name: version for name in RUNTIMES if (version := _version(name))}
+    good = len(found) == 1
+    advice = "pip install 'saccade[cpu]' (with a GPU: 'saccade[gpu]')"
+    if len(found) > 1:
+        advice = "both write the same package: pip uninstall both, then install one of the extras"
+    text = ", ".join(f"{name} {version}" for name, version in found.items()) or "no"
+    runtime = Row("onnxruntime", text, "export, serve, bench", good, "" if good else advice)
+    return [*rows, runtime]
+
+
+def _package(name: str, use: str, *, optional: bool) -> Row:
+    version = _version(name)
+    extra = "saccade" if use == "core" else f"saccade[{use}]"
+    advice = "" if version else f"pip install '{extra}'"
+    return Row(name, version or "no", use, version is not None, advice, optional)
+
+
+def _server() -> list[Row]:
+    try:
+        found = find_installation()
+        check_installation(found)
+    except SaccadeError as error:
+        return [Row("tritonserver", "does not start", "serve", False, str(error))]
+    where = "of nvidia-pytriton (24.10 line)" if found.bundled else str(found.binary)
+    return [Row("tritonserver", f"{where}, its libraries and libpython", "serve", True)]
+
+
+def _compiler() -> Row:
+    found = next((name for name in ("c++", "g++", "clang++", "cl") if shutil.which(name)), None)
+    advice = "" if found else "only costs speed; Debian, Ubuntu: apt-get install g++"
+    return Row("C++ compiler", found or "no", "native kernels", bool(found), advice, optional=True)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _ask(url: str) -> tuple[Readiness, ...]:
+    from saccade.serving.client.client import Client, routers_at
+
+    found = []
+    for model in routers_at(url):
+        with Client(url, model) as client:
+            found.append(client.ready())
+    return tuple(found)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maps over an image, a row a model: what weighs nothing stays grey and crossed out."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import require
+
+_INK, _QUIET, _PAPER = "#22262b", "#5b626b", "#ffffff"
+_COLUMNS = 8
+_GREY = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map over the image; `most` is the weight that is drawn brightest, by default its own.
+
+    Shapes: weights [h w], or none for the image alone; pixels uint8 [h w c] in place of it.
+    """
+
+    title: str
+    weights: np.ndarray | None = None
+    pixels: np.ndarray | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True)
+class MapRow:
+    """What one model answered, and its maps, a row of the picture each."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def maps_png(rows: Sequence[MapRow], pixels: np.ndarray) -> bytes:
+    """The picture as PNG bytes: for each model its title, the image, and its maps.
+
+    Shapes: pixels uint8 [h w 3].
+    Raises: MissingPackage without matplotlib.
+    """
+    matplotlib = require("matplotlib", extra="bench")
+    buffer = io.BytesIO()
+    # A label is text, whatever signs are in it: between two dollars it would be read as a formula.
+    with matplotlib.rc_context({"text.parse_math": False}):
+        # Without a version in it, the same maps give the same bytes.
+        _figure(rows, pixels).savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _figure(rows: Sequence[MapRow], pixels: np.ndarray) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(_COLUMNS, 1 + max(len(row.panels) for row in rows))
+    lines = [-(-(1 + len(row.panels)) // columns) for row in rows]
+    size = (1.9 * columns + 0.3, 2.3 * sum(lines) + 0.4 * len(rows))
+    figure = Figure(figsize=size, dpi=130, layout="constrained", facecolor=_PAPER)
+    FigureCanvasAgg(figure)
+    parts = figure.subfigures(len(rows), 1, height_ratios=lines, squeeze=False).ravel()
+    for part, row, count in zip(parts, rows, lines, strict=True):
+        part.suptitle(row.title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
+        axes = np.atleast_1d(part.subplots(count, columns, squeeze=False)).ravel()
+        for each in axes:
+            each.set_axis_off()
+        _draw_image(axes[0], pixels, "the image")
+        for place, panel in zip(axes[1:], row.panels, strict=False):
+            _draw(place, panel, pixels)
+    return figure
+
+
+def _draw(axes: Any, panel: Panel, pixels: np.ndarray) -> None:
+    if panel.pixels is not None or panel.weights is None:
+        _draw_image(axes, pixels if panel.pixels is None else panel.pixels, panel.title)
+        return
+    height, width = pixels.shape[:2]
+    extent = (0, width, height, 0)
+    grey = pixels @ np.array(_GREY) / 255
+    axes.imshow(0.55 + 0.45 * grey, cmap="gray", vmin=0, vmax=1, extent=extent)
+    weights = panel.weights.astype(np.float64)
+    shown = np.ma.masked_where(weights == 0, weights)
+    most = max(float(weights.max()), 1e-12) if panel.most is None else panel.most
+    strength = np.where(weights == 0, 0, 0.25 + 0.65 * np.clip(weights / most, 0, 1))
+    axes.imshow(shown, cmap="inferno", vmin=0, vmax=most, extent=extent, alpha=strength)
+    rows, columns = weights.shape
+    down, right = np.nonzero(weights == 0)
+    if 0 < len(down) <= 400:
+        places = ((right + 0.5) * width / columns, (down + 0.5) * height / rows)
+        axes.scatter(*places, marker="x", s=9, linewidths=0.6, color=_QUIET)
+    axes.set_title(panel.title, fontsize=8, color=_INK)
+
+
+def _draw_image(axes: Any, pixels: np.ndarray, title: str) -> None:
+    grey = pixels.shape[2] == 1
+    axes.imshow(pixels[:, :, 0] if grey else pixels, cmap="gray" if grey else None)
+    axes.set_title(title, fontsize=8, color=_INK)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands on checkpoints: train, convert, list, score, select."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional
+
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.models.official.convert import ConvertOptions
+from saccade.models.sparo.select import SelectOptions
+from saccade.models.training.options import TrainOptions
+from saccade.serving.commands.artefacts import Answer, flat
+
+FamilyName = Literal["nac", "sparo", "sot", "slot-attention", "vqa", "captioner"]
+SourceName = Literal[
+    "nac",
+    "sparo-clip",
+    "open-clip",
+    "sparo-dino",
+    "sot",
+    "tvmax-vqa",
+    "invariant-slot-attention",
+    "vit",
+    "deit",
+    "swin",
+]
+
+
+def train(
+    family: Positional[FamilyName],
+    options: Annotated[TrainOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Train a model and write its checkpoint.
+
+    Args:
+        family: which model to train.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.models.training.train import train as verb
+
+    checkpoint = verb(family, options)
+    data = {"checkpoint": str(options.out), "sha256": checkpoint.sha256, "card": checkpoint.card}
+    scores = checkpoint.card["validation"]
+    by = "top-1 by budget" if family == "nac" else "scores"
+    lines = [f"{options.out}: trained on {checkpoint.card['data']}, validation {by}:"]
+    lines += [f"  {name:>12}  {float(score):.4f}" for name, score in scores.items()]
+    return Answer(data, "\n".join(lines), json)
+
+
+def convert(
+    source: Positional[SourceName],
+    checkpoint: Positional[Path],
+    options: Annotated[ConvertOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Read a checkpoint of a paper's authors and write it as one of saccade's.
+
+    Args:
+        source: whose code wrote it.
+        checkpoint: the authors' file.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.models.official.convert import convert as verb
+    from saccade.models.official.report import ConversionFailed
+
+    try:
+        report = verb(source, checkpoint, options)
+    except ConversionFailed as failed:
+        if not json:
+            raise
+        return Answer(failed.report.to_dict(), as_json=True, exit_code=failed.exit_code)
+    return Answer(report.to_dict(), report.to_text(), json)
+
+
+def evaluate(
+    path: Positional[Path],
+    options: Annotated[EvaluateOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Score a checkpoint, or every variant of an exported folder, on data.
+
+    Args:
+        path: a .safetensors file, or what `saccade export` wrote.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.export.evaluation.evaluate import evaluate as verb
+    from saccade.export.evaluation.report import render
+
+    found = verb(path, options)
+    return Answer(found.to_dict(), render(found.found), json)
+
+
+def select(
+    checkpoint: Positional[Path],
+    options: Annotated[SelectOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Choose which slots of a SPARO checkpoint to keep, for `saccade export --slots`.
+
+    Args:
+        checkpoint: a .safetensors file of a model with slots in both towers.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.models.sparo.select import select as verb
+
+    found = verb(checkpoint, options)
+    order = found.selection["order"]
+    shown = ", ".join(str(slot) for slot in order[:8]) + (", ..." if len(order) > 8 else "")
+    data = {"out": str(options.out), **found.selection, "scores": list(found.scores)}
+    return Answer(data, f"{options.out}: {len(order)} slots, best first: {shown}", json)
+
+
+def models(family: Positional[FamilyName | None] = None, json: bool = False) -> Answer:
+    """Every family and size: parameters, outputs, budgets, source.
+
+    Args:
+        family: only the sizes of this one.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.models.catalogue import catalogue
+    from saccade.serving.commands.models_table import render
+
+    rows = catalogue(family)
+    return Answer([each.to_dict() for each in rows], render(rows), json)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to hold before one router can stand before an artefact folder's variants."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.export.artefact.frontier import Entry, Frontier, read_frontier
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.machine import this_machine
+from saccade.models.interface import TensorSpec
+
+OPSET, IR_VERSION = 20, 10
+_ENGINES_ONLY = "bf16"
+_TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+
+def check_alike(
+    folder: Path, variants: Sequence[VariantParts], runtime: str = "onnxruntime"
+) -> None:
+    """All variants take the same and answer the same kind of thing, in what the runtime reads.
+
+    Raises: SaccadeError naming the two that differ, and in what.
+    """
+    first = variants[0]
+    for variant in variants:
+        if set(variant.parts) != set(first.parts):
+            raise SaccadeError(
+                f"{folder}: {variant.name} has the parts {_roles(variant)}, {first.name} has "
+                f"{_roles(first)}. Export them together."
+            )
+        for role, manifest in variant.parts.items():
+            _check_labels(manifest)
+            if runtime == "onnxruntime":
+                _check_format(manifest)
+            _check_same(folder, manifest, first.parts[role])
+            _check_tensor_names(manifest)
+
+
+def chosen(
+    folder: Path, variants: Sequence[VariantParts], precisions: Sequence[str], runtime: str
+) -> tuple[VariantParts, ...]:
+    """The variants of these precisions, of all where none is named.
+
+    Raises: SaccadeError if the folder has none of one, or the runtime cannot run one.
+    """
+    there = sorted({each.main.variant.precision for each in variants})
+    if missing := sorted(set(precisions) - set(there)):
+        raise SaccadeError(
+            f"{folder}: has no variant in {missing[0]}, only in {', '.join(there)}. Name one of "
+            f"these, or export it with: saccade export CHECKPOINT --precision {missing[0]}"
+        )
+    wanted = [each for each in there if not precisions or each in precisions]
+    if runtime == "onnxruntime" and _ENGINES_ONLY in wanted:
+        rest = [each for each in wanted if each != _ENGINES_ONLY] or ["fp32"]
+        raise SaccadeError(
+            f"{folder}: has variants in {_ENGINES_ONLY}, which ONNX Runtime has no kernels for on "
+            f"a CPU and whose opset older containers do not read. Leave them out with "
+            f"--precisions {','.join(rest)}, or serve plans of them."
+        )
+    return tuple(each for each in variants if each.main.variant.precision in wanted)
+
+
+def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
+    """One tensor for several of the same name: an axis in which they differ becomes a word.
+
+    Raises: SaccadeError if they differ in type or number of axes.
+    """
+    first = specs[0]
+    axes = [list(spec.axes.split()) for spec in specs]
+    if len({(spec.dtype, len(own)) for spec, own in zip(specs, axes, strict=True)}) > 1:
+        found = ", ".join(sorted({f"{spec.dtype} [{spec.axes}]" for spec in specs}))
+        raise SaccadeError(
+            f"{where}: {first.name} is {found}, so that one router cannot answer with it. "
+            "Export them together."
+        )
+    joined = [
+        column[0] if len(set(column)) == 1 else f"{first.name}_{index}"
+        for index, column in enumerate(zip(*axes, strict=True))
+    ]
+    return TensorSpec(first.name, " ".join(joined), first.dtype)
+
+
+def measurements(
+    folder: Path,
+    variants: Sequence[VariantParts],
+    device: str | None,
+    runtime: str = "onnxruntime",
+) -> dict[str, Entry]:
+    """By variant, the figures of one device and version of the runtime; empty where there are none.
+
+    Raises: SaccadeError if other bytes were measured, or several devices.
+    """
+    path = folder / FRONTIER
+    if not path.exists():
+        return {}
+    frontier = read_frontier(path)
+    if not frontier.entries:
+        return {}
+    hashes = {variant.name: variant.sha256 for variant in variants}
+    for entry in frontier.entries:
+        found = hashes.get(entry.variant, "no such variant")
+        if found != entry.sha256:
+            raise SaccadeError(
+                f"{path}: measured {entry.variant} with SHA-256 {entry.sha256[:12]}..., but the "
+                f"folder has {found[:15]}. Measure again "
+                f"with `saccade bench {folder}`, or remove the file to route by budget only."
+            )
+    place = _place(path, frontier, device, runtime)
+    return {each.variant: each for each in frontier.entries if (each.device, each.runtime) == place}
+
+
+def _place(
+    path: Path, frontier: Frontier, device: str | None, runtime: str
+) -> tuple[str, str] | None:
+    """The device and runtime whose figures count: the only one, the named one, or this machine.
+
+    None where the runtime was measured nowhere.
+    """
+    every = sorted({(entry.device, entry.runtime) for entry in frontier.entries})
+    # The names go on with a version: `onnxruntime 1.31.1 CPU`, `tensorrt 10.16`.
+    places = [place for place in every if place[1].split()[0] == runtime]
+    if device is None and not places:
+        return None
+    known = "; ".join(f"{name} ({runtime})" for name, runtime in places) or "none"
+    if device is not None:
+        places = [place for place in places if place[0] == device]
+    elif len(places) > 1:
+        here = this_machine()
+        places = [place for place in places if place == (here.device, here.runtime)]
+    if len(places) != 1:
+        raise SaccadeError(
+            f"{path}: has figures of {known}; expected those of one device and runtime, "
+            f"{'this machine' if device is None else repr(device)}. Name the device with "
+            "--device, or measure here with: saccade bench"
+        )
+    return places[0]
+
+
+def _check_format(manifest: Manifest) -> None:
+    name = manifest.variant.name
+    if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):
+        raise SaccadeError(
+            f"{name}: opset {manifest.opset}, IR version {manifest.ir_version}; both "
+            f"servers read opset {OPSET}, IR version {IR_VERSION}. Export again."
+        )
+
+
+def _check_labels(manifest: Manifest) -> None:
+    # What reads the labels may take another sign for the end of a line than the line feed.
+    if bad := [label for label in manifest.labels if label.splitlines() != [label]]:
+        raise SaccadeError(
+            f"{manifest.variant.name}: label {bad[0]!r} does not fit on a line of its own."
+        )
+
+
+def _check_tensor_names(manifest: Manifest) -> None:
+    for spec in (*manifest.inputs, *manifest.outputs):
+        # An input's name is also that of the file with which the server warms up.
+        if not _TENSOR.fullmatch(spec.name):
+            raise SaccadeError(
+                f"{manifest.variant.name}: tensor {spec.name!r:.80} has a name that is no word of "
+                "letters, digits and _. Export again."
+            )
+
+
+def _check_same(folder: Path, manifest: Manifest, first: Manifest) -> None:
+    differing = [
+        field
+        for field in ("inputs", "preprocessing", "labels")
+        if getattr(manifest, field) != getattr(first, field)
+    ]
+    if [each.name for each in manifest.outputs] != [each.name for each in first.outputs]:
+        differing.append("outputs")
+    if differing:
+        raise SaccadeError(
+            f"{folder}: {manifest.variant.name} and {first.variant.name} differ in "
+            f"{differing[0]}, so that one router cannot stand before both. Export them together."
+        )
+
+
+def _roles(variant: VariantParts) -> str:
+    return ", ".join(repr(role) for role in variant.parts)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade.json`, a repository's description of itself: what it serves, each file's hash."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.files import sha256_of
+from saccade.models.preprocessing import Preprocessing
+from saccade.schema import AGAIN as EXPORT_AGAIN
+from saccade.schema import typed
+from saccade.serving.repository.files import regular_files
+from saccade.serving.repository.options import RUNTIMES
+
+SCHEMA = "saccade.repository"
+VERSION = 2
+DESCRIPTION = "saccade.json"
+MAX_DESCRIPTION_BYTES = 16 << 20  # a hundred bytes a file: what is larger is no description
+_AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --force"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A folder that a server loads, and what it serves."""
+
+    folder: Path
+    model: str
+    variants: tuple[str, ...]  # models behind the router; of a model of two parts, two a variant
+    unmeasured: tuple[str, ...]  # variants that min_score and max_latency_ms can never choose
+    runtime: str = "onnxruntime"  # or tensorrt
+    samples: tuple[str, ...] = ()  # variants that keep a sample with its answer
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "folder": str(self.folder),
+            "model": self.model,
+            "variants": list(self.variants),
+            "unmeasured": list(self.unmeasured),
+            "runtime": self.runtime,
+            "samples": list(self.samples),
+        }
+
+
+def read_repository(folder: Path) -> Deployment:
+    """A repository that `deploy` wrote, if every file in it is still as it was written.
+
+    Raises: SaccadeError for another folder, another version, a link, and a file that is missing,
+        changed or not one of those written.
+    """
+    deployment, files = read_description(folder)
+    present = regular_files(Path(folder))
+    if odd := sorted(set(files) ^ (set(present) - {DESCRIPTION})):
+        state = "is missing" if odd[0] in files else "was not written by saccade"
+        raise SaccadeError(f"{Path(folder) / odd[0]}: {state}. {_AGAIN}")
+    for name, digest in files.items():
+        if sha256_of(present[name]) != digest:
+            raise SaccadeError(f"{present[name]}: was changed after it was written. {_AGAIN}")
+    return deployment
+
+
+def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
+    """What a repository says it is, and the hash of each of its files; none of them is opened.
+
+    Raises: SaccadeError for another folder and another version.
+    """
+    path = Path(folder) / DESCRIPTION
+    if not path.is_file():
+        state = f"holds no {DESCRIPTION}" if Path(folder).is_dir() else "is no folder"
+        raise SaccadeError(
+            f"{folder}: describes no model repository: it {state}. Write one with: saccade "
+            "repository ARTEFACT --out REPOSITORY"
+        )
+    try:
+        if (size := path.stat().st_size) > MAX_DESCRIPTION_BYTES:
+            raise ValueError(f"has {size} bytes, expected at most {MAX_DESCRIPTION_BYTES}")
+        content = json.loads(path.read_bytes())
+        found = content["schema"], content["version"]
+        if found != (SCHEMA, VERSION):
+            raise ValueError(f"is {found}, expected {(SCHEMA, VERSION)}")
+        files = typed(dict[str, str], content["files"], "files: ")
+        model = typed(str, content["model"], "model: ")
+        variants, unmeasured, kept = (
+            typed(tuple[str, ...], content[key], f"{key}: ")
+            for key in ("variants", "unmeasured", "samples")
+        )
+        if (runtime := content["runtime"]) not in RUNTIMES:
+            raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(RUNTIMES)}")
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SaccadeError
+    ) as error:  # fmt: skip
+        raise SaccadeError(
+            f"{path}: describes no model repository ({_said(error)}). {_AGAIN}"
+        ) from error
+    return Deployment(Path(folder), model, variants, unmeasured, runtime, kept), files
+
+
+def _said(error: Exception) -> str:
+    # A KeyError says no more than a name.
+    said = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return said.replace(f". {EXPORT_AGAIN}", "")
+
+
+def description(
+    folder: Path, deployment: Deployment, preprocessing: Preprocessing | None
+) -> dict[str, Any]:
+    """The description of a repository whose files are all written, as plain values for JSON."""
+    content = deployment.to_dict()
+    del content["folder"]
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        **content,
+        "preprocessing": preprocessing.to_dict() if preprocessing else None,
+        "files": {name: sha256_of(path) for name, path in sorted(regular_files(folder).items())},
+    }

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits of the limits: beyond these a cap on a request's images would be none."""
+
+from collections.abc import Iterator
+
+from saccade.models.preprocessing import Preprocessing
+from saccade.serving.repository.model_config import MAX_BATCH
+
+# A message of gRPC has at most 2 GiB, and an image of 1,000 megapixels takes 3 GB decoded.
+MOST = {
+    "max_image_mib": 1024,
+    "max_megapixels": 1000,
+    "max_side_px": 65_535,
+    "min_side_px": 65_535,
+    "max_images": MAX_BATCH,
+}
+LARGEST_INPUT_PX = 16_384  # a side of what the model itself takes
+
+
+def absurd_caps(declared: Preprocessing) -> Iterator[str]:
+    """Each cap that is above its limit, with the limit."""
+    for name, most in MOST.items():
+        if (found := getattr(declared, name)) > most:
+            yield f"{name} is {found}, expected at most {most}"
+    sides = {"height_px": declared.height_px, "width_px": declared.width_px}
+    sides |= {f"resize_px[{at}]": side for at, side in enumerate(declared.resize_px)}
+    for name, side in sides.items():
+        if side > LARGEST_INPUT_PX:
+            yield f"{name} is {side}, expected at most {LARGEST_INPUT_PX}"

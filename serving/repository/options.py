@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks of a repository: where it goes, what runs it, how it queues."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from saccade.errors import SaccadeError
+from saccade.path_fields import PathFields
+
+Runtime = Literal["onnxruntime", "tensorrt"]
+RUNTIMES = ("onnxruntime", "tensorrt")
+MOST_THREADS, MOST_PRIORITIES = 256, 100
+# Beyond that a number is a slip of the pen, and a server would take it.
+_RANGES: dict[str, tuple[float, float]] = {
+    "instance_count": (1, 64),
+    "threads": (0, MOST_THREADS),
+    "inter_op_threads": (0, MOST_THREADS),
+    "graph_level": (-1, 2),
+    "max_queue": (1, 1_000_000),
+    "queue_timeout_ms": (0.001, 3_600_000),
+    "priority_levels": (2, MOST_PRIORITIES),
+}
+
+
+@dataclass(frozen=True)
+class RepositoryOptions(PathFields):
+    """Where the repository goes, what runs it, and which images its router refuses."""
+
+    out: Path  # folder to write
+    force: bool = False  # replace what stands there
+    runtime: Runtime = "onnxruntime"  # onnxruntime: for the bundled server and the container
+    engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one a kind of GPU
+    precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all that the folder has
+    run_batch: int | None = None  # images in one run; default: as measured, else 8
+    device: str | None = None  # whose measurements to route by, if the frontier has several
+    max_image_mib: int | None = None  # cap on an encoded image; default: as in the checkpoint
+    max_megapixels: int | None = None  # cap on width times height
+    max_side_px: int | None = None  # cap on either side
+    min_side_px: int | None = None  # a side of fewer pixels is refused
+    max_images: int | None = None  # cap on the images of one request, at most 64
+    labels: Path | None = None  # zero-shot: a text file with a label a line
+    templates: Path | None = None  # with --labels: a line a prompt, with {} for the label
+    op_library: bool = False  # custom ops by our library's kernels, not by their function bodies
+    instances: Literal["cpu", "gpu"] | None = None  # default: cpu, plans gpu; gpu: container only
+    instance_count: int = 1  # of each variant
+    threads: int = 1  # of ONNX Runtime inside one node; 0: as many as there are cores
+    inter_op_threads: int = 1  # of ONNX Runtime across nodes
+    parallel_nodes: bool = False  # ONNX Runtime runs independent nodes at the same time
+    graph_level: int = 0  # ONNX Runtime's optimisation: 0 all, 1 extended, -1 basic, 2 none
+    max_queue: int | None = None  # requests that wait before a variant, at most; default: no limit
+    queue_timeout_ms: float | None = None  # a request that waited longer is refused
+    priority_levels: int | None = None  # requests may say a priority from 1, the first, to this
+    rate_limit: str | None = None  # a resource that all variants of a GPU share, such as gpu
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                flag = name.replace("_", "-")
+                raise SaccadeError(f"--{flag} is {value}, expected {low:g} to {high:g}.")
+        if self.rate_limit is not None and not self.rate_limit.isidentifier():
+            raise SaccadeError(f"--rate-limit is {self.rate_limit!r}, expected a word, like gpu.")
+        self._check_runtime()
+
+    def _check_runtime(self) -> None:
+        if self.runtime == "onnxruntime" and self.engines:
+            raise SaccadeError(
+                "--engines is for plans, and the runtime is onnxruntime. Pass --runtime tensorrt."
+            )
+        if self.runtime == "onnxruntime":
+            return
+        if not self.engines:
+            raise SaccadeError(
+                "--runtime tensorrt needs --engines DIR[,DIR...]: folders that "
+                "`saccade build ARTEFACT --engine tensorrt` wrote, one a kind of GPU."
+            )
+        if self.instances == "cpu":
+            raise SaccadeError("--instances cpu: plans run on GPUs only. Leave it out.")
+        if self.op_library:
+            raise SaccadeError(
+                "--op-library is ONNX Runtime's. Plans take their plugins from the server's "
+                "option --backend-config=tensorrt,plugins=; see `saccade serve --print-command`."
+            )
+        for name, usual in (
+            ("threads", 1), ("inter_op_threads", 1), ("parallel_nodes", False), ("graph_level", 0),
+        ):  # fmt: skip
+            if getattr(self, name) != usual:
+                flag = name.replace("_", "-")
+                raise SaccadeError(f"--{flag} is ONNX Runtime's, and plans have none. Leave it.")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the variants run on a GPU."""
+        return self.runtime == "tensorrt" or self.instances == "gpu"

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries load, and every variant gives the stored sample the stored answer."""
+
+import ctypes
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from saccade.errors import MissingPackage, SaccadeError
+from saccade.export.gate.metrics import THRESHOLDS, one_minus_cosine, row_errors
+from saccade.export.runtimes.runners import onnx_runner, onnx_session
+from saccade.files import sha256_of
+from saccade.models.interface import Arrays
+from saccade.plugins.native.library import built_library
+from saccade.serving.repository.preflight.config_checks import type_name
+from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.stored_sample import FOLDER, read_sample
+
+_BYTES = {"TYPE_UINT8": 1, "TYPE_FP32": 4, "TYPE_INT64": 8}
+_ENTRY = "RegisterCustomOps"
+
+
+def check_library(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The library of custom ops is saccade's, loads here, and has ONNX Runtime's entry.
+
+    It is compared before it is loaded: loading runs what is in it.
+    """
+    for path in libraries(model):
+        if not path.is_file():
+            yield f"{path.name} is missing from the version's folder."
+        elif fault := _foreign_library(path):
+            yield fault
+        else:
+            try:
+                found = hasattr(ctypes.CDLL(str(path)), _ENTRY)
+            except OSError as error:
+                yield f"{path.name} cannot be loaded ({error})."
+                continue
+            if not found:
+                yield f"{path.name} has no {_ENTRY}, by which ONNX Runtime takes its ops."
+
+
+def _foreign_library(path: Path) -> str | None:
+    """Why a library must not be loaded; None for the one that saccade has here."""
+    own = built_library()
+    if own is None:
+        return (
+            f"{path.name} is code, and there is no library here to compare it with, so that it was "
+            "not loaded. Build that with: saccade ops --build"
+        )
+    if (found := sha256_of(path)) == (expected := sha256_of(own)):
+        return None
+    return (
+        f"{path.name} has the SHA-256 {found[:12]}..., the library of saccade here "
+        f"{expected[:12]}...: it is other code and was not loaded. Write the repository again with "
+        "the saccade that is here, or check it with the one that wrote it."
+    )
+
+
+def libraries(model: OpenedModel) -> list[Path]:
+    """The libraries that the configuration names, inside the version's folder."""
+    names = model.config.model_operations.op_library_filename
+    return [model.version / name for name in names if name == Path(name).name]
+
+
+def check_sample(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The stored sample is there and fits; what the server warms up with is the same."""
+    if not model.sampled:
+        raise NotChecked("no sample was stored: write the repository where ONNX Runtime is")
+    try:
+        sample = read_sample(model.sample)
+    except SaccadeError as error:
+        yield str(error)
+        return
+    for spec in model.manifest.inputs:
+        found = sample.inputs.get(spec.name)
+        if found is None or str(found.dtype) != spec.dtype or found.ndim != len(spec.shape):
+            yield f"the stored sample has no {spec.name!r} of {spec.dtype} [{spec.axes}]."
+            continue
+        path = model.folder / FOLDER / spec.name
+        if path.is_file() and path.read_bytes() != found.tobytes():
+            yield f"warm-up data of {spec.name!r} is not the stored sample's."
+    if odd := set(sample.answers) - {spec.name for spec in model.manifest.outputs}:
+        yield f"the stored answer has {min(odd)!r}, which the model does not answer."
+
+
+def check_warmup(model: OpenedModel, target: Target) -> Iterator[str]:
+    """Every warm-up has all inputs, of the model's types and sizes, with as much data as they take.
+
+    The server refuses to load a model whose warm-up fails.
+    """
+    declared = {each.name: each for each in model.config.input}
+    for warmup in model.config.model_warmup:
+        if odd := set(warmup.inputs) ^ set(declared):
+            yield f"{warmup.name!r} and the model do not both have the input {min(odd)!r}."
+        for name, tensor in sorted(warmup.inputs.items()):
+            own = declared.get(name)
+            if own is None:
+                continue
+            pairs = list(zip_longest(tensor.dims, own.dims))
+            fits = all(a is not None and a > 0 and b in (a, -1) for a, b in pairs)
+            # Zeros have no file whose size would bound them.
+            fits &= not tensor.zero_data or all(b in (a, -a) for a, b in pairs)
+            if tensor.data_type != own.data_type or not fits:
+                yield (
+                    f"{warmup.name!r} gives {name!r} as {type_name(tensor.data_type)} "
+                    f"{list(tensor.dims)}, the model takes {list(own.dims)}."
+                )
+            elif tensor.WhichOneof("input_data_type") == "input_data_file":
+                path = model.folder / FOLDER / Path(tensor.input_data_file).name
+                needed = math.prod(tensor.dims) * _BYTES[type_name(own.data_type)]
+                if path.is_file() and (found := path.stat().st_size) != needed:
+                    yield f"{warmup.name!r} takes {needed} bytes of {name!r}, its file has {found}."
+
+
+def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The model loads and answers the stored sample as it did when the repository was written."""
+    if model.runtime != "onnxruntime":
+        raise NotChecked("a plan runs on its own kind of GPU, in the server's TensorRT")
+    kernels = libraries(model)
+    if any(check_library(model, target)):
+        raise NotChecked("its library of ops cannot be loaded")
+    with suppress(MissingPackage):  # without onnx the limits of this process hold alone
+        assert model.proto.graph.node, "a file beyond the limits of graphs is not loaded"
+    try:
+        session = onnx_session(model.model, kernels=kernels[0] if kernels else None)
+    except MissingPackage:
+        raise
+    except Exception as error:  # of a library it raises its own classes, which share no parent
+        yield str(error)
+        return
+    if not model.sampled:
+        raise NotChecked("it loads; no sample was stored to ask it")
+    try:
+        sample = read_sample(model.sample)
+        found = onnx_runner(session)(sample.inputs)
+    except SaccadeError as error:
+        yield str(error)
+        return
+    yield from differences(found, sample.answers, model.manifest.variant.precision)
+
+
+def differences(found: Arrays, stored: Arrays, precision: str) -> Iterator[str]:
+    """In what answers depart from the stored ones by more than the gate's table allows.
+
+    Shapes: both [1 ...] by output.
+    """
+    limits = THRESHOLDS[precision]
+    for name, expected in stored.items():
+        if name not in found or found[name].shape != expected.shape:
+            yield f"output {name!r} has another shape than the stored answer's."
+        elif not np.isfinite(found[name]).all():
+            yield f"output {name!r} holds numbers that are none."
+        else:
+            yield from _apart(name, found, expected, limits)
+
+
+def _apart(
+    name: str, found: Arrays, expected: np.ndarray, limits: Mapping[str, float]
+) -> Iterator[str]:
+    if limit := limits.get("relative_error"):
+        error = float(row_errors([found], {name: expected})[name].max())
+        if error > limit:
+            yield f"output {name!r} is {error:.2g} from the stored answer, expected {limit:g}."
+    elif expected.ndim > 1:
+        error = one_minus_cosine(found[name], expected).max()
+        if error > limits["one_minus_cosine"]:
+            yield f"output {name!r} is {error:.2g} (1 - cosine) from the stored answer."

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans and their manifests: of this artefact, of TensorRT, for these GPUs and batches."""
+
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from saccade.errors import SaccadeError
+from saccade.files import sha256_of
+from saccade.plugins.availability import TENSORRT_LIBRARY
+from saccade.serving.repository.plans import RTX, check_plan, engine_file
+from saccade.serving.repository.preflight.opened import OpenedModel, read_engine
+from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.stored_sample import read_sample
+
+if TYPE_CHECKING:
+    from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
+
+
+def check_engines(model: OpenedModel, target: Target) -> Iterator[str]:
+    """Every plan has its manifest, and is what that says."""
+    if model.runtime != "tensorrt":
+        return
+    for path in sorted(model.folder.glob("engine-*.json")):
+        try:
+            read_engine(path)
+        except SaccadeError as error:
+            yield str(error)
+    known = {engine.file.sha256: capability for capability, engine in model.engines.items()}
+    for plan in sorted(model.version.glob("*.plan")):
+        if sha256_of(plan) not in known:
+            yield (
+                f"{plan.name} has no manifest that says its hash: a plan is executable code, and "
+                "only those that saccade built are served."
+            )
+    for capability, engine in model.engines.items():
+        if engine.engine != "tensorrt":
+            yield f"its plan for {capability} {RTX}."
+        else:
+            yield from _fitting(model, capability, engine)
+    if target.tensorrt is None:
+        raise NotChecked(
+            "plans are of TensorRT "
+            + ", ".join(sorted({each.version for each in model.engines.values()}))
+            + "; whether that is the server's, --tensorrt-version VERSION lets it be checked"
+        )
+    for capability, engine in model.engines.items():
+        if _short(engine.version) != _short(target.tensorrt):
+            yield (
+                f"its plan for {capability} was built with TensorRT {engine.version}, the server "
+                f"has {target.tensorrt}. Build it with the server's version."
+            )
+
+
+def _fitting(model: OpenedModel, capability: str, engine: "EngineManifest") -> Iterator[str]:
+    try:
+        check_plan(Path(engine_file(capability)), engine, model.manifest)
+    except SaccadeError as error:
+        yield str(error)
+    if engine.compute_capabilities != (capability,):
+        yield (
+            f"{engine_file(capability)} is for {', '.join(engine.compute_capabilities)}, its name "
+            f"says {capability}."
+        )
+
+
+def check_profiles(model: OpenedModel, target: Target) -> Iterator[str]:
+    """Profiles reach as far as the configuration lets requests in."""
+    if model.runtime != "tensorrt":
+        return
+    largest = model.config.max_batch_size
+    shapes = {}
+    if model.sampled and model.sample.is_file():
+        shapes = {name: each.shape for name, each in read_sample(model.sample).inputs.items()}
+    for capability, engine in model.engines.items():
+        for name, profile in sorted(engine.profiles.items()):
+            low, high = profile["min"], profile["max"]
+            if low[0] > 1 or high[0] < largest:
+                yield (
+                    f"max_batch_size is {largest}, the profile of {name!r} for {capability} takes "
+                    f"{low[0]} to {high[0]}."
+                )
+            shape = shapes.get(name, low)
+            if not all(a <= b <= c for a, b, c in zip(low, shape, high, strict=False)):
+                yield (
+                    f"the stored sample's {name!r} is {list(shape)}, its profile for {capability} "
+                    f"takes {list(low)} to {list(high)}."
+                )
+
+
+def check_capabilities(model: OpenedModel, target: Target) -> Iterator[str]:
+    """Each kind of GPU finds its own plan."""
+    if model.runtime != "tensorrt":
+        return
+    config, engines = model.config, model.engines
+    files = dict(config.cc_model_filenames)
+    if len(engines) == 1 and not files:
+        files = {next(iter(engines)): config.default_model_filename}
+    for capability in sorted(set(files) | set(engines)):
+        if not re.fullmatch(r"[1-9][0-9]?\.[0-9]", capability):
+            yield f"cc_model_filenames has {capability!r}, expected a compute capability like 8.9."
+        elif capability not in engines:
+            yield f"cc_model_filenames names a plan for {capability}, of which there is none."
+        elif capability not in files:
+            yield f"cc_model_filenames has nothing for {capability}, of which there is a plan."
+        else:
+            path = model.version / Path(files[capability]).name
+            if path.is_file() and sha256_of(path) != engines[capability].file.sha256:
+                yield f"cc_model_filenames gives {path.name} to {capability}: another GPU's plan."
+    missing = sorted({gpu.capability for gpu in target.gpus} - set(engines))
+    for capability in missing:
+        yield f"the GPU at hand is {capability}, plans are for {', '.join(engines) or 'none'}."
+    if not target.gpus:
+        raise NotChecked("there is no GPU at hand to hold the plans against")
+
+
+def check_plugins(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The library of plugins that the plans call is one and the same, and loads where it is."""
+    needed = {pair for engine in model.engines.values() for pair in engine.plugins.items()}
+    names = sorted({name for name, _ in needed})
+    absent = []
+    for name in names:
+        digests = sorted(digest for each, digest in needed if each == name)
+        path = TENSORRT_LIBRARY.with_name(name)
+        if len(digests) > 1:
+            yield f"its plans were built with different {name}; a server loads one of them."
+        elif not path.is_file():
+            absent.append(name)
+        elif sha256_of(path) != digests[0]:
+            yield f"its plans were built with another {name} than the one that is here."
+        else:
+            try:
+                ctypes.CDLL(str(path))
+            except OSError as error:
+                yield f"{name} cannot be loaded ({error})."
+    if absent:
+        raise NotChecked(
+            f"its plans call plugins of {', '.join(absent)}, not built here; the server loads "
+            "them by --backend-config=tensorrt,plugins="
+        )
+
+
+def _short(version: str) -> tuple[str, ...]:
+    # Plans are good for one release: major, minor and patch, whatever the build.
+    return tuple(version.split(".")[:3])

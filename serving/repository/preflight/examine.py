@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All checks in their order: of the repository as a whole, then of each model."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from saccade.errors import MissingPackage, SaccadeError
+from saccade.serving.repository.files import entries
+from saccade.serving.repository.preflight import (
+    answer_checks,
+    config_checks,
+    content_checks,
+    engine_checks,
+    field_checks,
+    file_checks,
+    machine_checks,
+    model_checks,
+    router_checks,
+)
+from saccade.serving.repository.preflight.opened import Opened, OpenedModel, opened
+from saccade.serving.repository.preflight.report import Finding, NotChecked
+from saccade.serving.repository.preflight.target import Target
+
+MOST_REASONS = 5  # of one check and model: more of the same kind say nothing new
+REPOSITORY: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
+    "files": file_checks.check_files,
+    "models": file_checks.check_models,
+    "top": content_checks.check_top,
+    "machine": machine_checks.check_machine,
+}
+ROUTER: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
+    "configuration": lambda found, target: config_checks.check_config(found.router, target),
+    "versions": lambda found, target: config_checks.check_versions(found.router, target),
+    "paths": lambda found, target: config_checks.check_paths(found.router, target),
+    "content": content_checks.check_router_content,
+    "fields": field_checks.check_router_fields,
+    "router": router_checks.check_router_config,
+    "code": router_checks.check_router_code,
+    "routes": router_checks.check_routes,
+    "parts": router_checks.check_parts,
+    "labels": router_checks.check_router_labels,
+}
+MODEL: dict[str, Callable[[OpenedModel, Target], Iterator[str]]] = {
+    "configuration": config_checks.check_config,
+    "fields": field_checks.check_variant_fields,
+    "content": content_checks.check_model_content,
+    "backend": config_checks.check_backend,
+    "paths": config_checks.check_paths,
+    "versions": config_checks.check_versions,
+    "batches": config_checks.check_batches,
+    "instances": config_checks.check_instances,
+    "parameters": config_checks.check_parameters,
+    "manifest": model_checks.check_manifest,
+    "model": model_checks.check_model,
+    "tensors": model_checks.check_tensors,
+    "weights": model_checks.check_weights,
+    "labels": config_checks.check_labels,
+    "engines": engine_checks.check_engines,
+    "profiles": engine_checks.check_profiles,
+    "capabilities": engine_checks.check_capabilities,
+    "plugins": engine_checks.check_plugins,
+    "library": answer_checks.check_library,
+    "sample": answer_checks.check_sample,
+    "warm-up": answer_checks.check_warmup,
+    "answer": answer_checks.check_answer,
+}
+LAST: dict[str, Callable[[Opened, Target], Iterator[str]]] = {"memory": machine_checks.check_memory}
+# What can be said of a repository without loading anything: `deploy` holds its own work to them.
+RULES = (
+    "configuration", "fields", "content", "backend", "paths", "versions", "batches", "parameters",
+    "labels", "engines", "profiles", "sample", "warm-up",
+)  # fmt: skip
+_OF_PLANS = {"engines", "profiles", "capabilities", "plugins"}
+_OF_FILES = {"model", "weights", "library"}
+
+
+def steps(
+    repository: Opened, target: Target, unloadable: frozenset[str] = frozenset()
+) -> list[tuple[str, str, Callable[[], Finding]]]:
+    """Every check with the model that it is of, to be made in this order.
+
+    Models that are `unloadable` are not loaded: their library has ended a process before.
+    """
+    found: list[tuple[str, str, Callable[[], Finding]]] = []
+    odd = _odd(repository.folder)
+
+    def blocked() -> Iterator[str]:
+        # Who reads a pipe waits for ever, and who follows a link reads and loads another's files.
+        raise NotChecked(f"{odd} is no file of the repository")
+
+    def unloaded() -> Iterator[str]:
+        raise NotChecked("its library of ops cannot be loaded")
+
+    def add(check: str, model: str, run: Callable[[], Iterator[str]]) -> None:
+        own = run if odd is None or check == "files" else blocked
+        found.append((check, model, lambda: _finding(check, model, own)))
+
+    for check, verb in REPOSITORY.items():
+        add(check, "", partial(verb, repository, target))
+    for check, verb in ROUTER.items():
+        add(check, repository.deployment.model, partial(verb, repository, target))
+    left_out = _OF_PLANS if repository.deployment.runtime == "onnxruntime" else _OF_FILES
+    for each in repository.models:
+        for check, look in MODEL.items():
+            if check == "answer" and each.name in unloadable:
+                add(check, each.name, unloaded)
+            elif check not in left_out:
+                add(check, each.name, partial(look, each, target))
+    for check, verb in LAST.items():
+        add(check, "", partial(verb, repository, target))
+    return found
+
+
+def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
+    """What is wrong with a repository by the rules alone, each with its model."""
+    repository = opened(folder)
+    made = [
+        _finding(check, each.name, partial(MODEL[check], each, target))
+        for each in repository.models
+        for check in RULES
+    ]
+    return tuple(
+        f"{each.model}: {reason}"
+        for each in made
+        if each.verdict == "failed"
+        for reason in each.reasons
+    )
+
+
+def _odd(folder: Path) -> str | None:
+    """The first entry that must not be opened; None where all are files that can be read."""
+    try:
+        return next((each.name for each in entries(folder) if each.kind != "file"), None)
+    except OSError as error:
+        return str(error.filename)
+
+
+def _finding(check: str, model: str, run: Callable[[], Iterator[str]]) -> Finding:
+    reasons: list[str] = []
+    try:
+        for reason in islice(run(), MOST_REASONS):
+            reasons.append(reason)
+    except NotChecked as error:
+        if not reasons:
+            return Finding(check, model, "not checked", (f"{error}.",))
+    except MissingPackage as error:
+        if not reasons:
+            return Finding(check, model, "not checked", (str(error),))
+    except SaccadeError as error:
+        reasons.append(str(error))
+    except OSError as error:
+        # What a check of the files names too; here it must not end the other checks.
+        reasons.append(f"{error.filename or 'a file'} cannot be read ({error.strerror}).")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        reasons.append(f"what is there is not of the form that saccade writes ({error!r:.200}).")
+    return Finding(check, model, "failed" if reasons else "passed", tuple(reasons))

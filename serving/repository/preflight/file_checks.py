@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files: all there, inside, readable, as they were written; names that make one model each."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from saccade.files import sha256_of
+from saccade.serving.repository.description import DESCRIPTION
+from saccade.serving.repository.files import entries, fault_of
+from saccade.serving.repository.model_config import LABELS_FILE
+from saccade.serving.repository.preflight.opened import Opened
+from saccade.serving.repository.preflight.target import Target
+
+MOST_MODELS = 512
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+def check_files(repository: Opened, target: Target) -> Iterator[str]:
+    """Every file of the description, and no other, with the bytes of its hash; no link."""
+    present = {each.name: each for each in entries(repository.folder)}
+    for name, entry in present.items():
+        if entry.kind != "file":
+            yield f"{name} {fault_of(entry)}"
+    for name in sorted(set(present) - set(repository.files) - {DESCRIPTION}):
+        if present[name].kind == "file":
+            yield f"{name} was not written by saccade. Remove it."
+    for name, digest in sorted(repository.files.items()):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            yield f"{name} leads out of the repository."
+        elif name not in present:
+            yield f"{name} is missing, or is no file."
+        elif present[name].kind == "file":
+            yield from _content(present[name].path, name, digest)
+
+
+def _content(path: Path, name: str, digest: str) -> Iterator[str]:
+    if not path.stat().st_size and path.name != LABELS_FILE:
+        yield f"{name} is empty."
+        return
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        yield f"{name} cannot be read ({error.strerror})."
+        return
+    if found != digest:
+        yield (
+            f"{name} has the SHA-256 {found[:12]}..., was written with {digest[:12]}...: it was "
+            "changed."
+        )
+
+
+def check_models(repository: Opened, target: Target) -> Iterator[str]:
+    """A folder for each model of the description, and none that the server would load beside."""
+    said = [repository.deployment.model, *repository.deployment.variants]
+    if len(said) > MOST_MODELS:
+        yield f"it names {len(said)} models, expected at most {MOST_MODELS}: each is a process."
+    folders = sorted(path.name for path in repository.folder.iterdir() if path.is_dir())
+    for name in said:
+        if not _NAME.fullmatch(name):
+            yield f"{name!r} is no name of a model: expected small letters, digits and hyphens."
+    for name, count in Counter(said).items():
+        if count > 1:
+            yield f"{name} is named {count} times."
+    for name in sorted(set(said) - set(folders)):
+        yield f"{name} has no folder."
+    for name in sorted(set(folders) - set(said)):
+        # A server loads every folder; on some file systems it is even the same one.
+        twin = next((each for each in said if each.lower() == name.lower()), None)
+        differs = f", which differs from {twin} in case only" if twin else ""
+        yield f"folder {name} is no model of this repository{differs}. Remove it."

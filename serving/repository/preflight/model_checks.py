@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ONNX file: readable, the one that was proved, of formats that the server reads, finite."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from saccade.errors import SaccadeError, require
+from saccade.export.artefact.manifest import SUFFIX, read_manifest
+from saccade.files import sha256_of
+from saccade.models.interface import TensorSpec
+from saccade.serving.repository.checks import IR_VERSION, OPSET
+from saccade.serving.repository.model_config import MODEL_FILE
+from saccade.serving.repository.preflight.config_checks import type_name
+from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.target import Target
+
+_TYPES = {"TYPE_UINT8": "uint8", "TYPE_FP32": "float32", "TYPE_INT64": "int64"}
+_DOMAINS = {"", "ai.onnx", "saccade", "pkg.onnxscript.torch_lib.common"}
+
+
+def check_manifest(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The manifest can be read, passed its gate, and is of the file that is there."""
+    try:
+        manifest = read_manifest(model.folder / (model.name + SUFFIX))
+    except SaccadeError as error:
+        yield str(error)
+        return
+    if manifest.variant.name != model.name:
+        yield f"its manifest is of {manifest.variant.name}."
+    if not manifest.parity.passed:
+        yield "its manifest says that it did not pass the parity gate."
+    if model.runtime != "onnxruntime" or not model.model.is_file():
+        return
+    if (found := sha256_of(model.model)) != manifest.file.sha256:
+        yield (
+            f"{MODEL_FILE} has the SHA-256 {found[:12]}..., its manifest says "
+            f"{manifest.file.sha256[:12]}...: it is another model's file."
+        )
+
+
+def check_model(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The file is an ONNX model of formats that every server named reads, and calls known ops."""
+    if model.runtime != "onnxruntime":
+        return
+    try:
+        proto = model.proto
+    except NotChecked as error:
+        yield f"{error}."
+        return
+    opsets = {each.domain: each.version for each in proto.opset_import}
+    opset = opsets.get("", opsets.get("ai.onnx", 0))
+    if (opset, proto.ir_version) != (OPSET, IR_VERSION):
+        yield (
+            f"{MODEL_FILE} is of opset {opset} and IR version {proto.ir_version}, expected "
+            f"{OPSET} and {IR_VERSION}."
+        )
+    functions = {(each.domain, each.name) for each in proto.functions}
+    for node in proto.graph.node:
+        own = (node.domain, node.op_type) in functions
+        if node.domain not in _DOMAINS and not own:
+            yield f"{MODEL_FILE} calls {node.domain}::{node.op_type}, which no server here has."
+            break
+
+
+def check_weights(model: OpenedModel, target: Target) -> Iterator[str]:
+    """No weight is NaN or infinite, apart from masks that are meant to be."""
+    onnx = require("onnx", extra="export")
+    numpy = require("numpy", extra="export")
+    for each in model.proto.graph.initializer:
+        values = onnx.numpy_helper.to_array(each)
+        if values.dtype.kind != "f":
+            continue
+        # -inf is what a mask of an attention holds; NaN and +inf are never meant.
+        if bool(numpy.isnan(values).any() or (values == numpy.inf).any()):
+            yield f"weight {each.name!r} of {MODEL_FILE} holds numbers that are none."
+
+
+def check_tensors(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The configuration's tensors are those of the manifest, and of the file itself."""
+    for kind in ("input", "output"):
+        declared = {each.name: each for each in getattr(model.config, kind)}
+        promised = {each.name: each for each in getattr(model.manifest, f"{kind}s")}
+        for name in sorted(set(declared) ^ set(promised)):
+            where = "configuration" if name in declared else "manifest"
+            yield f"{kind} {name!r} is in its {where} only."
+        for name in sorted(set(declared) & set(promised)):
+            yield from _compared(kind, declared[name], promised[name])
+    if model.runtime == "onnxruntime":
+        yield from _against_file(model)
+
+
+def _compared(kind: str, declared: Any, promised: TensorSpec) -> Iterator[str]:
+    data_type = type_name(declared.data_type)
+    if _TYPES.get(data_type) != promised.dtype:
+        yield f"{kind} {promised.name!r} is {data_type}, the model's is {promised.dtype}."
+    axes = [axis if isinstance(axis, int) else -1 for axis in promised.shape[1:]] or [1]
+    if list(declared.dims) != axes:
+        yield f"{kind} {promised.name!r} has dims {list(declared.dims)}, the model's are {axes}."
+
+
+def _against_file(model: OpenedModel) -> Iterator[str]:
+    onnx = require("onnx", extra="export")
+    weights = {each.name for each in model.proto.graph.initializer}
+    for kind in ("input", "output"):
+        promised = {each.name: each for each in getattr(model.manifest, f"{kind}s")}
+        found = {
+            each.name: each for each in getattr(model.proto.graph, kind) if each.name not in weights
+        }
+        for name in sorted(set(found) ^ set(promised)):
+            where = MODEL_FILE if name in found else "manifest"
+            yield f"{kind} {name!r} is in its {where} only."
+        for name in sorted(set(found) & set(promised)):
+            tensor = found[name].type.tensor_type
+            dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+            sizes = [each.dim_value or each.dim_param or "?" for each in tensor.shape.dim]
+            fixed = [axis for axis in promised[name].shape if isinstance(axis, int)]
+            if dtype != promised[name].dtype or [s for s in sizes if isinstance(s, int)] != fixed:
+                yield (
+                    f"{kind} {name!r} of {MODEL_FILE} is {dtype} {sizes}, its manifest says "
+                    f"{promised[name].dtype} [{promised[name].axes}]."
+                )

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repository as the checks see it: what it says of itself, and each model's files when asked."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saccade.errors import SaccadeError, require
+from saccade.export.artefact.manifest import SUFFIX, Manifest, read_manifest
+from saccade.leftovers import temporary_folder
+from saccade.serving.repository.config_text import read_config
+from saccade.serving.repository.description import Deployment, read_description
+from saccade.serving.repository.model_config import MODEL_FILE
+from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.router_folder import MAX_ROUTES_BYTES
+from saccade.serving.repository.stored_sample import FILE, FOLDER
+
+if TYPE_CHECKING:
+    from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """One model's folder. What cannot be read is `NotChecked` for all but the check of it."""
+
+    folder: Path
+    runtime: str
+    sampled: bool = False  # whether the description promises a sample
+
+    @property
+    def name(self) -> str:
+        """As the server calls it."""
+        return self.folder.name
+
+    @property
+    def version(self) -> Path:
+        """The folder of the one version that is written."""
+        return self.folder / "1"
+
+    @property
+    def model(self) -> Path:
+        """The ONNX file."""
+        return self.version / MODEL_FILE
+
+    @property
+    def sample(self) -> Path:
+        """The stored sample."""
+        return self.folder / FOLDER / FILE
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration's message."""
+        try:
+            return self.parsed_config()
+        except SaccadeError:
+            raise NotChecked("the configuration cannot be read") from None
+
+    def parsed_config(self) -> Any:
+        """The configuration's message.
+
+        Raises: SaccadeError that says what is wrong with the text.
+        """
+        return read_config(self.folder / "config.pbtxt")
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What was promised of the file that was exported."""
+        try:
+            return read_manifest(self.folder / (self.name + SUFFIX))
+        except SaccadeError:
+            raise NotChecked("the manifest cannot be read") from None
+
+    @cached_property
+    def engines(self) -> "dict[str, EngineManifest]":
+        """The manifests of its plans by compute capability."""
+        found = {}
+        for path in sorted(self.folder.glob("engine-*.json")):
+            try:
+                found[path.stem.removeprefix("engine-")] = read_engine(path)
+            except SaccadeError:
+                raise NotChecked(f"{path.name} cannot be read") from None
+        return found
+
+    @cached_property
+    def proto(self) -> Any:
+        """The ONNX file as its message, if it asks for no more than `graph_limits` allows."""
+        if self.runtime != "onnxruntime":
+            raise NotChecked("plans are served, not ONNX files")
+        require("onnx", extra="export")
+        from saccade.export.graph.limits import read_graph
+
+        try:
+            proto = read_graph(self.model, MODEL_FILE)
+        except SaccadeError as error:
+            raise NotChecked(str(error).rstrip(".")) from error
+        if not proto.graph.node:
+            raise NotChecked(f"{MODEL_FILE} has no node")
+        return proto
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A repository whose description could be read."""
+
+    folder: Path
+    deployment: Deployment
+    files: dict[str, str]
+
+    @property
+    def models(self) -> tuple[OpenedModel, ...]:
+        """The variants' models; of names that cannot be folders, none."""
+        said = self.deployment
+        return tuple(
+            OpenedModel(self.folder / name, said.runtime, name in said.samples)
+            for name in said.variants
+            if _is_plain(name) and (self.folder / name).is_dir()
+        )
+
+    @property
+    def router(self) -> OpenedModel:
+        """The router's folder."""
+        return OpenedModel(self.folder / self.deployment.model, self.deployment.runtime)
+
+    @cached_property
+    def routes(self) -> dict[str, Any]:
+        """What the router knows of its variants."""
+        path = self.router.version / "routes.json"
+        try:
+            if (size := path.stat().st_size) > MAX_ROUTES_BYTES:
+                raise ValueError(f"has {size} bytes, expected at most {MAX_ROUTES_BYTES}")
+            content: dict[str, Any] = json.loads(path.read_bytes())
+            _ = content["family"], content["variants"], content["preprocessing"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise NotChecked(f"routes.json cannot be read ({error!r:.200})") from error
+        return content
+
+
+def opened(folder: Path) -> Opened:
+    """The repository in a folder.
+
+    Raises: SaccadeError if it describes none.
+    """
+    deployment, files = read_description(folder)
+    return Opened(folder, deployment, files)
+
+
+def _is_plain(name: str) -> bool:
+    return name == Path(name).name and name not in ("", ".", "..")
+
+
+def read_engine(path: Path) -> "EngineManifest":
+    """The manifest of a plan under its name in a repository, `engine-8.9.json`.
+
+    Raises: SaccadeError for what `read_engine_manifest` refuses.
+    """
+    from saccade.export.runtimes.tensorrt.engine_manifest import read_engine_manifest
+
+    with temporary_folder("preflight") as folder:
+        # In a folder of engines it is named after its variant, and its reader insists on that.
+        own = folder / (path.parent.name + SUFFIX)
+        try:
+            shutil.copyfile(path, own)
+            return read_engine_manifest(own)
+        except OSError as error:
+            raise SaccadeError(f"{path.name} cannot be read ({error}).") from error
+        except SaccadeError as error:
+            raise SaccadeError(str(error).replace(str(own), path.name)) from error

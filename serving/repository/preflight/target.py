@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server that a repository is checked for, and what the machine at hand has."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.errors import SaccadeError
+from saccade.serving.repository.installation import BUNDLED_LINE
+
+# Server versions by the name under which they are known elsewhere.
+_SERVER_VERSIONS = {"2.51": "24.10", "2.51.0": "24.10"}
+# Fields of the configuration that came after the oldest line, by the line that brought them: the
+# messages that the 24.10 server itself carries, compared with those of today's client.
+NEWER_FIELDS = {
+    "ModelConfig.model_metrics": "24.11",
+    "ModelEnsembling.max_inflight_requests": "25.11",
+}
+_CGROUPS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine."""
+
+    capability: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the checks hold the repository against."""
+
+    line: str = BUNDLED_LINE  # of NVIDIA's releases, YY.MM
+    bundled: bool = True  # the server of the pip package, with the Python backend of saccade
+    tensorrt: str | None = None  # the server's version of it, if it was named
+    memory_bytes: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """For a reader."""
+        return f"the bundled server ({self.line})" if self.bundled else f"the container {self.line}"
+
+    def knows(self, line: str) -> bool:
+        """Whether what came with a line is in this server."""
+        return _as_numbers(self.line) >= _as_numbers(line)
+
+
+def target_of(
+    server_version: str | None, tensorrt: str | None, memory_mib: int | None, runtime: str
+) -> Target:
+    """The target that a user names; without a name the bundled server, for plans a container.
+
+    Raises: SaccadeError for a version that is none, or older than what saccade writes for.
+    """
+    memory = memory_mib * 2**20 if memory_mib else memory_of_machine()
+    bundled = server_version is None and runtime == "onnxruntime"
+    line = _SERVER_VERSIONS.get(server_version or BUNDLED_LINE, server_version or BUNDLED_LINE)
+    if not re.fullmatch(r"2[0-9]\.(0[1-9]|1[0-2])", line):
+        raise SaccadeError(
+            f"--server-version is {server_version!r}, expected the line of a container as its tag "
+            f"says it, such as {BUNDLED_LINE} (server 2.51)."
+        )
+    if _as_numbers(line) < _as_numbers(BUNDLED_LINE):
+        raise SaccadeError(
+            f"--server-version is {line}: repositories are written for {BUNDLED_LINE} (server "
+            "2.51) and newer. Use a newer container."
+        )
+    return Target(line, bundled, tensorrt, memory, gpus())
+
+
+def memory_of_machine() -> int | None:
+    """Bytes that this machine or its control group has, None where nothing says so."""
+    found = []
+    for path in _CGROUPS:
+        try:
+            found.append(int(path.read_text()))
+        except (OSError, ValueError):
+            continue  # no such group, or `max`
+    try:
+        total = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        total = None
+    if total:
+        found.append(1024 * int(total[1]))
+    return min(found, default=None)
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that the driver shows; none without a driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    query = [program, "--query-gpu=compute_cap,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    rows = re.findall(r"^(\d+\.\d+), (\d+)$", done.stdout, re.MULTILINE)
+    return tuple(Gpu(capability, int(mib) * 2**20) for capability, mib in rows)
+
+
+def _as_numbers(line: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in line.split("."))

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a repository's models need of a server beyond what every repository needs."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.serving.repository.config_text import read_config
+from saccade.serving.repository.installation import Installation
+from saccade.serving.repository.model_config import data_type
+from saccade.serving.repository.preflight.target import gpus
+
+MENDED_LINE = "25.08"  # of the server: the classes of strings are refused (server#8267)
+RELEASE = "26.07"  # of NVIDIA's container, as docker/Dockerfile pins it
+LIBRARIES = PurePosixPath("/opt/saccade/lib")  # inside that container
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Read from the models' configs."""
+
+    gpu: bool = False
+    tensorrt: bool = False
+    rate_limit: bool = False
+    op_libraries: tuple[str, ...] = ()
+    strings: tuple[str, ...] = ()  # outputs that are texts, as routers of older releases have them
+
+    @property
+    def arguments(self) -> list[str]:
+        """What the server has to be told besides."""
+        found = []
+        if self.tensorrt:
+            library = LIBRARIES / "libsaccade_tensorrt.so"
+            found.append(f"--backend-config=tensorrt,plugins={library}")
+        if self.rate_limit:
+            # Without it the server ignores the groups that models sharing a GPU name.
+            found.append("--rate-limit=execution_count")
+        return found
+
+
+def needs_of(repository: Path) -> Needs:
+    """The needs of all models of a repository together.
+
+    Raises: SaccadeError for a configuration that is none.
+    """
+    configs = [_config(path) for path in sorted(repository.glob("*/config.pbtxt"))]
+    groups = [group for config in configs for group in config.instance_group]
+    tensorrt = any(
+        config.platform == "tensorrt_plan" or config.backend == "tensorrt" for config in configs
+    )
+    libraries = {name for config in configs for name in config.model_operations.op_library_filename}
+    return Needs(
+        gpu=tensorrt or any(group.kind == group.KIND_GPU for group in groups),
+        tensorrt=tensorrt,
+        rate_limit=any(group.HasField("rate_limiter") for group in groups),
+        op_libraries=tuple(sorted(libraries)),
+        strings=tuple(sorted({name for config in configs for name in strings_in(config)})),
+    )
+
+
+def strings_in(config: Any) -> list[str]:
+    """The outputs of a model that are strings."""
+    return [each.name for each in config.output if each.data_type == data_type("string")]
+
+
+def refuse_unrunnable(repository: Path, needs: Needs, server: Installation) -> None:
+    """Whether a server of this machine can run the models, asked before it is started.
+
+    Raises: SaccadeError for plans or GPU instances, where the server or the machine has none.
+    """
+    if not needs.gpu or (not server.bundled and gpus()):
+        return
+    found = "TensorRT plans" if needs.tensorrt else "models whose instances are KIND_GPU"
+    lacks = (
+        "the bundled server runs ONNX files on KIND_CPU only"
+        if server.bundled
+        else f"{server.binary} needs a GPU for them, and nvidia-smi shows none"
+    )
+    folder = shlex.quote(str(repository))
+    raise SaccadeError(
+        f"{repository}: has {found}, but {lacks}. Check it with `saccade preflight {folder} "
+        f"--server-version {RELEASE}` and take the container's command from `saccade serve "
+        f"{folder} --print-command --container`; or write the repository again with --runtime "
+        "onnxruntime --instances cpu."
+    )
+
+
+def _config(path: Path) -> Any:
+    try:
+        return read_config(path)
+    except SaccadeError as error:
+        raise SaccadeError(
+            f"{path.parent}: {error} Find all that is wrong with: saccade preflight "
+            f"{shlex.quote(str(path.parents[1]))}"
+        ) from error

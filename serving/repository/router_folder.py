@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router's folder in a repository: its code, what it knows, and what it tells its callers."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.frontier import Entry
+from saccade.export.artefact.variant_files import INNER, VariantParts, encoded, filled
+from saccade.files import json_bytes
+from saccade.models.interface import TensorSpec
+from saccade.models.preprocessing import Preprocessing
+from saccade.serving.client.router_view import DESCRIBED, PROBE
+from saccade.serving.repository.checks import join
+from saccade.serving.repository.model_config import (
+    LABELS_FILE,
+    MAX_BATCH,
+    RouterTensors,
+    router_config,
+)
+
+# Files of the layer below that run in the server too: they import numpy and Pillow only.
+SHARED = ("image_decoding.py",)
+SHARED_OF = {"captioner": ("captioner/caption_search.py",)}
+ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 3
+MAX_ROUTES_BYTES = 64 << 20  # with a vocabulary in the facts of every variant
+
+
+@dataclass(frozen=True)
+class RouterPlan:
+    """Everything that is decided about a router before its folder is written.
+
+    Shapes: classes[variant] float32 [labels d].
+    """
+
+    model: str
+    variants: tuple[VariantParts, ...]
+    preprocessing: Preprocessing | None
+    labels: tuple[str, ...]
+    classes: dict[str, np.ndarray]
+    measured: dict[str, Entry]
+    run_batch: dict[str, int]
+    max_images: int = MAX_BATCH
+
+    @property
+    def family(self) -> str:
+        """Of the model."""
+        return self.variants[0].main.variant.family
+
+
+def write_router(place: Path, plan: RouterPlan) -> None:
+    """Write the folder of the router.
+
+    Raises: SaccadeError if one router cannot answer for all variants.
+    """
+    (place / "1").mkdir(parents=True)
+    for name, source in router_code(plan.family).items():
+        (place / "1" / name).write_bytes(source)
+    for variant, vectors in plan.classes.items():
+        np.save(place / "1" / f"{variant}.npy", vectors, allow_pickle=False)
+    content = {
+        "schema": ROUTES_SCHEMA,
+        "version": ROUTES_VERSION,
+        "model": plan.model,
+        "family": plan.family,
+        "preprocessing": plan.preprocessing.to_dict() if plan.preprocessing else None,
+        "parts": _parts(plan),
+        "variants": [route_fields(plan, variant) for variant in plan.variants],
+    }
+    (place / "1" / "routes.json").write_bytes(json_bytes(content))
+    (place / "config.pbtxt").write_text(router_text(plan), "utf-8")
+    write_labels(place, plan.labels)
+
+
+def router_text(plan: RouterPlan) -> str:
+    """The router's configuration; of the measurements and the size of a run it says nothing.
+
+    Raises: SaccadeError if one router cannot answer for all variants.
+    """
+    models = [part.variant.name for each in plan.variants for part in each.parts.values()]
+    return router_config(plan.model, _tensors(plan), variants=models, max_images=plan.max_images)
+
+
+def write_labels(place: Path, labels: Sequence[str]) -> None:
+    """The labels beside a model's configuration, a line each."""
+    (place / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), "utf-8")
+
+
+def router_code(family: str) -> dict[str, bytes]:
+    """The files of the router's code by name, as this release has them."""
+    folder = resources.files("saccade.model_repository") / "router"
+    found = {each.name: each.read_bytes() for each in folder.iterdir() if each.name[-3:] == ".py"}
+    for name in (*SHARED, *SHARED_OF.get(family, ())):
+        found[name.rpartition("/")[2]] = (resources.files("saccade.models") / name).read_bytes()
+    return found
+
+
+def route_fields(plan: RouterPlan, variant: VariantParts) -> dict[str, Any]:
+    """One variant as the router's choice sees it."""
+    entry = plan.measured.get(variant.name)
+    return {
+        "name": variant.name,
+        "sha256": variant.sha256,
+        "budget": variant.main.variant.budget,
+        "setting": variant.main.variant.setting,
+        "precision": variant.main.variant.precision,
+        "multiply_adds": variant.multiply_adds,
+        "run_batch": plan.run_batch[variant.name],
+        "parts": {role: part.variant.name for role, part in variant.parts.items()},
+        "facts": variant.facts,
+        "classes": f"{variant.name}.npy" if variant.name in plan.classes else None,
+        "score_name": entry.score.name if entry else None,
+        "score_unit": entry.score.unit if entry else None,
+        "score": entry.score.value if entry else None,
+        "lower_bound": entry.score.interval[0] if entry else None,
+        "inferences_per_second": entry.speed if entry else None,
+        "p95_ms": entry.p95_ms if entry else None,
+    }
+
+
+def _parts(plan: RouterPlan) -> dict[str, Any]:
+    return {
+        role: {
+            "inputs": [asdict(spec) for spec in part.inputs],
+            "outputs": [asdict(spec) for spec in part.outputs],
+            "optional": list(filled(part)),
+            "encoded": list(encoded(part)),
+        }
+        for role, part in plan.variants[0].parts.items()
+    }
+
+
+def _tensors(plan: RouterPlan) -> RouterTensors:
+    outer = [
+        part
+        for variant in plan.variants
+        for role, part in variant.parts.items()
+        if role not in INNER.get(plan.family, ())
+    ]
+    inputs = _joined([spec for part in outer for spec in part.inputs], plan.model)
+    if plan.family == "captioner":
+        outputs = _caption_outputs(plan)
+    else:
+        outputs = _joined([spec for part in outer for spec in part.outputs], plan.model)
+    if plan.classes:
+        axes = f"b {len(plan.labels)}"
+        scores = (
+            TensorSpec("logits", axes, "float32"),
+            TensorSpec("probabilities", axes, "float32"),
+        )
+        outputs = (*outputs, *scores)
+    return RouterTensors(
+        inputs=inputs,
+        outputs=outputs,
+        encoded=frozenset(name for part in outer for name in encoded(part)),
+        parameters={DESCRIBED: json.dumps(_description(plan), sort_keys=True)},
+        labelled=bool(plan.labels),
+    )
+
+
+def _joined(specs: Sequence[TensorSpec], model: str) -> tuple[TensorSpec, ...]:
+    by_name: dict[str, list[TensorSpec]] = {}
+    for spec in specs:
+        by_name.setdefault(spec.name, []).append(spec)
+    return tuple(join(found, model) for found in by_name.values())
+
+
+def _caption_outputs(plan: RouterPlan) -> tuple[TensorSpec, ...]:
+    outputs = {spec.name: spec for spec in plan.variants[0].parts["step"].outputs}
+    if "attention" not in outputs:
+        raise SaccadeError(f"{plan.model}: its step has no output 'attention'. Export it again.")
+    axes = " ".join(["b", "steps", *outputs["attention"].axes.split()[1:]])
+    return TensorSpec("caption", "b bytes", "uint8"), TensorSpec("attention", axes, "float32")
+
+
+def _description(plan: RouterPlan) -> dict[str, Any]:
+    """What clients and probes learn: facts that all variants share, and each one's own."""
+    every = [variant.facts for variant in plan.variants]
+    shared = {
+        key: value
+        for key, value in every[0].items()
+        if all(key in facts and facts[key] == value for facts in every)
+    }
+    first = plan.variants[0].main
+    return {
+        "family": plan.family,
+        "facts": shared,
+        "variants": {
+            variant.name: {
+                "sha256": variant.sha256,
+                "setting": variant.main.variant.setting,
+                "facts": {k: v for k, v in variant.facts.items() if k not in shared},
+            }
+            for variant in plan.variants
+        },
+        "parts": _parts(plan),
+        "labels": bool(plan.labels),
+        "probe": {
+            "inputs": [each.name for each in first.inputs if each.name not in filled(first)],
+            "parameters": {PROBE: "lanes"},
+        },
+    }

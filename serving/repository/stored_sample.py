@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sample of each part that a repository keeps, with the answer it has to give.
+
+The server warms up with the sample; `saccade preflight` asks it and compares the answer. Both are
+of the file that was exported, by ONNX Runtime with the function bodies, whatever runs it later.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade import limits
+from saccade.errors import MissingPackage, SaccadeError
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.runtimes.runners import onnx_runner, onnx_session
+from saccade.files import read_regular
+from saccade.models.interface import Arrays, TensorSpec, part_named
+
+FOLDER = "warmup"  # the server looks for warm-up data in a folder of this name
+FILE = "sample.safetensors"
+MAX_BYTES = 4 << 20  # of the answers of a part; the largest are left out first
+_INPUT, _OUTPUT = "input/", "output/"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input of a part and what it answers.
+
+    Shapes: inputs [1 ...]; answers [1 ...], empty where nothing here could compute them.
+    """
+
+    inputs: dict[str, np.ndarray]
+    answers: dict[str, np.ndarray]
+    real: bool  # of the checkpoint's own data; else zeros
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the inputs of a real sample; zeros need no files."""
+        return {name: each.shape for name, each in self.inputs.items()} if self.real else {}
+
+
+def samples(folder: Path, variants: Sequence[VariantParts]) -> dict[str, Sample]:
+    """The sample of every part, by the part's name: the first that the checkpoint keeps.
+
+    Zeros where the checkpoint is not in the folder, or torch is not here to read it.
+
+    Raises: SaccadeError if another checkpoint lies there, or ONNX Runtime refuses a file.
+    """
+    drawn = _Drawn(folder / variants[0].main.parent.name)
+    found = {}
+    for variant in variants:
+        for manifest in variant.parts.values():
+            real = drawn.inputs(manifest)
+            inputs = real or {spec.name: _zeros(spec) for spec in manifest.inputs}
+            answers = _answers(folder / manifest.file.name, manifest, inputs)
+            found[manifest.variant.name] = Sample(inputs, answers, real is not None)
+    return found
+
+
+def write_sample(place: Path, sample: Sample) -> None:
+    """The sample of a model into its folder: once for the server, once with the answers."""
+    from safetensors.numpy import save
+
+    target = place / FOLDER
+    if sample.real or sample.answers:
+        target.mkdir()
+    if sample.real:
+        for name, each in sample.inputs.items():
+            (target / name).write_bytes(each.tobytes())
+    if not sample.answers:
+        return
+    arrays = {_INPUT + name: each for name, each in sample.inputs.items()}
+    arrays |= {_OUTPUT + name: each for name, each in sample.answers.items()}
+    kept = {name: np.ascontiguousarray(each) for name, each in arrays.items()}
+    # One metadata key only: safetensors writes several in the order of a random hash.
+    kind = "real" if sample.real else "zeros"
+    (target / FILE).write_bytes(save(kept, metadata={"saccade": kind}))
+
+
+def read_sample(path: Path) -> Sample:
+    """A sample that `write_sample` wrote; nothing in it is executed.
+
+    Raises: SaccadeError if the file is missing or no such sample.
+    """
+    from safetensors.numpy import load
+
+    try:
+        arrays = load(read_regular(path, limits.WEIGHTS_BYTES))
+    except Exception as error:  # whatever NumPy makes of a type or a shape that it has not
+        raise SaccadeError(f"{path}: is no stored sample ({error}).") from error
+    parts = {
+        prefix: {
+            name.removeprefix(prefix): each
+            for name, each in arrays.items()
+            if name.startswith(prefix)
+        }
+        for prefix in (_INPUT, _OUTPUT)
+    }
+    if not all(parts.values()) or any(not each.ndim or len(each) != 1 for each in arrays.values()):
+        raise SaccadeError(f"{path}: holds no single sample with its answer.")
+    return Sample(parts[_INPUT], parts[_OUTPUT], real=True)
+
+
+class _Drawn:
+    """The checkpoint's samples; it is read, and its model built, once and only if asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._checkpoint: Any = None
+        self._model: Any = None
+
+    def inputs(self, manifest: Manifest) -> dict[str, np.ndarray] | None:
+        """What a part is asked, or none.
+
+        Shapes: each [1 ...].
+        """
+        if self._checkpoint is None:
+            self._checkpoint = _checkpoint(self._path, manifest.parent.sha256)
+        if not self._checkpoint:
+            return None
+        first = {name: each[:1] for name, each in self._checkpoint.calibration.items()}
+        for source in (lambda: first, lambda: self._made(manifest, first)):
+            given = source()
+            if all(_fits(given.get(spec.name), spec) for spec in manifest.inputs):
+                return {
+                    spec.name: np.ascontiguousarray(given[spec.name]) for spec in manifest.inputs
+                }
+        return None
+
+    def _made(self, manifest: Manifest, first: Arrays) -> Mapping[str, np.ndarray]:
+        """What the model itself makes of a sample, such as the slots that a decoder paints."""
+        if self._model is None:
+            self._model = self._checkpoint.build()
+        part = part_named(self._model, manifest.variant.role)
+        return part.real(first) if part.real else {}
+
+
+def _checkpoint(path: Path, sha256: str) -> Any:
+    from saccade.models.checkpoint import load
+
+    if not path.exists():
+        return False
+    try:
+        found = load(path)
+    except MissingPackage:
+        return False
+    if found.sha256 != sha256:
+        raise SaccadeError(
+            f"{path}: SHA-256 is {found.sha256[:12]}..., its variants were exported from "
+            f"{sha256[:12]}.... Export again, or remove the file to warm up with zeros."
+        )
+    return found
+
+
+def _fits(found: np.ndarray | None, spec: TensorSpec) -> bool:
+    if found is None or found.dtype != spec.dtype or found.ndim != len(spec.shape):
+        return False
+    pairs = zip(spec.shape, found.shape, strict=True)
+    return all(isinstance(axis, str) or axis == size for axis, size in pairs)
+
+
+def _zeros(spec: TensorSpec) -> np.ndarray:
+    return np.zeros([axis if isinstance(axis, int) else 1 for axis in spec.shape], spec.dtype)
+
+
+def _answers(path: Path, manifest: Manifest, inputs: Arrays) -> dict[str, np.ndarray]:
+    try:
+        found = onnx_runner(onnx_session(path))(inputs)
+    except MissingPackage:
+        return {}
+    except SaccadeError:
+        if manifest.variant.precision == "bf16":  # for which its CPU provider has no kernels
+            return {}
+        raise
+    finite = {
+        name: each
+        for name, each in found.items()
+        if each.dtype.kind != "f" or bool(np.isfinite(each).all())
+    }
+    kept: dict[str, np.ndarray] = {}
+    for name in sorted(finite, key=lambda name: (finite[name].nbytes, name)):
+        if sum(each.nbytes for each in kept.values()) + finite[name].nbytes <= MAX_BYTES:
+            kept[name] = finite[name]
+    return {name: kept[name] for name in found if name in kept}

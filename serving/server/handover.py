@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one server process to another on the same ports, without a call that fails.
+
+The second listens beside the first and gets no caller until it is loaded. From then on all new
+connections go to it; those to the first end at their age, between calls, and come again.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from saccade.errors import SaccadeError, ServerFailed
+from saccade.serving.server import listeners
+from saccade.serving.server import process as server_process
+from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.process import ServerProcess
+from saccade.serving.server.run_folder import RunFolder
+
+LOGGER = logging.getLogger("saccade.serve")
+
+Start = Callable[[RunFolder], ServerProcess]
+
+
+class Replacement:
+    """A second server that was asked for, until it has taken over or failed."""
+
+    def __init__(self, start: Start, model: str, variants: tuple[str, ...]) -> None:
+        self.start = start
+        self.model = model
+        self.variants = variants
+        self.process: ServerProcess | None = None
+        self.began_s = 0.0
+        self.failure: SaccadeError | None = None
+        self.settled = threading.Event()
+
+    def begin(self, folder: RunFolder) -> None:
+        """Start it beside the first."""
+        self.began_s = time.monotonic()
+        try:
+            self.process = self.start(folder)
+        except (SaccadeError, OSError) as error:
+            self.fail(f"The new server could not be started: {error}")
+
+    def loaded(self, start_timeout_s: float) -> bool:
+        """Whether it has loaded everything; fails it where it has ended or takes too long."""
+        if self.process is None:
+            return False
+        if ended := self.process.exit_text():
+            self.fail(f"The new server ended while it started ({ended}).")
+        elif time.monotonic() - self.began_s > start_timeout_s:
+            self.fail(
+                f"The new server was not ready within {start_timeout_s:g} s. "
+                "Allow more with --start-timeout-s."
+            )
+        elif self.process.loaded():
+            return True
+        return False
+
+    def fail(self, text: str) -> None:
+        """Give it up; the first server goes on."""
+        if self.process is not None:
+            self.process.stop(at_once=True)
+            self.process = None
+        self.failure = ServerFailed(text)
+        self.settled.set()
+
+
+class Drain:
+    """A server that gets no new callers and is ended when the last of the old ones has left."""
+
+    def __init__(self, process: ServerProcess, options: ServeOptions) -> None:
+        self.process = process
+        # gRPC spreads the ages of connections by a tenth.
+        self._end_s = time.monotonic() + 1.1 * server_process.CONNECTION_AGE_S + options.grace_s
+
+    def ended(self) -> bool:
+        """Whether it is gone; ends it once nobody is connected, or its time has run out."""
+        is_over = time.monotonic() > self._end_s
+        callers = 0 if self.process.exit_text() else self.process.callers()
+        if callers and not is_over:
+            return False
+        if callers:
+            LOGGER.warning("%d connections to the old server are closed.", callers)
+        self.process.stop(at_once=not callers)
+        return True
+
+
+def receive_callers(process: ServerProcess) -> None:
+    """Let new connections go to this server, whoever else listens on its ports."""
+    for port in process.ports():
+        every = listeners.listening(port)
+        mine = listeners.own(every, process.pid)
+        if not mine:
+            continue
+        try:
+            # The others listened before, so that ours come after as many.
+            listeners.send_callers_to(mine, len(every) - len(mine))
+        except OSError as error:
+            LOGGER.debug("port %d: callers go to all who listen there (%s)", port, error)
+
+
+def foreign_listeners(process: ServerProcess) -> list[int]:
+    """Ports of a server on which somebody else listens, too: the system lets the same user."""
+    found = []
+    for port in process.ports():
+        every = listeners.listening(port)
+        if len(listeners.own(every, process.pid)) < len(every):
+            found.append(port)
+    return found

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's output, line by line: into our log, into a file, and its last words kept."""
+
+import logging
+import re
+import threading
+from collections import deque
+from io import FileIO
+from pathlib import Path
+from typing import IO
+
+from saccade.errors import SaccadeError
+from saccade.escaped import escaped_message
+
+LOGGER = logging.getLogger("saccade.server")
+
+_LINE = re.compile(r"^([VIWEF])\d{4} [\d:.]+ \d+ (\S+)\] ?(.*)$")
+_LEVELS = {
+    "V": logging.DEBUG,
+    "I": logging.INFO,
+    "W": logging.WARNING,
+    "E": logging.ERROR,
+    "F": logging.CRITICAL,
+}
+# Seen at every start without a GPU, and at every clean end.
+_HARMLESS = (
+    "CudaDriverHelper has not been initialized",
+    "Unable to allocate pinned system memory",
+    "Failed to initialize NVML",
+    "DCGM unable to start",
+    "Unable to get NVML",
+    "failed to allocate pinned system memory",
+    "Exit timeout expired",
+    "Signal (2) received",
+)
+_IDLE = "All models are stopped"
+_KEPT = 400
+
+
+class EscapedFormatter(logging.Formatter):
+    """Lines of a log on a terminal: what a caller made the server say commands nothing there."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line; further lines are set in."""
+        return escaped_message(super().format(record))
+
+
+class ServerLog:
+    """Reads what one server after the other writes; `last_lines` is what an error shows.
+
+    Raises: SaccadeError if the file for the raw log cannot be opened.
+    """
+
+    def __init__(self, raw: Path | None = None) -> None:
+        self._last: deque[tuple[int, str]] = deque(maxlen=_KEPT)
+        self._raw = _open(raw)
+
+    def follow(self, output: IO[bytes], idle: threading.Event) -> threading.Thread:
+        """Read `output` to its end in a thread of its own; `idle` is set once nothing is in flight.
+
+        Two servers may write at a time, while one replaces the other.
+        """
+        reader = threading.Thread(
+            target=self._read, args=(output, idle), name="server-log", daemon=True
+        )
+        reader.start()
+        return reader
+
+    def forget(self) -> None:
+        """Forget the lines of the servers before."""
+        self._last.clear()
+
+    def last_lines(self, count: int = 8) -> str:
+        """The newest lines that matter: errors and warnings, or without them the others."""
+        lines = [(level, text) for level, text in self._last if level > logging.DEBUG]
+        grave = [text for level, text in lines if level >= logging.WARNING]
+        chosen = (grave or [text for _, text in lines])[-count:]
+        return "\n".join(f"  | {text}" for text in chosen) or "  | (it wrote nothing)"
+
+    def says(self, text: str) -> bool:
+        """Whether a kept line holds `text`."""
+        return any(text in line for _, line in list(self._last))
+
+    def close(self) -> None:
+        """Close the raw log."""
+        if self._raw:
+            self._raw.close()
+
+    def _read(self, output: IO[bytes], idle: threading.Event) -> None:
+        level = logging.INFO
+        with output:
+            for raw in output:
+                self._keep(raw)
+                line = raw.decode(errors="replace").rstrip()
+                level, text = read_line(line, level)
+                if not text:
+                    continue
+                if _IDLE in text:
+                    idle.set()
+                self._last.append((level, text))
+                LOGGER.log(level, "%s", text)
+
+    def _keep(self, raw: bytes) -> None:
+        """Write a line to the raw log; a disk that is full costs the log, not the service."""
+        if self._raw is None or self._raw.closed:
+            return
+        try:
+            self._raw.write(raw)
+        except OSError as error:
+            LOGGER.error("%s: the server's log ends here: %s", self._raw.name, error.strerror)
+            self.close()
+
+
+def read_line(line: str, level: int) -> tuple[int, str]:
+    """Level and message of one line; one without a head goes on at the level before it.
+
+    Tables of a start are for debugging; so are lines that are known to mean nothing.
+    """
+    head = _LINE.match(line)
+    if head:
+        text = head[3].strip()
+        # Messages come as JSON strings, tables as an empty message and lines below it.
+        if len(text) > 1 and text[0] == text[-1] == '"':
+            text = text[1:-1].replace('\\"', '"').replace("\\n", "\n")
+        level = _LEVELS[head[1]]
+    else:
+        text = line
+        if line.startswith(("+", "|")):
+            level = logging.DEBUG
+    if any(phrase in text for phrase in _HARMLESS):
+        return logging.DEBUG, text
+    return level, text
+
+
+def _open(path: Path | None) -> FileIO | None:
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileIO(path, "wb")  # unbuffered: nothing is left to write when it is closed
+    except OSError as error:
+        raise SaccadeError(
+            f"{path}: the server's log cannot be written there ({error.strerror}). "
+            "Choose another place with --server-log."
+        ) from error

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's command line, for whoever runs it with something else than `saccade serve`.
+
+The arguments are those of `saccade serve`; the container's differ in places, and in what a
+repository for GPUs needs. Nothing is supervised: a dead variant is not noticed by the server.
+"""
+
+import csv
+import hashlib
+import io
+import os
+import secrets
+import shlex
+import stat
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from saccade.errors import SaccadeError
+from saccade.files import new_folder
+from saccade.plugins.native.library import NAME as ONNXRUNTIME_LIBRARY
+from saccade.serving.client.connection import is_loopback
+from saccade.serving.repository.description import read_repository
+from saccade.serving.repository.installation import (
+    Installation,
+    check_installation,
+    find_installation,
+)
+from saccade.serving.repository.requirements import (
+    LIBRARIES,
+    RELEASE,
+    Needs,
+    needs_of,
+    refuse_unrunnable,
+)
+from saccade.serving.server.addresses import (
+    ServeOptions,
+    flag_of,
+    listening,
+    numeric,
+    refuse_shared,
+)
+from saccade.serving.server.exposure import check_repository
+from saccade.serving.server.process import (
+    backend_folder,
+    limited,
+    server_arguments,
+    writable,
+)
+from saccade.serving.server.served_copy import link_models
+from saccade.serving.server.server import refuse_exposure
+
+IMAGE = f"saccade-server:{RELEASE}"  # as docker/Dockerfile makes it
+MODELS = PurePosixPath("/models")
+# Where the container's server listens.
+INSIDE = ServeOptions(host="0.0.0.0", accept_risk=True, http=True)
+SHARED_MEMORY_MIB = 256
+PIDS = 4096  # threads count: each model's process has some, and those of its NumPy
+STOP_TIMEOUT_S = 15  # more than the server itself takes to finish what is in flight
+_PORTS = ("grpc_port", "http_port", "metrics_port")  # the fourth is the supervisor's own
+_BACKENDS = PurePosixPath("/opt/tritonserver/backends")
+_USER = "1000:1000"  # the image's own triton-server
+
+
+def print_command(
+    repository: Path | str, options: ServeOptions | None = None, *, container: bool = False
+) -> tuple[str, ...]:
+    """The words of the command that serves a repository: here, or in NVIDIA's container.
+
+    Raises: SaccadeError for wrong input, a port 0 or the same one twice, a host beyond loopback
+        without consent, and a repository that only the other server can run; MissingPackage
+        without a server here.
+    """
+    repository, options = Path(repository), options or ServeOptions()
+    # The container's HTTP is on: Docker asks it whether the server is healthy.
+    _check_ports(options, _PORTS if container else listening(options))
+    options = replace(options, host=numeric(options.host))
+    read_repository(repository)
+    needs = needs_of(repository)
+    if container:
+        return _container(repository.resolve(), options, needs)
+    return _embedded(repository, options, needs)
+
+
+def as_text(words: tuple[str, ...]) -> str:
+    """The words for a shell, an option a line."""
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("--") or not lines:
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n  ".join(lines)
+
+
+def container_arguments(needs: Needs) -> list[str]:
+    """What the server in the container is told; the only place that says it."""
+    arguments = server_arguments(INSIDE, Path(_BACKENDS), Path(MODELS), "saccade-")
+    return arguments + needs.arguments
+
+
+def _container(repository: Path, options: ServeOptions, needs: Needs) -> tuple[str, ...]:
+    if not is_loopback(options.host) and not options.accept_risk:
+        raise SaccadeError(
+            f"--host {options.host}: others could reach the container there, which asks for no "
+            "password, ends no TLS and takes a gRPC message of any size. Put a proxy before it "
+            "(docs/production.md), or pass --accept-risk if you want that."
+        )
+    for name in needs.op_libraries:
+        if "/" in name and PurePosixPath(name).parent != LIBRARIES:
+            raise SaccadeError(
+                f"{repository}: its models load {name}, which is on this machine and not in the "
+                f"container; expected {ONNXRUNTIME_LIBRARY}, or that in {LIBRARIES}. Write the "
+                "repository again, without --op-library if need be: the function bodies answer too."
+            )
+    publish = [
+        f"--publish={options.host}:{getattr(options, port)}:{getattr(INSIDE, port)}"
+        for port in _PORTS
+    ]
+    return (
+        # Never fetched: the image is built here, and its name on a registry is not ours.
+        *("docker", "run", "--rm", "--pull=never"),
+        *(f"--user={_USER}", "--read-only", "--tmpfs=/tmp", f"--pids-limit={PIDS}"),
+        *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
+        *(f"--shm-size={SHARED_MEMORY_MIB}m", f"--stop-timeout={STOP_TIMEOUT_S}"),
+        *(["--gpus=all"] if needs.gpu else []),
+        *(f"--mount={_mount(repository, MODELS)}", *publish, IMAGE, "tritonserver"),
+        *container_arguments(needs),
+    )
+
+
+def _mount(source: Path, target: PurePosixPath) -> str:
+    # Docker reads the value as a line of CSV, so that a comma in a path needs its quotes.
+    line = io.StringIO()
+    fields = ["type=bind", f"source={source}", f"target={target}", "readonly"]
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def _embedded(repository: Path, options: ServeOptions, needs: Needs) -> tuple[str, ...]:
+    found = find_installation()
+    refuse_unrunnable(repository, needs, found)
+    refuse_exposure(options, found)
+    check_repository(repository, needs, options)
+    check_installation(found)
+    folder = _prepared(found, repository)
+    backends = found.backends if found.has_onnxruntime else folder / "backends"
+    regions = f"saccade-printed-{secrets.token_hex(3)}-"
+    changed = [
+        f"{name}={value}"
+        for name, value in found.environment().items()
+        if name == "ORT_DISABLE_TELEMETRY" or value != os.environ.get(name)
+    ]
+    arguments = server_arguments(options, backends, folder / "models", regions)
+    return ("env", *changed, *limited(found.binary), *arguments, *needs.arguments)
+
+
+def _prepared(found: Installation, repository: Path) -> Path:
+    """A folder with the backends and a copy of the models, made once for a repository.
+
+    The server leaves caches beside the models that it runs, which must not lie among hashed files.
+    """
+    digest = hashlib.sha256(repr((found, repository.resolve())).encode())
+    digest.update((repository / "saccade.json").read_bytes())
+    backend = resources.files("saccade.model_repository") / "onnxruntime_backend"
+    for file in sorted(backend.iterdir(), key=lambda each: each.name):
+        digest.update(file.read_bytes() if file.is_file() else b"")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+    folder = home / "saccade" / f"served-{digest.hexdigest()[:16]}"
+    with writable(folder, "XDG_CACHE_HOME"):
+        home.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        if not folder.exists():
+            # Whoever makes it at the same time makes the same.
+            with new_folder(folder, force=True) as partial:
+                backend_folder(found, partial / "backends")
+                link_models(repository, partial / "copy", partial / "models")
+    _refuse_foreign(folder.parent)
+    _refuse_foreign(folder)
+    return folder
+
+
+def _refuse_foreign(folder: Path) -> None:
+    state = folder.lstat()
+    is_ours = state.st_uid == os.geteuid() and not state.st_mode & 0o022
+    if not is_ours or stat.S_ISLNK(state.st_mode):
+        raise SaccadeError(
+            f"{folder}: others may write to it, and code from there would be executed. "
+            "Remove it, or set XDG_CACHE_HOME to a folder of yours."
+        )
+
+
+def _check_ports(options: ServeOptions, names: tuple[str, ...]) -> None:
+    chosen: dict[str, int] = {}
+    for name in names:
+        if name not in _PORTS:
+            continue
+        port = getattr(options, name)
+        if port == 0:
+            raise SaccadeError(
+                f"{flag_of(name)} 0: a free port is found when a server starts, and a printed "
+                "command starts later. Give a port."
+            )
+        refuse_shared(name, port, chosen)
+        chosen[name] = port

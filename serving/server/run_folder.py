@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The temporary files of one run, and whatever a run that was killed has left behind."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from saccade.serving.server.reaper import (
+    ORDERLY,
+    SHARED_MEMORY,
+    kill_processes,
+    reap,
+    remove_regions,
+)
+
+__all__ = ["SHARED_MEMORY", "RunFolder", "close_regions", "remove_regions"]
+
+_PREFIX = "saccade-serve-"
+_LOCK = "lock"
+
+
+class RunFolder:
+    """A temporary folder that is gone after the block, with the shared memory named after it.
+
+    A small process, the reaper, removes both and kills the run's processes should this one be
+    killed. While the run lives it holds a lock in its folder; a later run removes folders (with
+    their shared memory and processes) whose lock nobody holds, should the reaper be killed too.
+    """
+
+    def __enter__(self) -> "RunFolder":
+        _remove_leftovers()
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        # Locked before it gets its name, so that nobody sees it unlocked.
+        self._lock = (self.path / ".lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (self.path / ".lock").rename(self.path / _LOCK)
+        # By this lock systemd-tmpfiles knows to leave the folder alone, however old it gets.
+        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._reaper = _start_reaper(self.path)
+        return self
+
+    def keep_reaper(self) -> None:
+        """Start the reaper again if it has died."""
+        if self._reaper.poll() is not None:
+            self._release()
+            self._reaper = _start_reaper(self.path)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        kill_processes(self.path)
+        remove_regions(self.path.name)
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+        os.close(self._held)
+        self._lock.close()
+
+    def _release(self) -> None:
+        # A reaper that was killed reads nothing any more.
+        assert self._reaper.stdin is not None
+        with suppress(OSError):
+            self._reaper.stdin.write(ORDERLY)
+        self._reaper.stdin.close()
+        self._reaper.wait()
+
+
+def _start_reaper(folder: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-IS", Path(__file__).with_name("reaper.py"), folder, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        start_new_session=True,  # a terminal's Ctrl-C is for the run, not for it
+    )
+
+
+def close_regions(prefix: str) -> None:
+    """Make shared memory whose name starts with `prefix` its user's alone."""
+    for region in SHARED_MEMORY.glob(f"{prefix}*"):
+        with suppress(OSError):
+            region.chmod(0o600)
+
+
+def _remove_leftovers() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / _LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                reap(folder)

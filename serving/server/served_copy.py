@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes that are served: a copy of the models, held to the hashes while it is made.
+
+Hashes of the repository itself would say nothing about what a restarted server finds there later.
+A hard link would be no protection either: whoever writes to one name changes the other.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from saccade.errors import SaccadeError
+from saccade.serving.repository.description import read_description
+from saccade.serving.repository.files import regular_files
+
+_FICLONE = 0x40049409  # linux/fs.h: share the blocks of a file until one of the two is written
+_CHUNK = 1 << 20
+COPY = "copy-"  # how the folders of a run's copies begin
+
+
+def link_models(repository: Path, copy: Path, models: Path) -> None:
+    """Links to a copy of the models, so that Python's caches do not land beside hashed files.
+
+    The copy is made once: who starts a server again from it serves the same bytes, whatever
+    became of the repository. A repository that is to be read anew gets another copy.
+
+    Raises: what `copy_repository` does.
+    """
+    copy_repository(repository, copy)
+    shutil.rmtree(models, ignore_errors=True)
+    for path in regular_files(copy).values():
+        link = models / path.relative_to(copy)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        # Relative: the folder of both may be made under another name.
+        link.symlink_to(os.path.relpath(path, link.parent))
+
+
+def copy_repository(repository: Path, folder: Path) -> None:
+    """The models' files in a folder of their own; nothing is done where it is there already.
+
+    Raises: SaccadeError for a file that is not the one described, and for a link; OSError if the
+        folder cannot be written or has too little room.
+    """
+    if folder.exists():
+        return
+    source = repository.resolve()
+    files, present = read_description(source)[1], regular_files(source)
+    # Only folders are models; what lies beside them describes the repository.
+    wanted = {name: digest for name, digest in files.items() if "/" in name}
+    if missing := sorted(set(wanted) - set(present)):
+        raise SaccadeError(f"{source / missing[0]}: is missing. Write the repository again.")
+    # Nobody takes half of it for the whole.
+    partial = folder.with_name(f".{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        left = sum(present[name].lstat().st_size for name in wanted)
+        for name, digest in wanted.items():
+            left -= _copy(present[name], partial / name, digest, left)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_other_copies(copy: Path) -> None:
+    """Remove the copies beside this one, which nobody serves any more."""
+    for other in copy.parent.glob(f"{COPY}*"):
+        if other != copy:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _copy(source: Path, target: Path, digest: str, left: int) -> int:
+    """Copy one file and hold what was written to its hash. Returns how large it is."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _opened(source) as reader, target.open("x+b") as writer:
+        size = os.fstat(reader.fileno()).st_size
+        if not _clone(reader, writer):
+            _require_room(target, max(left, size))
+            _copy_bytes(reader, writer, size)
+        writer.seek(0)
+        if hashlib.file_digest(writer, "sha256").hexdigest() != digest:
+            raise SaccadeError(
+                f"{source}: was changed after it was written. Write the repository again with: "
+                "saccade repository FOLDER --out REPOSITORY --force"
+            )
+        os.fchmod(writer.fileno(), 0o400)
+    return size
+
+
+def _opened(source: Path) -> BinaryIO:
+    """A file that is one: what was looked at a moment ago may be a link or a pipe by now."""
+    try:
+        handle = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise SaccadeError(f"{source}: cannot be read ({error.strerror}).") from error
+    reader = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        reader.close()
+        raise SaccadeError(f"{source}: is no file. Remove it.")
+    return reader
+
+
+def _clone(reader: BinaryIO, writer: BinaryIO) -> bool:
+    """Share the file's blocks where the file system can (Btrfs, XFS, bcachefs)."""
+    try:
+        fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+    except OSError:
+        return False  # another file system, or one that cannot
+    return True
+
+
+def _copy_bytes(reader: BinaryIO, writer: BinaryIO, size: int) -> None:
+    # No more than there was at first: a file may grow faster than it is read.
+    while size and (data := reader.read(min(_CHUNK, size))):
+        writer.write(data)
+        size -= len(data)
+    writer.flush()
+
+
+def _require_room(target: Path, needed: int) -> None:
+    free = shutil.disk_usage(target.parent).free
+    if needed > free:
+        text = f"the models need {needed >> 20} MiB more, {free >> 20} MiB are free"
+        raise OSError(errno.ENOSPC, text)

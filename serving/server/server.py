@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server as a context manager, and `saccade serve` in the foreground."""
+
+import logging
+import secrets
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from saccade.errors import SaccadeError, ServerFailed
+from saccade.escaped import escaped_message
+from saccade.serving.client.connection import is_loopback
+from saccade.serving.client.readiness import Board, Readiness
+from saccade.serving.repository.description import read_repository
+from saccade.serving.repository.installation import (
+    BUNDLED_LINE,
+    Installation,
+    check_installation,
+    find_installation,
+)
+from saccade.serving.repository.preflight.report import render
+from saccade.serving.repository.preflight.verb import preflight
+from saccade.serving.repository.requirements import Needs, needs_of, refuse_unrunnable
+from saccade.serving.server.addresses import ServeOptions, address, with_ports
+from saccade.serving.server.exposure import check_repository, notices
+from saccade.serving.server.handover import Replacement, Start
+from saccade.serving.server.log import EscapedFormatter, ServerLog
+from saccade.serving.server.metrics_relay import MetricsRelay
+from saccade.serving.server.new_connection import NewCaller
+from saccade.serving.server.process import ServerProcess
+from saccade.serving.server.ready_endpoint import ReadyEndpoint
+from saccade.serving.server.run_folder import RunFolder
+from saccade.serving.server.served_copy import COPY
+from saccade.serving.server.signals import signals
+from saccade.serving.server.supervisor import Supervisor
+
+LOGGER = logging.getLogger("saccade.serve")
+
+__all__ = ["ServeOptions", "Server", "serve"]
+
+
+class Server:
+    """A running server: `with Server("build/repo") as server: Client(server.url, "nac")`.
+
+    It is ready when the block begins and gone when it ends, and restarted between if it fails.
+    A model whose process dies is loaded again by itself, while the others answer.
+    Raises: SaccadeError for wrong input, ServerFailed if it dies or hangs while starting.
+    """
+
+    def __init__(self, repository: Path | str, options: ServeOptions | None = None) -> None:
+        self.repository = Path(repository)
+        self.options = options or ServeOptions()
+        self._supervisor: Supervisor | None = None
+        self._metrics: MetricsRelay | None = None
+        self._reloading = threading.Lock()
+
+    def __enter__(self) -> "Server":
+        found = find_installation()
+        wanted = self.options
+        refuse_exposure(wanted, found)
+        deployment = read_repository(self.repository)
+        needs = needs_of(self.repository)
+        refuse_unrunnable(self.repository, needs, found)
+        check_repository(self.repository, needs, wanted)
+        for level, text in notices(self.repository, needs, wanted):
+            LOGGER.log(level, text)
+        for attempts_left in (2, 1, 0):
+            self.options = with_ports(wanted)
+            check_installation(found)
+            self._board = Board(deployment.model, deployment.variants)
+            log = ServerLog(self.options.server_log)
+            try:
+                self._start(found, needs, log)
+                break
+            except ServerFailed:
+                # A port that was free a moment ago: only those that we chose are chosen again.
+                if not (attempts_left and self.options != wanted and log.says("already in use")):
+                    raise
+        return self
+
+    def _start(self, found: Installation, needs: Needs, log: ServerLog) -> None:
+        options, self._log = self.options, log
+        start = self._starter(self.repository.resolve(), found, needs)
+        supervisor = Supervisor(start, options, self._board, log)
+        self._new_caller = NewCaller(options.host, options.grpc_port, options.probe_timeout_s)
+        self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
+        try:
+            self._metrics = MetricsRelay(
+                options.host, options.metrics_port, lambda: supervisor.metrics_port
+            )
+            self._supervisor = supervisor
+            supervisor.start()
+            supervisor.settled.wait()
+            if supervisor.failure:
+                raise supervisor.failure
+        except BaseException:
+            self._close()
+            raise
+
+    def _starter(self, repository: Path, found: Installation, needs: Needs) -> Start:
+        options, log = self.options, self._log
+        # A restart serves the bytes of the first start; another repository gets a copy of its own.
+        copy = f"{COPY}{secrets.token_hex(3)}"
+
+        def start(folder: RunFolder) -> ServerProcess:
+            return ServerProcess(found, repository, options, folder, log, needs, copy)
+
+        return start
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def reload(self) -> None:
+        """Serve the repository as it is now: new files in the same folder, or another one behind
+        the same link. No call fails; until the last caller has moved, two servers run.
+
+        Raises: SaccadeError where preflight finds it unfit, ServerFailed where the new server
+            does not start. What was served before is served on.
+        """
+        if not self._reloading.acquire(blocking=False):
+            raise SaccadeError("The repository is being read already. Try again when it is served.")
+        try:
+            self._replace(self.repository.resolve())
+        finally:
+            self._reloading.release()
+
+    def _replace(self, repository: Path) -> None:
+        supervisor, found = self._supervisor, find_installation()
+        if supervisor is None:
+            raise SaccadeError("No server runs that could be replaced. Start one first.")
+        deployment, needs = read_repository(repository), needs_of(repository)
+        refuse_unrunnable(repository, needs, found)
+        check_repository(repository, needs, self.options)
+        report = preflight(repository)
+        if not report.passed:
+            raise SaccadeError(f"It is not fit to be served.\n{render(report)}")
+        start = self._starter(repository, found, needs)
+        wanted = Replacement(start, deployment.model, deployment.variants)
+        supervisor.replace(wanted)
+        wanted.settled.wait()
+        if wanted.failure:
+            raise wanted.failure
+
+    @property
+    def model(self) -> str:
+        """The name of the router: what `Client` is given."""
+        return self._board.model
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The names of the variants."""
+        return self._board.variants
+
+    @property
+    def url(self) -> str:
+        """The gRPC address, as `Client` takes it."""
+        return address(self.options.host, self.options.grpc_port)
+
+    @property
+    def http_url(self) -> str:
+        """The HTTP address.
+
+        Raises: SaccadeError where HTTP is off, as by default.
+        """
+        if not self.options.http:
+            raise SaccadeError("HTTP is off. Turn it on with ServeOptions(http=True), or --http.")
+        return f"http://{address(self.options.host, self.options.http_port)}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus reads."""
+        return f"http://{address(self.options.host, self.options.metrics_port)}/metrics"
+
+    @property
+    def ready_url(self) -> str:
+        """Answers 200 if every variant answers, else 503."""
+        return f"http://{address(self.options.host, self.options.ready_port)}/ready"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id; another one after a restart, 0 between."""
+        return self._supervisor.pid if self._supervisor else 0
+
+    @property
+    def restarts(self) -> int:
+        """How often the whole server was restarted."""
+        return self._supervisor.restarts if self._supervisor else 0
+
+    @property
+    def reloads(self) -> int:
+        """How often a single model was loaded again, because its process had died."""
+        return self._supervisor.reloads if self._supervisor else 0
+
+    @property
+    def replacements(self) -> int:
+        """How often another server took over from one that ran."""
+        return self._supervisor.replacements if self._supervisor else 0
+
+    def ready(self) -> Readiness:
+        """Which variants answer, as the supervisor last saw it, and whether new callers do."""
+        return self._new_caller.sees(self._board.readiness())
+
+    def wait(self) -> None:
+        """Block until the server has failed for good.
+
+        Raises: ServerFailed when that happens.
+        """
+        assert self._supervisor is not None
+        self._supervisor.finished.wait()
+        if self._supervisor.failure:
+            raise self._supervisor.failure
+
+    def _close(self) -> None:
+        supervisor = self._supervisor
+        try:
+            if supervisor:
+                supervisor.stop()
+                supervisor.finished.wait()
+        except KeyboardInterrupt:
+            # A second Ctrl-C: whoever presses it does not want to wait for requests in flight.
+            if supervisor:
+                supervisor.stop(at_once=True)
+                supervisor.finished.wait()
+            raise
+        finally:
+            self._endpoint.close()
+            if self._metrics:
+                self._metrics.close()
+                self._metrics = None
+
+
+def serve(repository: Path | str, options: ServeOptions | None = None) -> int:
+    """Run the server in the foreground until Ctrl-C or SIGTERM. Returns the exit code.
+
+    Raises: SaccadeError for wrong input, ServerFailed when it cannot be kept running,
+    KeyboardInterrupt if it is interrupted before it is ready.
+    """
+    options = options or ServeOptions()
+    if not is_loopback(options.host) and not options.accept_risk:
+        options = _ask_consent(options)
+    with _own_log(), signals() as hang_up:
+        with Server(repository, options) as server, suppress(KeyboardInterrupt):
+            hang_up.call(server)
+            _announce(server)
+            server.wait()
+    _say("stopped.")
+    return 0
+
+
+def refuse_exposure(options: ServeOptions, installation: Installation) -> None:
+    """Listening beyond loopback needs consent.
+
+    Raises: SaccadeError if the host is not loopback and nobody consented.
+    """
+    if not is_loopback(options.host) and not options.accept_risk:
+        raise SaccadeError(
+            f"--host {options.host}: {risk_of(installation)} "
+            "Pass --accept-risk if you want that, or leave --host out for 127.0.0.1."
+        )
+
+
+def risk_of(installation: Installation) -> str:
+    """What listening beyond loopback means."""
+    whose = (
+        f"The bundled server is the {BUNDLED_LINE} line, older than the security fixes of 2025. "
+        if installation.bundled
+        else f"The server is {installation.binary}, whose age saccade does not know. "
+    )
+    return (
+        f"Others could reach the server there. {whose}It asks for no password and cannot cap the "
+        "size of a message. For exposure serve the same repository with NVIDIA's current "
+        "container, behind a proxy that caps messages."
+    )
+
+
+def _ask_consent(options: ServeOptions) -> ServeOptions:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return options
+    _say(risk_of(find_installation()))
+    print(f"Listen on {options.host} all the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    return replace(options, accept_risk=agreed)
+
+
+def _announce(server: Server) -> None:
+    _say(f"{server.model} with {len(server.variants)} variants: {', '.join(server.variants)}")
+    over_http = f"HTTP {server.http_url}   " if server.options.http else ""
+    _say(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
+    _say(f"ready: {server.ready_url}   (Ctrl-C stops)")
+
+
+def _say(text: str) -> None:
+    print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _own_log() -> Iterator[None]:
+    """Show the log on standard error, unless the program has set one up."""
+    logger = logging.getLogger("saccade")
+    if logger.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

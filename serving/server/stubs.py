@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes in which a server's Python models run, as the system shows them."""
+
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.errors import ServerFailed
+from saccade.serving.repository.installation import STUB
+
+
+@dataclass(frozen=True)
+class Stub:
+    """The process in which one Python model runs; `started` tells it from a later one."""
+
+    pid: int
+    started: int
+    model: str
+    region: str = ""  # of shared memory, between it and the server
+
+
+def stubs_in(group: int) -> list[Stub]:
+    """The stubs of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError, IndexError):
+            fields = _stat(int(entry.name))
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if int(fields[2]) == group and words[0].endswith(STUB.encode()):
+                region = words[2].decode(errors="replace") if len(words) > 2 else ""
+                found.append(Stub(int(entry.name), int(fields[19]), _model_of(words), region))
+    return found
+
+
+def _model_of(words: list[bytes]) -> str:
+    # Among the stub's arguments is the instance: `nac-b0250-fp32_0_0`.
+    for word in words[2:]:
+        instance = re.fullmatch(r"([a-z0-9-]+)_\d+_\d+", word.decode(errors="replace"))
+        if instance:
+            return instance[1]
+    return ""
+
+
+def _stat(pid: int) -> list[str]:
+    # The name in parentheses may itself hold spaces and parentheses.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _started(pid: int) -> int | None:
+    """When the living process `pid` began, in clock ticks; None if it is gone or a zombie."""
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(stub: Stub) -> bool:
+    """Whether this very process runs, and not a later one of its number."""
+    return _started(stub.pid) == stub.started
+
+
+def wait_gone(stub: Stub) -> None:
+    """Wait until a stub that was killed is no more.
+
+    Raises: ServerFailed if it stays.
+    """
+    end = time.monotonic() + 3
+    while is_alive(stub):
+        if time.monotonic() > end:
+            raise ServerFailed(f"Process {stub.pid} of model {stub.model} does not end.")
+        time.sleep(0.01)

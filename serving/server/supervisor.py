@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches one server: starts it, sees what dies or hangs, restarts it, says who answers."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+
+from saccade.errors import ServerFailed
+from saccade.serving.client.probe import Prober
+from saccade.serving.client.readiness import Board
+from saccade.serving.server.addresses import ServeOptions, address
+from saccade.serving.server.handover import (
+    Drain,
+    Replacement,
+    Start,
+    foreign_listeners,
+    receive_callers,
+)
+from saccade.serving.server.liveness import Liveness
+from saccade.serving.server.log import ServerLog
+from saccade.serving.server.patience import FORGIVEN_AFTER_S, Patience
+from saccade.serving.server.process import ServerProcess
+from saccade.serving.server.run_folder import RunFolder
+from saccade.serving.server.served_copy import remove_other_copies
+from saccade.serving.server.variant_reload import VariantReload
+
+LOGGER = logging.getLogger("saccade.serve")
+
+LIVENESS_INTERVAL_S = 0.25
+# The server keeps the dead instance of each model that was loaded again: about 1 MiB, a region of
+# shared memory and some 36 threads. A server of its age is replaced by a fresh one.
+RELOADS_A_PROCESS = 20
+
+
+class Supervisor(threading.Thread):
+    """The thread that owns the server from its start to its end.
+
+    The kernel ends the server with the thread that started it, so it is always this one.
+    `settled` is set when the first start has succeeded or failed, `finished` when nothing is
+    left of the server; wait for it, since an interrupted `join` takes the thread for ended.
+    `failure` says how it ended.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        options: ServeOptions,
+        board: Board,
+        log: ServerLog,
+    ) -> None:
+        super().__init__(name="saccade-supervisor", daemon=True)
+        self._start_process = start
+        self._options = options
+        self._board = board
+        self._log = log
+        self._ending = threading.Event()
+        self._hurry = False
+        self._hangs = False  # the server as a whole: it does not even answer for its models
+        self._process: ServerProcess | None = None
+        self._wanted: Replacement | None = None
+        self._drains: list[Drain] = []
+        self.settled = threading.Event()
+        self.finished = threading.Event()
+        self.failure: BaseException | None = None
+        self.restarts = 0  # of the server as a whole
+        self.reloads = 0  # of single models whose process had died
+        self.replacements = 0  # of the server by another one, without a pause
+
+    @property
+    def metrics_port(self) -> int:
+        """Where the metrics of the server that runs now are, 0 if none does."""
+        process = self._process
+        return process.metrics_port if process else 0
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server that runs now, 0 if none does."""
+        return self._process.pid if self._process else 0
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ask for the end; `at_once` does not let requests in flight finish."""
+        self._hurry |= at_once
+        self._ending.set()
+
+    def replace(self, wanted: Replacement) -> None:
+        """Ask for another server in place of this one; `wanted.settled` says when it is done."""
+        if self._wanted is not None or not self.settled.is_set() or self.finished.is_set():
+            wanted.fail("The server is being started, replaced or stopped just now. Try again.")
+        else:
+            self._wanted = wanted
+
+    def run(self) -> None:
+        """Serve until asked to stop or out of patience with the server."""
+        try:
+            with RunFolder() as folder:
+                self._serve(folder)
+            self._board.reset("stopped")
+        except BaseException as error:
+            self.failure = error
+            self._board.reset("failed")
+        finally:
+            self._log.close()
+            self.settled.set()
+            self.finished.set()
+
+    def _serve(self, folder: RunFolder) -> None:
+        patience = Patience()
+        while True:
+            trouble, served_s = self._one_life(folder)
+            if trouble is None:
+                return
+            if not self.settled.is_set() or not self._options.restart:
+                raise ServerFailed(f"{trouble} Its last lines:\n{self._log.last_lines()}")
+            wait_s = patience.after(served_s)
+            if wait_s is None:
+                raise ServerFailed(
+                    f"{trouble} It was restarted {self.restarts} times, with less than "
+                    f"{FORGIVEN_AFTER_S:g} s of service for each. Its last lines:\n"
+                    f"{self._log.last_lines()}"
+                )
+            LOGGER.error("%s Restarting it.", trouble)
+            self._board.reset("restarting")
+            if self._ending.wait(wait_s):
+                return
+            self.restarts += 1
+
+    def _one_life(self, folder: RunFolder) -> tuple[str | None, float]:
+        """Start a server and watch it. Returns what went wrong, and the seconds it served."""
+        self._log.forget()
+        process = self._process = self._start_process(folder)
+        prober = self._prober()
+        served_from, self._hangs = None, False
+        try:
+            trouble = self._wait_loaded(process, prober)
+            if trouble is None and not self._ending.is_set():
+                self._board.enter("serving")
+                self.settled.set()
+                served_from = time.monotonic()
+            while trouble is None and not self._ending.is_set():
+                trouble = self._watch(self._process, prober, folder)
+                prober.close()
+                prober = self._prober()  # a new one reaches the new server
+        finally:
+            process, self._process = self._process, None
+            prober.close()
+            self._end_others()
+            process.stop(at_once=self._hurry or self._hangs or served_from is None)
+        return trouble, 0 if served_from is None else time.monotonic() - served_from
+
+    def _prober(self) -> Prober:
+        place = address(self._options.host, self._options.grpc_port)
+        return Prober(place, self._options.probe_timeout_s)
+
+    def _end_others(self) -> None:
+        """Nothing but the present server is left."""
+        if wanted := self._wanted:
+            wanted.fail("The server was stopped, or failed, while the new one was started.")
+            self._wanted = None
+        for drain in self._drains:
+            drain.process.stop(at_once=True)
+        self._drains.clear()
+
+    def _wait_loaded(self, process: ServerProcess, prober: Prober) -> str | None:
+        end = time.monotonic() + self._options.start_timeout_s
+        models = (*self._board.variants, self._board.model)
+        reason = "it does not say that its models are loaded."
+        while not self._ending.wait(0.05):
+            if ended := process.exit_text():
+                return f"The server ended while it started ({ended})."
+            if time.monotonic() > end:
+                return (
+                    f"The server was not ready within {self._options.start_timeout_s:g} s: {reason}"
+                    " Allow more with --start-timeout-s."
+                )
+            if not process.loaded():
+                continue
+            if ports := foreign_listeners(process):
+                return (
+                    f"Another process listens on port {ports[0]}, too, and would get some of the "
+                    "callers. End it, or choose another port."
+                )
+            receive_callers(process)
+            process.find_stubs()
+            probes = prober.all_of(models)
+            for probe in probes:
+                self._board.mark(probe.model, probe.reason)
+            reason = next((probe.reason for probe in probes if probe.reason), "")
+            if not reason:
+                return None
+        return None
+
+    def _watch(self, process: ServerProcess, prober: Prober, folder: RunFolder) -> str | None:
+        """What is wrong with the server; None when it is to end, or another has taken over."""
+        liveness = Liveness(process, prober, self._board, self._options.probe_interval_s)
+        reload = VariantReload(process, self._board, self._options.start_timeout_s)
+        while not self._ending.wait(LIVENESS_INTERVAL_S):
+            folder.keep_reaper()
+            if trouble := self._dead(process, reload, prober):
+                return trouble
+            liveness.excuse(reload.down())
+            trouble = liveness.look()
+            self._hangs = liveness.hangs
+            if trouble and not self._end_hung(process, liveness.silent()):
+                return trouble
+            self.reloads += reload.note_answers()
+            if self._hand_over(process, folder, reload):
+                return None
+        return None
+
+    def _dead(self, process: ServerProcess, reload: VariantReload, prober: Prober) -> str | None:
+        if ended := process.exit_text():
+            self._board.reset("restarting")
+            return f"The server ended ({ended})."
+        if self._options.restart:
+            reload.step(prober)
+            return None
+        dead = process.dead_stubs()
+        for stub in dead:
+            self._board.mark(stub.model or self._board.model, "its process has died")
+        names = ", ".join(stub.model or str(stub.pid) for stub in dead)
+        return f"The process of {names} has died (out of memory, or killed)." if dead else None
+
+    def _end_hung(self, process: ServerProcess, silent: tuple[str, ...]) -> bool:
+        """Kill the processes of models that do not answer, to be loaded again like dead ones.
+
+        Whether there is such a one: not where the server as a whole does not answer.
+        """
+        if self._hangs or not self._options.restart:
+            return False
+        stubs = [stub for model in silent for stub in process.stubs_of(model)]
+        for stub in stubs:
+            LOGGER.error("%s does not answer; its process is ended.", stub.model)
+            with suppress(ProcessLookupError):
+                os.kill(stub.pid, signal.SIGKILL)
+        return bool(stubs)
+
+    def _hand_over(self, process: ServerProcess, folder: RunFolder, reload: VariantReload) -> bool:
+        """Bring a replacement on its way one step further. Whether it has taken over."""
+        if self._drains:
+            self._drains = [drain for drain in self._drains if not drain.ended()]
+            if not self._drains:
+                receive_callers(process)  # its place is another one since the old one has gone
+                remove_other_copies(process.copy)
+        if reload.count >= RELOADS_A_PROCESS and self._wanted is None and not reload.down():
+            self._wanted = Replacement(self._start_process, self._board.model, self._board.variants)
+        wanted = self._wanted
+        if wanted is None or self._drains:
+            return False
+        if wanted.process is None:
+            wanted.begin(folder)
+        elif wanted.loaded(self._options.start_timeout_s):
+            receive_callers(wanted.process)
+            wanted.process.find_stubs()
+            self._start_process, self._process = wanted.start, wanted.process
+            self._board.describe(wanted.model, wanted.variants)
+            self._drains.append(Drain(process, self._options))
+            self.replacements += 1
+            self._wanted = None
+            wanted.settled.set()
+            return True
+        if wanted.failure:
+            LOGGER.error("%s The server goes on as it was.", wanted.failure)
+            self._wanted = None
+            remove_other_copies(process.copy)
+        return False

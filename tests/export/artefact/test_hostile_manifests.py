@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies beside the files is somebody's too: each wrong value is named, by every reader."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_artefacts import FULL, HALF, artefacts, engines
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.frontier import FILE_NAME, read_frontier
+from saccade.export.artefact.manifest import read_folder, read_manifest
+from saccade.export.runtimes.tensorrt.engine_manifest import read_engines
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.description import DESCRIPTION, read_repository
+from saccade.serving.repository.options import RepositoryOptions
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An artefact folder without its checkpoint."""
+    return artefacts(tmp_path / "folder", checkpoint=False)
+
+
+def change(path: Path, keys: tuple[str | int, ...], value: Any) -> None:
+    """One value of a JSON file, which stays JSON."""
+    content = held = json.loads(path.read_text())
+    for key in keys[:-1]:
+        held = held[key]
+    held[keys[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
+    "a number of 4,000 digits": (("cost", "parameters"), 10**4000, "whole number of at most"),
+    "a number beyond 64 bits": (("variant", "total"), 2**63, "whole number of at most"),
+    "no tensor's type": (("inputs", 0, "dtype"), "object", "type 'object', expected one of"),
+    "no axes": (("outputs", 0, "axes"), "", "are not words and numbers"),
+    "an image of 1e20 numbers": (("inputs", 0, "axes"), "b 9999999999 9999999999", "numbers at"),
+    "20 axes": (("inputs", 0, "axes"), "b " + "1 " * 20, "at most 16"),
+    "1,000 outputs": (
+        ("outputs",), [{"name": f"o{i}", "axes": "b 3", "dtype": "float32"} for i in range(1000)],
+        "1001 inputs and outputs",
+    ),
+    "an escape in a tensor's name": (("inputs", 0, "name"), "\x1b[2J", "control characters"),
+    "no family": (("variant", "family"), "\x1b[2J", "family '\\x1b[2J' is not known"),
+    "an escape in the unit": (("variant", "unit"), "m\x1b[2J", "is no word"),
+    "a long unit": (("variant", "unit"), "m" * 5000, "is no word"),
+    "a long name of a file": (("parent", "name"), "x" * 5000, "is not the plain name"),
+    "a file elsewhere": (("parent", "name"), "../../etc/passwd", "is not the plain name"),
+    "a million labels": (("labels",), ["a"] * 10**6, "1000000 labels"),
+    "a long label": (("labels", 0), "a" * 10**6, "of up to 1000000 characters"),
+    "labels as an object": (("labels",), {}, "expected a list"),
+    "a hash of another length": (("file", "sha256"), "0" * 63, "is not a SHA-256"),
+    "null as a manifest's part": (("parity",), None, "expected an object"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_manifest_names_the_value(name: str, folder: Path) -> None:
+    keys, value, said = WRONG[name]
+    path = folder / f"{FULL}.manifest.json"
+    change(path, keys, value)
+    with pytest.raises(SaccadeError) as caught:
+        read_manifest(path)
+    message = str(caught.value)
+    assert said in message and str(path) in message and len(message) < 500
+    assert message.isprintable()
+
+
+def test_a_file_of_another_size_than_its_manifest_says(folder: Path) -> None:
+    change(folder / f"{FULL}.manifest.json", ("file", "bytes"), 7)
+    with pytest.raises(SaccadeError, match="bytes, its manifest says 7"):
+        read_folder(folder)
+
+
+@pytest.mark.parametrize("kind", ["device", "folder", "other bytes"])
+def test_an_artefact_that_is_a_link_has_the_bytes_of_its_manifest(kind: str, folder: Path) -> None:
+    file = folder / f"{FULL}.onnx"
+    targets = {
+        "device": Path("/dev/zero"),
+        "folder": folder,
+        "other bytes": folder / f"{HALF}.onnx",
+    }
+    file.unlink()
+    file.symlink_to(targets[kind])
+    with pytest.raises(SaccadeError, match=r"missing, though|was changed after its export"):
+        read_folder(folder)
+
+
+def test_a_manifest_that_names_other_inputs_than_the_file(folder: Path, tmp_path: Path) -> None:
+    for name in (FULL, HALF):
+        change(folder / f"{name}.manifest.json", ("inputs", 0, "name"), "picture")
+    with pytest.raises(SaccadeError, match="takes 'image', and its manifest names only picture"):
+        deploy(folder, RepositoryOptions(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("end", ["\r", "\x0b", "\x85", "\u2028"])
+def test_a_label_with_any_end_of_a_line(end: str, folder: Path, tmp_path: Path) -> None:
+    for name in (FULL, HALF):
+        change(folder / f"{name}.manifest.json", ("labels", 0), f"circle{end}square")
+    with pytest.raises(SaccadeError, match="does not fit on a line of its own"):
+        deploy(folder, RepositoryOptions(tmp_path / "out"))
+
+
+FIGURES = {"inferences_per_second": 1.0, "p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0}
+ENTRY: dict[str, Any] = {
+    "variant": FULL, "sha256": "0" * 64, "budget": 1.0, "precision": "fp32",
+    "runtime": "onnxruntime 1", "device": "here", "top5": None, "grpc": None, "dominated_by": None,
+    "score": {
+        "name": "accuracy", "value": 0.5, "higher_is_better": True, "unit": "", "n": 1,
+        "interval": [0.4, 0.6], "data": "d", "data_sha256": "0" * 64,
+    },
+    "in_process": {"threads": 1, "best_batch": 1, "batch_1": FIGURES},
+}  # fmt: skip
+NESTED: dict[str, Any] = {"text": {"text": {"batch_1": FIGURES}}}
+FRONTIERS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
+    "entries as an object": (("entries",), {}, "entries is {}, expected list"),
+    "entries as a text": (("entries",), "abc", "entries is 'abc', expected list"),
+    "null as entries": (("entries",), None, "entries is None"),
+    "a concurrency of 5,000 digits": (
+        ("entries", 0, "grpc"), {"concurrency_1" + "0" * 5000: FIGURES}, "is not known",
+    ),
+    "a part inside a part": (("entries", 0, "in_process", "text"), NESTED, "'text' is not known"),
+    "a large number": (("entries", 0, "score", "value"), 10**400, "expected a finite number"),
+}  # fmt: skip
+
+
+def test_frontier_as_bench_writes_it(folder: Path) -> None:
+    assert len(read_frontier(frontier(folder)).entries) == 1
+
+
+@pytest.mark.parametrize("name", FRONTIERS)
+def test_frontier_names_the_value(name: str, folder: Path) -> None:
+    keys, value, said = FRONTIERS[name]
+    path = frontier(folder)
+    change(path, keys, value)
+    with pytest.raises(SaccadeError) as caught:
+        read_frontier(path)
+    assert said in str(caught.value) and "saccade bench" in str(caught.value)
+
+
+def frontier(folder: Path) -> Path:
+    path = folder / FILE_NAME
+    content = {"schema": "saccade.frontier", "version": 1, "model": "tiny", "entries": [ENTRY]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+REPOSITORIES: dict[str, tuple[str, Any, str]] = {
+    "variants as a text": ("variants", "abc", "variants: found 'abc', expected a list"),
+    "variants of numbers": ("variants", [1], "variants: [0]: found 1, expected str"),
+    "a model that is null": ("model", None, "model: found None, expected str"),
+    "files as a list": ("files", [], "files: found [], expected an object"),
+    "files whose hash is a number": ("files", {"a": 1}, "files: a: found 1, expected str"),
+    "samples as an object": ("samples", {}, "samples: found {}, expected a list"),
+    "a runtime that is a list": ("runtime", [], "runtime is []"),
+}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository; restore what you change."""
+    place = tmp_path_factory.mktemp("described")
+    folder = artefacts(place / "folder", checkpoint=False)
+    return deploy(folder, RepositoryOptions(place / "repository")).folder
+
+
+@pytest.mark.parametrize("name", REPOSITORIES)
+def test_repository_names_the_value(name: str, repository: Path) -> None:
+    key, value, said = REPOSITORIES[name]
+    path = repository / DESCRIPTION
+    whole = path.read_bytes()
+    try:
+        change(path, (key,), value)
+        with pytest.raises(SaccadeError) as caught:
+            read_repository(repository)
+    finally:
+        path.write_bytes(whole)
+    message = str(caught.value)
+    assert said in message and "saccade repository" in message and "saccade export" not in message
+
+
+PLANS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no manifest": (lambda out: (out / f"{FULL}.manifest.json").unlink(), "no manifest beside it"),
+    "one byte more": (
+        lambda out: (out / f"{FULL}.plan").write_bytes(b"!" + (out / f"{FULL}.plan").read_bytes()),
+        "is not loaded",
+    ),
+    "other bytes of the same number": (
+        lambda out: (out / f"{FULL}.plan").write_bytes((out / f"{FULL}.plan").read_bytes()[::-1]),
+        "is not loaded",
+    ),
+    "a link": (
+        lambda out: (
+            (out / f"{FULL}.plan").rename(out / "p"),
+            (out / f"{FULL}.plan").symlink_to("p"),
+        ),
+        "link",
+    ),
+    "a file elsewhere": (
+        lambda out: change(
+            out / f"{FULL}.manifest.json", ("engine", "file", "name"), "../model.plan"
+        ),
+        "model.plan",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_is_code_and_needs_the_hash_of_its_manifest(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    out = engines(folder, tmp_path / "engines")
+    assert len(read_engines(out)) == 2
+    spoil, said = PLANS[name]
+    spoil(out)
+    with pytest.raises(SaccadeError, match=said):
+        read_engines(out)

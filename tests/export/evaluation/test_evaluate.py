@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores: a model that knows the truth gets all of them, a blind one what chance gives."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+from saccade.errors import SaccadeError
+from saccade.export.evaluation import answering, captioning, classification, matching, segmentation
+from saccade.export.evaluation import evaluate as evaluation
+from saccade.export.evaluation.evaluate import TASKS_OF, Evaluation, evaluate
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.report import render
+from saccade.export.evaluation.scenes import asked_scenes, described_scenes
+from saccade.export.evaluation.subject import Function, Subject
+from saccade.models.captioner.caption_search import Caption
+from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
+from saccade.models.data.digits import CLASS_NAMES
+from saccade.models.data.listops import listops
+from saccade.models.data.questions import ANSWERS, QUESTION_TOKENS, QUESTION_WORDS
+from saccade.models.data.tetrominoes import tetrominoes
+from saccade.models.interface import Arrays, TensorSpec
+from saccade.models.preprocessing import Preprocessing
+from saccade.models.word_tokens import WordVocabulary
+
+SEEN = Preprocessing(20, 20, 3, (0.0,) * 3, (1.0,) * 3)
+FEW = EvaluateOptions(limit=30)
+
+
+def knowing(family: str, **parts: Any) -> Subject:
+    """A subject whose parts are these functions."""
+    spec = (TensorSpec("image", "b 20 20 3", "uint8"),)
+    functions = {role: Function(spec, run) for role, run in parts.items()}
+    return Subject("it", family, "0" * 64, {}, (), SEEN, functions)
+
+
+def scores(found: Any) -> dict[str, float]:
+    return {score.name: score.value for score in found.scores}
+
+
+def test_listops_by_the_truth():
+    drawn = listops("test", 30)
+    answers = {
+        row.tobytes(): label for row, label in zip(drawn.characters, drawn.labels, strict=True)
+    }
+
+    def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        labels = [answers[row.tobytes()] for row in inputs["characters"]]
+        return {"logits": np.eye(10)[labels]}
+
+    subject = replace(knowing("nac"), labels=CLASS_NAMES, facts={"max_tokens": 100}, parts={
+        "": Function((TensorSpec("characters", "b 100", "int64"),), run)})  # fmt: skip
+    assert scores(classification.top1(subject, FEW)) == {"top-1": 1.0, "top-5": 1.0}
+    with pytest.raises(SaccadeError, match="--data shapes: it reads characters, expected listops"):
+        classification.top1(subject, replace(FEW, data="shapes"))
+
+
+def test_images_and_texts_by_the_truth():
+    """Codes that say which sentence an image has: the same sentence, the same code."""
+    found = described_scenes(SEEN, FEW)
+    words = WordVocabulary(CAPTION_WORDS)
+    sentence = {
+        image.tobytes(): words.encode(text, CAPTION_TOKENS).tobytes()
+        for image, text in zip(found.images, found.captions, strict=True)
+    }
+
+    def code(key: bytes) -> np.ndarray:
+        vector = np.random.default_rng(list(key)).standard_normal(64)
+        return vector / np.linalg.norm(vector)
+
+    def of_images(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"embedding": np.stack([code(sentence[i.tobytes()]) for i in inputs["image"]])}
+
+    def of_texts(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"embedding": np.stack([code(row.tobytes()) for row in inputs["tokens"]])}
+
+    facts = {"tokenizer": "words", "words": list(CAPTION_WORDS), "merges": [],
+             "context_length": CAPTION_TOKENS, "vocabulary": len(words)}  # fmt: skip
+    subject = replace(knowing("sparo", image=of_images, text=of_texts), facts=facts)
+    assert set(scores(matching.retrieval(subject, FEW)).values()) == {1.0}
+    assert scores(matching.hard_negatives(subject, FEW))["hard-negative accuracy"] == 1.0
+
+    def blind(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {"embedding": np.stack([code(image.tobytes()) for image in inputs["image"]])}
+
+    lost = replace(knowing("sparo", image=blind, text=of_texts), facts=facts)
+    assert scores(matching.retrieval(lost, FEW))["text R@1"] < 0.2
+    assert 0.3 < scores(matching.hard_negatives(lost, FEW))["hard-negative accuracy"] < 0.7
+
+
+def test_slots_by_the_truth():
+    drawn = tetrominoes("test", 30, side_px=20)
+    masks = {image.tobytes(): mask for image, mask in zip(drawn.images, drawn.masks, strict=True)}
+
+    def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        assert inputs["initial_state"].shape[1:] == (4, 6)
+        true = np.stack([masks[image.tobytes()] for image in inputs["image"]])
+        return {
+            "masks": np.eye(4)[true].transpose(0, 3, 1, 2),
+            "reconstruction": inputs["image"] / 255,
+        }
+
+    rule = {"kind": "gaussian", "mean": [0.0] * 4, "std": [1.0] * 4, "positions": "uniform",
+            "scale_mean": None, "scale_std": None}  # fmt: skip
+    subject = replace(
+        knowing("slot-attention"),
+        facts={"initial_state": rule, "slots": 4},
+        parts={"": Function((*knowing("x", a=run).parts["a"].inputs,
+                             TensorSpec("initial_state", "b k 6", "float32")), run)},
+    )  # fmt: skip
+    assert scores(segmentation.ari(subject, FEW)) == {"FG-ARI": 1.0, "ARI": 1.0, "MSE": 0.0}
+    drawn = tetrominoes("test", 30, side_px=20, positions="left")
+    masks = {image.tobytes(): mask for image, mask in zip(drawn.images, drawn.masks, strict=True)}
+    left = segmentation.ari(subject, replace(FEW, positions="left"))
+    assert left.data == "tetrominoes (left)" and scores(left)["FG-ARI"] == 1.0
+
+
+def test_answers_by_the_truth():
+    asked = asked_scenes(SEEN, FEW)
+    words = WordVocabulary(QUESTION_WORDS)
+    truth = {
+        asked.images[owner].tobytes() + words.encode(one.text, QUESTION_TOKENS).tobytes():
+        ANSWERS.index(one.answer)
+        for owner, one in zip(asked.owner, asked.questions, strict=True)
+    }  # fmt: skip
+
+    def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        pairs = zip(inputs["image"], inputs["question"], strict=True)
+        right = [truth[image.tobytes() + question.tobytes()] for image, question in pairs]
+        half = np.zeros((len(right), 2, 2))
+        half[:, 0] = 0.5
+        return {"logits": np.eye(len(ANSWERS))[right], "attention": half}
+
+    facts = {
+        "words": list(QUESTION_WORDS),
+        "question_length": QUESTION_TOKENS,
+        "vocabulary": "words",
+    }
+    subject = replace(knowing("vqa", **{"": run}), facts=facts, labels=ANSWERS)
+    found = scores(answering.vqa(subject, FEW))
+    assert found.pop("zero attention") == 0.5
+    assert set(found.values()) == {1.0}
+    with pytest.raises(SaccadeError, match="does not know the answer"):
+        answering.vqa(replace(subject, labels=ANSWERS[:3]), FEW)
+
+
+def test_captions_by_the_truth(monkeypatch):
+    words = WordVocabulary(CAPTION_WORDS)
+    said: list[str] = []
+
+    def captions(subject: Subject, images: np.ndarray) -> list[Caption]:
+        maps = np.zeros((2, 2, 2))
+        maps[0, 0, 0] = maps[1, 1, 1] = 1
+        ids = [words.encode(text, CAPTION_TOKENS) for text in said]
+        return [Caption(tuple(row[1 : row.argmin() - 1]), 0.0, True, maps) for row in ids]
+
+    def references(objects: Any, rng: np.random.Generator) -> list[str]:
+        said.append(
+            "a red circle and a blue square" if len(said) % 2 else "a cross above a red square"
+        )
+        return [said[-1]]
+
+    monkeypatch.setattr(captioning, "_captions", captions)
+    monkeypatch.setattr(captioning, "references", references)
+    facts = {"words": list(CAPTION_WORDS), "beam": 3}
+    whole = captioning.caption(replace(knowing("captioner"), facts=facts), FEW)
+    found = scores(whole)
+    assert whole.protocol == "beam 3, 5 references a scene" and 0 <= found["true"] < 0.5
+    assert "(beam 3, 5 references a scene)" in str(render([whole]).title)
+    assert found["CIDEr-D"] == pytest.approx(10) and found["REP"] == 0
+    assert found["ROUGE-L"] == pytest.approx(1) and found["zero attention"] == 0.75
+    assert found["JS"] == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize(("beam", "said"), [(1, "square"), (2, "circle"), (3, "")])
+def test_captions_are_those_of_a_request_without_a_beam(beam, said, monkeypatch):
+    """A language of two words: the likelier first one leads nowhere, and saying nothing is best."""
+    end, square, circle = 2, 4, 5
+    following = {1: {square: 0.5, circle: 0.27, end: 0.23}, square: {end: 0.4}, circle: {end: 0.8}}
+    rows = np.full((6, 6), 1e-9)
+    for token, chances in following.items():
+        rows[token, list(chances)] = list(chances.values())
+
+    def encode(inputs: Arrays) -> dict[str, np.ndarray]:
+        return {name: np.zeros((len(inputs["image"]), 1)) for name in ("h", "c")}
+
+    def step(inputs: Arrays) -> dict[str, np.ndarray]:
+        token, state = inputs["token"], {"next_h": inputs["h"], "next_c": inputs["c"]}
+        logs = np.log(rows[token])
+        return state | {"log_probabilities": logs, "attention": np.ones((len(token), 1, 1))}
+
+    specs = {name: TensorSpec(name, "b 1", "float32") for name in ("h", "c")}
+    parts = {
+        "encode": Function((TensorSpec("image", "b 20 20 3", "uint8"),), encode),
+        "step": Function((*specs.values(), TensorSpec("token", "b", "int64")), step),
+    }
+    facts = {"words": ["square", "circle"], "start": 1, "end": end, "max_length": 4, "beam": beam}
+    subject = replace(knowing("captioner"), facts=facts, parts=parts)
+    monkeypatch.setattr(captioning, "references", lambda *_: ["circle"])
+    found = scores(captioning.caption(subject, FEW))
+    assert found["ROUGE-L"] == (said == "circle")
+    assert ("JS" in found) is False, "no caption has two words"
+    assert ("zero attention" in found) == bool(said)
+
+
+def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Path, monkeypatch):
+    monkeypatch.setattr(
+        classification, "check_classes", lambda *_: None
+    )  # its labels have no words
+    options = EvaluateOptions(data="digits", budget=(1, 0.5, 0.25, 0.125), limit=100)
+    ours, theirs = evaluate(tiny_checkpoint, options), evaluate(tiny_folder, options)
+    assert [scores(each) for each in ours.found] == [scores(each) for each in theirs.found]
+    assert json.dumps(ours.to_dict()) and len(render(ours.found).rows) == 8
+
+
+def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
+    with pytest.raises(SaccadeError, match=r"--task ari.*top1, knn, probe"):
+        evaluate(tiny_checkpoint, EvaluateOptions(task="ari"))
+    with pytest.raises(SaccadeError, match="--positions left: task 'top1' has objects anywhere"):
+        evaluate(tiny_checkpoint, EvaluateOptions(positions="left"))
+    subject = replace(knowing("nac"), labels=("a", "b"))
+    classification.check_classes(subject, ("0", "1"), "numbered")
+    with pytest.raises(SaccadeError, match="Pass the data that the model was trained for"):
+        classification.check_classes(subject, ("a", "c"), "other")
+    with pytest.raises(SaccadeError, match="--limit is 1"):
+        EvaluateOptions(limit=1)
+
+
+def test_every_family_has_a_task():
+    from saccade.models.families import FAMILIES
+
+    assert set(TASKS_OF) == set(FAMILIES)
+    assert Evaluation(Path("x"), ()).to_dict() == {"path": "x", "found": []}
+    assert {name for names in TASKS_OF.values() for name in names} == set(evaluation._TASKS)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade verify --bisect`: the node at which a variant departs, and none where none does."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from half_typed import add_variant, half_typed
+from tiny_artefacts import FULL, artefacts, onnx_model
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import Manifest, read_manifests
+from saccade.export.gate.bisect import departure, relative_error
+from saccade.export.runtimes.runners import onnx_session
+from saccade.serving.commands import cli
+
+IMAGES = {"image": np.random.default_rng(0).integers(0, 256, (4, 4, 4, 1), dtype=np.uint8)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return artefacts(tmp_path / "artefact", checkpoint=False)
+
+
+def manifest_named(folder: Path, name: str) -> Manifest:
+    return next(each for each in read_manifests(folder) if each.variant.name == name)
+
+
+def spoiled(weight: str) -> onnx.ModelProto:
+    """The model with one weight a third larger."""
+    proto = onnx_model()
+    for tensor in proto.graph.initializer:
+        if tensor.name == weight:
+            values = onnx.numpy_helper.to_array(tensor) * np.float32(4 / 3)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, weight))
+    return proto
+
+
+@pytest.mark.parametrize(("weight", "node"), [("embed", "embedding"), ("classify", "logits")])
+def test_names_the_first_node_that_departs(folder: Path, weight: str, node: str) -> None:
+    name = add_variant(folder, FULL, "fp16", half_typed(spoiled(weight), "fp16")).variant.name
+    found = departure(folder, manifest_named(folder, name), read_manifests(folder), IMAGES)
+    assert (found.departs, found.node, found.operator) == (True, node, "MatMul")
+    assert found.error == pytest.approx(1 / 3, rel=0.05)
+    assert f"at {node} (MatMul), by 0.33" in found.to_text()
+
+
+def test_finds_none_in_a_graph_that_was_only_rounded(folder: Path) -> None:
+    name = add_variant(folder, FULL, "fp16", half_typed(onnx_model(), "fp16")).variant.name
+    for each in (name, FULL):
+        found = departure(folder, manifest_named(folder, each), read_manifests(folder), IMAGES)
+        assert not found.departs
+        assert found.error < 2e-3
+        assert found.compared == 4
+        assert f"in 4 nodes; the largest is {found.error:.2g}, at " in found.to_text()
+
+
+def test_a_long_graph_is_searched_whole(folder: Path) -> None:
+    def chain(wrong: int | None) -> onnx.ModelProto:
+        proto = onnx_model()
+        last = proto.graph.node.pop()
+        proto.graph.node[-1].output[0] = "step0"
+        for index in range(60):
+            operator = "Neg" if index != wrong else "Abs"
+            step = onnx.helper.make_node(
+                operator, [f"step{index}"], [f"step{index + 1}"], name=f"step/{index}"
+            )
+            proto.graph.node.append(step)
+        back = onnx.helper.make_node("Identity", ["step60"], ["logits"], name="back")
+        proto.graph.node.extend([back, last])
+        return proto
+
+    add_variant(folder, FULL, "fp32", chain(None))
+    name = add_variant(folder, FULL, "fp16", half_typed(chain(40), "fp16")).variant.name
+    found = departure(folder, manifest_named(folder, name), read_manifests(folder), IMAGES)
+    # The node itself is another operator in the other graph: its reader is the first of both.
+    assert (found.departs, found.node) == (True, "step/41")
+
+
+def test_errors_are_shares_of_the_largest_magnitude() -> None:
+    one = np.array([1.0, -4.0, 0.0])
+    assert relative_error(np.array([1.0, -4.0, 1.0]), one) == 0.25
+    assert relative_error(one, one) == 0
+    infinite = np.array([np.inf, -4.0, np.nan])
+    assert relative_error(infinite, infinite) == 0
+    assert relative_error(one, infinite) == np.inf
+    assert relative_error(infinite, one) == np.inf
+    assert relative_error(one[:2], one) == np.inf
+    assert relative_error(np.zeros(2), np.zeros(2)) == 0
+
+
+def test_a_broken_file_does_not_keep_the_others_from_it(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(
+        tiny_folder, tmp_path / "nac", ignore=shutil.ignore_patterns("*b1000*", "*b0500*")
+    )
+    broken = folder / "nac-b0250-fp32.onnx"
+    broken.write_bytes(broken.read_bytes()[:1000])
+    assert cli.run(["verify", str(folder), "--bisect", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["passed"] for row in answer["variants"]] == [False, True]
+    assert [row["name"] for row in answer["bisect"]] == ["nac-b0125-fp32"]
+
+
+def test_the_command_needs_the_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["verify", str(folder), "--bisect"]) == 2
+    assert "checkpoint" in capsys.readouterr().err.lower()
+
+
+def test_a_provider_that_is_not_there_is_refused(folder: Path) -> None:
+    with pytest.raises(SaccadeError, match=r"has no RockExecutionProvider, only .*saccade\[gpu\]"):
+        onnx_session(folder / f"{FULL}.onnx", provider="RockExecutionProvider")

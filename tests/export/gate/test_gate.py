@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate: it passes what is right, and each way of being wrong is a figure that says so."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import SUFFIX
+from saccade.export.gate.gate import Expected, measure, verify
+from saccade.export.gate.metrics import THRESHOLDS, exceeded, figures_of, one_minus_cosine
+from saccade.export.gate.report import GateReport, render
+from saccade.export.graph.samples import RANDOM_INPUTS, REAL_INPUTS, Samples
+from saccade.files import sha256_of
+from saccade.models.interface import Part, TensorSpec
+
+Arrays = dict[str, np.ndarray]
+FULL = "nac-b1000-fp32"
+PART = Part("", (TensorSpec("image", "b 4 4 1", "uint8"),), ("logits",), run=lambda image: {})
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(tiny_folder, tmp_path / "nac"))
+
+
+@pytest.fixture
+def pair(folder: Path) -> Path:
+    """The copy with the largest and the smallest variant alone."""
+    for path in [*folder.glob("nac-b0500*"), *folder.glob("nac-b0250*")]:
+        path.unlink()
+    return folder
+
+
+def rehash(folder: Path, name: str = FULL, **changes: Any) -> None:
+    """Make the manifest's hash and size fit the file, as someone would who means harm."""
+    path, file = folder / (name + SUFFIX), folder / f"{name}.onnx"
+    content = json.loads(path.read_text())
+    content["file"] |= {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+    path.write_text(json.dumps(content | changes))
+
+
+def failing(report: GateReport) -> dict[str, str]:
+    """The variants that did not pass, with why."""
+    return {row.name: "; ".join(row.problems) for row in report.variants if not row.passed}
+
+
+def shown(report: GateReport) -> str:
+    from rich.console import Console
+
+    text = io.StringIO()
+    Console(width=120, file=text).print(render(report))
+    return text.getvalue()
+
+
+def test_verify_passes_on_an_export(tiny_folder: Path) -> None:
+    report = verify(tiny_folder)
+    assert report.passed and len(report.variants) == 4
+    for row in json.loads(json.dumps(report.to_dict()))["variants"]:
+        assert row["thresholds"] == THRESHOLDS["fp32"]
+        # Not a bound of the gate but of the arithmetic: float32 against float64.
+        assert 0 < row["figures"]["relative_error"] < 1e-3
+    text = shown(report)
+    assert all(f"at most, {precision}" in text for precision in THRESHOLDS)
+
+
+def test_one_changed_weight_fails(pair: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    proto = onnx.load(pair / f"{FULL}.onnx")
+    (weight,) = [each for each in proto.graph.initializer if each.name == "head.weight"]
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[0, 0] += 0.01
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(proto, pair / f"{FULL}.onnx")
+    rehash(pair)
+    report = verify(pair)
+    assert not report.passed
+    assert list(failing(report)) == [FULL]
+    assert "relative error is" in failing(report)[FULL]
+    assert "NO" in shown(report) and "relative error is" in shown(report)
+
+
+def test_a_recorded_override_is_used_and_shown(pair: Path) -> None:
+    path = pair / (FULL + SUFFIX)
+    content = json.loads(path.read_text())
+    content["parity"]["overridden"] = ["relative_error"]
+    content["parity"]["thresholds"]["relative_error"] = 1e-12
+    path.write_text(json.dumps(content))
+    report = verify(pair)
+    assert list(failing(report)) == [FULL]
+    assert "override: 1e-12" in shown(report)
+
+
+def test_files_that_are_not_what_they_claim(folder: Path) -> None:
+    half, quarter, eighth = (f"nac-b{budget}-fp32" for budget in ("0500", "0250", "0125"))
+    file = folder / f"{FULL}.onnx"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x00")
+    shutil.copy(folder / f"{quarter}.onnx", folder / f"{half}.onnx")
+    rehash(folder, half)
+    truncated = folder / f"{quarter}.onnx"
+    truncated.write_bytes(truncated.read_bytes()[:5000])
+    rehash(folder, quarter)
+    rehash(folder, eighth, labels=[f"digit {9 - digit}" for digit in range(10)])
+    problems = failing(verify(folder))
+    assert "changed after its export" in problems[FULL]
+    assert "relative error" in problems[half]
+    assert "no whole ONNX model" in problems[quarter]
+    assert "labels" in problems[eighth]
+
+
+def test_the_parent_must_be_there_and_the_one(folder: Path, tiny_nac: Callable[..., Any]) -> None:
+    tiny_nac(folder / "nac.safetensors", seed=1)
+    with pytest.raises(SaccadeError, match="the manifests name"):
+        verify(folder)
+    (folder / "nac.safetensors").unlink()
+    with pytest.raises(SaccadeError, match=r"nac\.safetensors: missing"):
+        verify(folder)
+    with pytest.raises(SaccadeError, match="no such folder"):
+        verify(folder / "absent")
+
+
+def truth(inputs: Arrays) -> Arrays:
+    """A fixed classifier in float64 that keeps rows apart."""
+    rng = np.random.default_rng(3)
+    flat = inputs["image"].reshape(len(inputs["image"]), -1) / 255 - 0.5
+    state = np.tanh(flat @ rng.normal(size=(16, 6)))
+    logits = state @ rng.normal(size=(6, 5))
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return {
+        "logits": logits,
+        "probabilities": shifted / shifted.sum(axis=-1, keepdims=True),
+        "embedding": state / np.linalg.norm(state, axis=-1, keepdims=True),
+    }
+
+
+def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Arrays], Arrays]:
+    """The truth with one output changed."""
+
+    def run(inputs: Arrays) -> Arrays:
+        outputs = truth(inputs)
+        return {**outputs, name: change(outputs[name])}
+
+    return run
+
+
+def only_row(row: int, value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(rows: np.ndarray) -> np.ndarray:
+        rows = rows.copy()
+        rows[row, 0] += value
+        return rows
+
+    return change
+
+
+RUNNERS: dict[str, tuple[Callable[[Arrays], Arrays], set[str]]] = {
+    "right": (truth, set()),
+    "float32": (lambda x: {k: v.astype(np.float32) for k, v in truth(x).items()}, set()),
+    "scaled logits": (changed("logits", lambda v: v * 1.002), {"relative_error"}),
+    "turned embedding": (
+        changed("embedding", lambda v: np.roll(v, 1, axis=-1)),
+        {"relative_error", "one_minus_cosine"},
+    ),
+    "classes in another order": (
+        changed("probabilities", lambda v: v[:, ::-1]),
+        {"relative_error", "score_points", "top1_flips"},
+    ),
+    "not a number": (
+        changed("logits", lambda v: np.where(v > 2.9, np.nan, v)),
+        {"relative_error", "one_minus_cosine", "row_isolation"},
+    ),
+    "batch mates": (
+        changed("embedding", lambda v: v + 2e-3 * v.mean(axis=0)),
+        {"relative_error", "row_isolation"},
+    ),
+    "position": (changed("logits", only_row(-1, 0.05)), {"relative_error", "row_isolation"}),
+    "batch size": (
+        changed("logits", lambda v: v * (1 + 4e-4 * (len(v) == 7))),
+        {"row_isolation"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RUNNERS)
+def test_each_wrong_answer_has_its_figure(case: str) -> None:
+    run, expected = RUNNERS[case]
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (REAL_INPUTS + RANDOM_INPUTS, 4, 4, 1), dtype=np.uint8)
+    labels = truth({"image": image})["logits"].argmax(axis=-1)[:REAL_INPUTS]
+    samples = Samples({"image": image}, {"labels": labels})
+    right = truth({"image": image})
+    expected_answers = Expected(PART, samples, right, lambda: [right])
+    parity = measure([run], expected_answers, "fp32", {})
+    found = set(exceeded(parity.figures, parity.thresholds))
+    # What is not a number also loses its cosine; the figures named are the least expected.
+    assert expected <= found and parity.passed == (not expected)
+    assert found - expected <= {"one_minus_cosine"}
+
+
+def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
+    right = truth({"image": image})
+    labels = right["logits"].argmax(axis=-1)[:REAL_INPUTS]
+    samples = Samples({"image": image}, {"labels": labels})
+
+    def figures(found: float, own: float, rows: slice) -> tuple[bool, dict[str, float]]:
+        def off(by: float) -> dict[str, np.ndarray]:
+            embedding = right["embedding"].copy()
+            embedding[rows] *= 1 + by
+            return {**right, "embedding": embedding}
+
+        place = {row.tobytes(): number for number, row in enumerate(image)}
+        answers = off(found)
+
+        def run(inputs: Any) -> Any:
+            asked = [place[row.tobytes()] for row in inputs["image"]]
+            return {name: each[asked] for name, each in answers.items()}
+
+        expected = Expected(PART, samples, right, lambda: [right, off(own)])
+        parity = measure([run], expected, "fp32", {})
+        return parity.passed, parity.figures
+
+    few, many = slice(5, 7), slice(0, 100)
+    passed, found = figures(0.01, 0.005, few)
+    assert passed and found["sensitive_rows"] == 2 / 320 and found["relative_error"] == 0
+    assert found["float32_error"] == pytest.approx(0.005, rel=0.1)
+    passed, found = figures(0.01, 0.001, few)
+    assert not passed and found["relative_error"] == pytest.approx(0.01, rel=0.1)
+    passed, found = figures(0.05, 0.05, few)  # beyond the row of half precision
+    assert not passed and found["relative_error"] > 0.03
+    passed, found = figures(0.01, 0.005, many)
+    assert not passed and found["sensitive_rows"] == 100 / 320
+    assert "sensitive_rows" not in figures(1e-4, 1e-4, many)[1]
+
+
+def test_two_ways_to_compute_a_file_may_differ_where_each_isolates_its_rows() -> None:
+    rows = np.linspace(1, 2, 12).reshape(3, 4)
+    one, other = {"embedding": rows}, {"embedding": rows * (1 + 5e-4)}
+    figures = figures_of(one, [[one, one], [other]], {}, {}, PART)
+    assert figures["row_isolation"] == 0 and not exceeded(figures, THRESHOLDS["fp32"])
+    assert figures_of(one, [[one, other]], {}, {}, PART)["row_isolation"] > 4e-4
+
+
+def test_a_black_pixel_has_no_direction() -> None:
+    white, black = np.ones((1, 2, 3)), np.full((1, 2, 3), 1e-9)
+    right = np.concatenate([white, black])
+    assert (one_minus_cosine(np.concatenate([white, -black]), right) < 1e-12).all()
+    assert one_minus_cosine(np.concatenate([-white, black]), right).max() == pytest.approx(2)
+
+
+def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
+    logits = np.array([[1.0, 0.999, 0.0], [1.0, 0.0, 0.0]])
+    moved = np.array([[1.0, 1.001, 0.0], [1.0, 0.0, 0.0]])
+    reference = dict.fromkeys(("logits", "probabilities", "embedding"), logits)
+    close = dict.fromkeys(reference, moved)
+    clear = {**reference, "probabilities": logits[:, ::-1]}
+    labelled = {"labels": np.zeros(2, dtype=np.int64)}
+    figures = figures_of(reference, [[close]], {}, labelled, PART)
+    assert (figures["top1_flips"], figures["score_points"]) == (0, 50)
+    assert figures_of(reference, [[clear]], {}, labelled, PART)["top1_flips"] == 2
+
+
+def test_a_broken_law_fails_the_gate() -> None:
+    rows = np.full((3, 4), 0.25)
+
+    def rows_sum_to_1(inputs: Any, found: Any, expected: Any) -> float:
+        return float(np.abs(found["attention"].sum(-1) - 1).max() / 1e-5)
+
+    part = replace(PART, laws={"rows_sum_to_1": rows_sum_to_1})
+    right = figures_of({"attention": rows}, [[{"attention": rows}]], {}, {}, part)
+    assert right["op_laws"] == 0 and not exceeded(right, THRESHOLDS["fp32"])
+    broken = figures_of({"attention": rows}, [[{"attention": rows * 1.0001}]], {}, {}, part)
+    assert exceeded(broken, THRESHOLDS["fp32"]) == ["op_laws"]

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`export --inline-ops`: no custom op, no function, the same answers, and the manifest says so."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+import onnx
+import onnxruntime
+from family_folders import exported, family_folder
+from ops_cases import CASES
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import read_folder, read_manifest
+from saccade.export.gate.gate import Reference
+from saccade.export.gate.manifest_checks import contradictions
+from saccade.export.graph.half_graph import widened_bytes
+from saccade.export.graph.inlining import inlined
+from saccade.models.checkpoint import load
+from saccade.plugins.onnx_model import all_nodes, one_node_model
+from saccade.plugins.ops import OPS
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.model_config import parse_config
+from saccade.serving.repository.options import RepositoryOptions
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny SoT: its body of svPN holds a loop and a matrix product."""
+    place = tmp_path_factory.mktemp("inlined")
+    return exported("sot", place, ("fp32", "fp16"), budget=("exact",), inline_ops=True)
+
+
+def plain(model: bytes) -> onnxruntime.InferenceSession:
+    """A session without the library of kernels."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return onnxruntime.InferenceSession(model, options)
+
+
+def test_the_files_are_standard_onnx_and_their_manifests_say_so(folder: Path) -> None:
+    manifests = read_folder(folder)
+    assert len(manifests) == 2
+    for manifest in manifests:
+        proto = onnx.load(folder / manifest.file.name)
+        assert manifest.custom_ops == ()
+        assert manifest.inlined_ops == ("SvPN",)
+        assert not proto.functions
+        assert {each.domain for each in proto.opset_import} == {""}
+        nodes = list(all_nodes(proto.graph))
+        assert {each.domain for each in nodes} == {""}
+        assert len({each.name for each in nodes}) == len(nodes)
+        assert not any(each.doc_string or each.metadata_props for each in nodes)
+
+
+def test_they_answer_as_the_files_with_functions(folder: Path, all_workers: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
+    whole = family_folder("sot", all_workers) / "sot-exact-fp32.onnx"
+    expected = plain(whole.read_bytes()).run(None, {"image": image})
+    found = plain((folder / whole.name).read_bytes()).run(None, {"image": image})
+    half = (folder / "sot-exact-fp16.onnx").read_bytes()
+    for model, allowed in ((half, 3e-2), (widened_bytes(half), 1e-3)):
+        for one, other in zip(plain(model).run(None, {"image": image}), expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=allowed, rtol=allowed)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6, rtol=1e-6)
+
+
+def test_verify_sees_a_manifest_that_says_otherwise(folder: Path, all_workers: Path) -> None:
+    reference = Reference(load(folder / "sot.safetensors"))
+    with_functions = family_folder("sot", all_workers)
+    for manifest in read_folder(folder):
+        setting = reference.setting(manifest.variant)
+        asked = reference.checkpoint, reference.variant(setting), setting
+        assert contradictions(folder / manifest.file.name, manifest, *asked) == ()
+        if manifest.variant.name == "sot-exact-fp32":
+            other = with_functions / manifest.file.name
+            assert any(
+                "custom ops are ()" in each for each in contradictions(other, manifest, *asked)
+            )
+
+
+def test_a_repository_takes_them_without_a_library(folder: Path, tmp_path: Path) -> None:
+    deploy(folder, RepositoryOptions(tmp_path / "repository"))
+    text = (tmp_path / "repository" / "sot-exact-fp32" / "config.pbtxt").read_text()
+    assert not parse_config(text).model_operations.op_library_filename
+
+
+def test_a_manifest_of_version_3_has_no_inlined_ops(folder: Path, tmp_path: Path) -> None:
+    content = json.loads((folder / "sot-exact-fp32.manifest.json").read_text())
+    assert content.pop("inlined_ops") == ["SvPN"]
+    older = tmp_path / "sot-exact-fp32.manifest.json"
+    older.write_text(json.dumps(content | {"version": 3}))
+    assert read_manifest(older).inlined_ops == ()
+    older.write_text(json.dumps(content))
+    with pytest.raises(SaccadeError, match="inlined_ops"):
+        read_manifest(older)
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_op_is_written_out(name: str, dtype: str) -> None:
+    """The attributes of the node are in the constants of the body."""
+    compared = 0
+    for case in CASES[name].values():
+        if not case.attributes and name not in ("Sparsemax",):
+            continue
+        proto = one_node_model(OPS[name], dtype, case.attributes)
+        flat = inlined(proto)
+        assert not flat.functions and "saccade" not in str(flat.opset_import)
+        feeds = dict(zip((port.name for port in OPS[name].inputs), case.arrays(dtype), strict=True))
+        answers = (plain(each.SerializeToString()).run(None, feeds) for each in (proto, flat))
+        for one, other in zip(*answers, strict=True):
+            np.testing.assert_array_equal(one, other)
+        compared += 1
+        if compared == 3:
+            return

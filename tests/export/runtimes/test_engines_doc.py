@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every block of docs/engines.md, run in order on a small model in place of the shipped one.
+
+What needs `tensorrt` and a GPU runs against the fake.
+"""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_places import HostMemory, use_fake
+from places import ROOT
+from rtx_builds import needs_rtx
+
+from saccade.export.gate import gate
+from saccade.export.graph import samples
+from saccade.export.runtimes.tensorrt import engine_runner as engine_runner_module
+from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
+from saccade.serving.commands import cli
+
+DOCUMENT = ROOT / "docs" / "engines.md"
+
+
+@needs_rtx
+def test_every_block_does_what_it_says(
+    tiny_nac: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The gate has tests of its own.
+    monkeypatch.setattr(gate, "BATCHES", (1, 4))
+    monkeypatch.setattr(samples, "REAL_INPUTS", 16)
+    monkeypatch.setattr(samples, "RANDOM_INPUTS", 8)
+    shipped = Path("models/shipped/digits-sum.safetensors")
+    shipped.parent.mkdir(parents=True)
+    tiny_nac(shipped, modules=4, propagator_layers=1)
+    np.save("images.npy", np.ones((4, 8, 8, 1), np.uint8))
+    seen: dict[str, dict[str, np.ndarray]] = {}
+    for kind, text in re.findall(r"```(\w+)\n(.*?)```", DOCUMENT.read_text(), re.S):
+        with pytest.MonkeyPatch.context() as patch:
+            if kind == "python" or text.rstrip().endswith("--engine tensorrt"):
+                use_fake(patch)
+                patch.setattr(engine_runner_module, "CudaMemory", HostMemory)
+            if kind == "python":
+                exec(text, seen)
+                continue
+            for line in text.splitlines():
+                program, *arguments = shlex.split(line)
+                assert (program, cli.run(arguments)) == ("saccade", 0), line
+    assert seen["answers"]["probabilities"].shape == (4, 10)
+    made = {path.name for path in Path("build/digits/engines").iterdir()}
+    assert made == {"tensorrt-rtx-8.9", "tensorrt-rtx-8.9+12.0", "tensorrt-8.9"}
+
+
+def test_every_key_of_a_manifest_is_explained() -> None:
+    table = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", DOCUMENT.read_text(), re.M)
+    explained = {name for names in table for name in re.findall(r"`(\w+)`", names)}
+    assert set(EngineManifest.__dataclass_fields__) <= explained

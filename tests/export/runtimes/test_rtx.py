@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT-RTX builds an engine of every variant of every family, fp32 and fp16, without a GPU."""
+
+import shutil
+from pathlib import Path
+
+import family_folders
+import onnx
+import pytest
+from family_folders import family_folder
+from half_typed import add_variant, half_typed
+from rtx_builds import needs_rtx
+
+from saccade.export.artefact.manifest import read_manifests
+from saccade.export.graph.layer_types import MATRIX_NODES, matrix_types
+from saccade.export.runtimes.tensorrt.build import BuildOptions, build
+from saccade.models.families import FAMILIES
+
+TYPED_AT_EXPORT = ("sot", "captioner")  # by the exporter; of the others the test puts casts in
+BUDGETS_OF_NAC = ("b1000", "b0125")  # of the four in the folder; the others are between them
+
+
+@needs_rtx
+@pytest.mark.parametrize("family", FAMILIES)
+def test_builds_every_variant_in_both_types(
+    family: str, all_workers: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if family == "nac":
+        exported = request.getfixturevalue("tiny_folder")
+    else:
+        exported = family_folder(family, all_workers)
+    folder = Path(shutil.copytree(exported, tmp_path / "folder"))
+    expected = {}
+    if family in TYPED_AT_EXPORT:
+        (tmp_path / "typed").mkdir()
+        typed = family_folders.exported(family, tmp_path / "typed", ("fp16",))
+        for manifest in read_manifests(typed):
+            nodes = matrix_types(onnx.load(typed / manifest.file.name))
+            count = len(nodes) - len(manifest.float32_layers)
+            assert count > 0
+            expected[manifest.variant.name] = ("fp16", count)
+            for path in typed.glob(f"{manifest.variant.name}.*"):
+                shutil.copy(path, folder)
+    for manifest in read_manifests(exported):
+        name = manifest.variant.name
+        if family == "nac" and manifest.variant.setting not in BUDGETS_OF_NAC:
+            continue
+        proto = onnx.load(folder / manifest.file.name)
+        count = sum(node.op_type in MATRIX_NODES for node in proto.graph.node)
+        expected[name] = ("fp32", count)
+        if family not in TYPED_AT_EXPORT:
+            made = add_variant(folder, name, "fp16", half_typed(proto, "fp16"))
+            expected[made.variant.name] = ("fp16", count)
+    options = BuildOptions(engine="tensorrt-rtx", variant=tuple(expected), out=tmp_path / "out")
+    engines = build(folder, options)
+    assert {each.variant.name for each in engines.manifests} == set(expected)
+    for each in engines.manifests:
+        kind, count = expected[each.variant.name]
+        # What is beyond those nodes is an island, or computes inside a custom op's body.
+        more = each.layer_types[kind] - count
+        assert more >= 0 if kind == "fp32" else more == 0
+        assert set(each.layer_types) <= {kind, "fp32"}
+        assert all(profile["max"][0] == 64 for profile in each.profiles.values())

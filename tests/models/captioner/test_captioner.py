@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The captioner: its folded form, its search, its files."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+from saccade.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of  # noqa: E402
+from saccade.models.captioner.config import PRESETS, CaptionerConfig  # noqa: E402
+from saccade.models.captioner.model import Captioner  # noqa: E402
+from saccade.models.interface import part_named  # noqa: E402
+from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE  # noqa: E402
+
+TINY = PRESETS["captioner-tiny"]
+
+
+def model_of(attention="tvmax", **changes):
+    """Weights that make captions differ from image to image; batch norms that do something."""
+    torch.manual_seed(0)
+    model = Captioner(replace(TINY, attention=attention, **changes)).double()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if not name.startswith(("conv", "position", "embedding")):
+                value *= 3
+        if model.config.encoder == "cnn":
+            shown = torch.from_numpy(images(32, seed=9))
+            for layer in model.convolutions:
+                layer.momentum = 1.0  # of batch norms: the statistics of what is shown
+            model.train().encode(shown)
+            # Sure of itself, and no token likelier than another over many states.
+            model.head.weight *= 20
+            tokens = torch.randint(0, model.config.vocabulary, (32, 6))
+            logits, _ = model.eval()(shown, tokens)
+            model.head.bias -= logits.mean((0, 1))
+    return model.eval()
+
+
+def images(count=6, seed=0):
+    coarse = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    return coarse.repeat(4, 1).repeat(4, 2)
+
+
+@pytest.mark.parametrize("changes", [{}, {"position": False}, {"encoder": "features"}])
+def test_folded_form_is_the_same_function(changes):
+    model = model_of("tvmax", **changes)
+    folded = model.fold()
+    given = torch.from_numpy(images())
+    if changes.get("encoder") == "features":
+        given = torch.randn(6, 4, 4, TINY.feature_dim)
+    token = torch.arange(6)
+    with torch.no_grad():
+        one, two = model.encode(given), folded.encode(given)
+        pairs = list(zip(one, two, strict=True))
+        pairs += zip(model.step(*one, token), folded.step(*one, token), strict=True)
+    assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-10
+    assert [part.role for part in folded.parts()] == ["encode", "step"]
+
+
+def test_teacher_forcing_takes_the_same_steps():
+    model = model_of()
+    tokens = torch.tensor([[1, 4, 5, 2], [1, 6, 7, 2]])
+    image = torch.from_numpy(images(2))
+    with torch.no_grad():
+        logits, maps = model(image, tokens)
+        state = model.encode(image)
+        features = state[0]
+        for place in range(4):
+            found = model.step(features, *state[1:], tokens[:, place])
+            state = (features, found.h, found.c)
+            torch.testing.assert_close(found.logits, logits[:, place])
+            torch.testing.assert_close(found.attention, maps[:, place])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The tiny model with TVMax through the whole gate."""
+    from saccade.export.exported import ExportOptions, export
+    from saccade.models.checkpoint import save
+    from saccade.models.preprocessing import Preprocessing
+
+    folder = tmp_path_factory.mktemp("captioner")
+    model = model_of().float()
+    config = model.config
+    save(
+        folder / "tiny.safetensors",
+        family="captioner",
+        config=config.to_dict(),
+        weights=model.state_dict(),
+        preprocessing=Preprocessing(16, 16, 3, config.mean, config.std),
+        labels=(),
+        calibration={"image": images(256)},
+        card={},
+    )
+    export(folder / "tiny.safetensors", ExportOptions(folder / "out"))
+    return model, folder / "out"
+
+
+def test_exported_files_caption_like_the_model(exported):
+    from saccade.export.runtimes.runners import onnx_runner, onnx_session
+
+    model, folder = exported
+    files = {role: next(folder.glob(f"*-{role}-*.onnx")) for role in ("encode", "step")}
+    encode, step = (onnx_runner(onnx_session(files[role])) for role in ("encode", "step"))
+    asked = images(5, seed=1)
+    start = {"start": model.config.start, "end": model.config.end, "max_length": 8}
+    state = encode({"image": asked})
+    greedy = greedy_search(step_of(step), state, **start)
+    expected = model.caption(asked, beam=1)
+    assert [each.tokens for each in greedy] == [each.tokens for each in expected]
+    assert len({each.tokens for each in greedy}) > 1, "the test should see different captions"
+    for place, wanted in enumerate(model.caption(asked, beam=3)):
+        row = {name: value[place : place + 1] for name, value in state.items()}
+        found = beam_search(step_of(step), row, beam=3, **start)[0]
+        assert found.tokens == wanted.tokens and found.ended == wanted.ended
+        assert found.score == pytest.approx(wanted.score, abs=1e-3)
+        assert found.attention.shape == (len(found.tokens), 4, 4)
+        np.testing.assert_allclose(found.attention, wanted.attention, atol=1e-4)
+
+
+def test_laws_fail_on_weights_that_break_them():
+    model = model_of("tvmax")
+    part = part_named(model, "step")
+    inputs = part.real({"image": images(16)})
+    assert len(set(inputs["token"].tolist())) > 1 and inputs["features"].dtype == np.float32
+    given = {name: torch.from_numpy(each) for name, each in inputs.items()}
+    given = {k: v.double() if v.is_floating_point() else v for k, v in given.items()}
+    with torch.no_grad():
+        true = {name: each.numpy() for name, each in part.run(**given).items()}
+    assert max(law(inputs, true, true) for law in part.laws.values()) <= 1
+    uneven = true | {"attention": true["attention"] * 1.001}
+    dense = true | {"attention": true["attention"] * 0.9 + 0.1 / 16}
+    above = true | {"attention_excess": true["attention_excess"] + 1e-5}
+    assert part.laws["attention_sums_to_one"](inputs, uneven, true) > 1
+    assert part.laws["attention_support"](inputs, dense, true) > 1
+    assert part.laws["tvmax_bound"](inputs, above, true) > 1
+
+
+def test_an_error_above_the_tolerance_is_an_excess(monkeypatch):
+    model = model_of("tvmax")
+    allowed = max(TINY.tolerance, SMALLEST_FLOAT32_TOLERANCE)
+    state = *model.encode(torch.from_numpy(images(1))), torch.tensor([1])
+    for times, excess in ((0.9, 0.0), (3.0, 2.0)):
+        found = model.step(*state)._replace(error=torch.tensor([times * allowed]).double())
+        monkeypatch.setattr(model, "step", lambda *_, found=found: found)
+        part = part_named(model, "step").run(*state)
+        assert part["attention_excess"].item() == pytest.approx(
+            excess * allowed, abs=0.01 * allowed
+        )
+        chances = part["log_probabilities"].detach().exp()
+        torch.testing.assert_close(chances, found.logits.softmax(-1))
+        monkeypatch.undo()
+
+
+def test_a_caption_longer_than_trained_is_refused():
+    with pytest.raises(SaccadeError, match="max_length is 99, expected a whole number from 1 to 8"):
+        model_of().caption(images(1), max_length=99)
+
+
+def test_configuration_is_checked_and_comes_back():
+    assert CaptionerConfig.from_dict(TINY.to_dict()) == TINY
+    for wrong, words in (
+        ({"attention": "entmax"}, "softmax, sparsemax, tvmax"),
+        ({"height_px": 20}, "4 px a cell"),
+        ({"strides": (2,)}, "one whole number for each"),
+        ({"words": ("a", "a")}, "more than once"),
+        ({"beam": 0}, "at least 1"),
+        ({"lam": float("nan")}, "a finite number"),
+        ({"lam": -1.0}, "at least 0"),
+    ):
+        with pytest.raises(SaccadeError, match=words):
+            replace(TINY, **wrong)
+    with pytest.raises(SaccadeError, match="unknown field 'depth'"):
+        CaptionerConfig.from_dict({"depth": 3})
+    with pytest.raises(ShapeError, match="Resize"):
+        model_of().encode(torch.zeros(1, 8, 8, 3))
+    with pytest.raises(SaccadeError, match="exported whole"):
+        model_of().setting("0.01")
+    assert model_of().setting("1") == model_of().settings()[0]

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every variant of the NAC: it learns, prunes and folds, and the fold is the same function."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from saccade.models.nac.model import NAC, NACConfig
+
+SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
+# In the form of the authors' code: as their INET-110E templates, their baseline, and
+# TINY-INET-NC-X, whose read-in modules stay beside the processor's.
+THEIRS = {
+    "tokenizer": "convnext",
+    "convnext_blocks": (1, 0),
+    "convnext_widths": (5, 7),
+    "positions": "concat",
+    "token_width": 10,
+    "height_px": 16,
+    "width_px": 24,
+    "code_dim": 16,
+    "initial_state": "code",
+    "ffn_gate": "geglu",
+    "head_dim": 3,
+    "read_head_dim": 6,
+    "read_in_residual": True,
+    "read_in_query_norm": True,
+    "read_out_query_norm": True,
+    "modfc_norm_affine": False,
+}
+PAPER = {**THEIRS, "read_in_codes": "own"}
+FIRST = {"confidence": "first", "readout_modules": 1}
+BESIDE = {
+    **PAPER,
+    **FIRST,
+    "read_in_modules": 5,
+    "initial_state": "linear",
+    "state_noise": True,
+    "modfc_one": False,
+    "read_heads": 2,
+    "read_head_dim": 4,
+    "read_in_residual": False,
+    "read_out_residual": True,
+    "sender_norm": True,
+    "truncate": 0.9,
+    "truncate_read_out": False,
+    "epsilon_learned": True,
+    "head": "modulated",
+    "head_norm": True,
+}
+CASES = {
+    "authors": PAPER,
+    "authors, tokens": {"input": "tokens", "token_dim": 5, "token_width": 9, "heads": 2},
+    "authors, baseline": {**THEIRS, **FIRST, "connectivity": "dense", "modulation": False},
+    "authors, beside": BESIDE,
+    "authors, conditional": {
+        "conditional": True,
+        "condition_dim": 7,
+        "read_in_residual": True,
+        "read_heads": 2,
+        "read_in_query_norm": True,
+        "read_out_residual": True,
+        "sender_norm": True,
+    },
+    "default": {},
+    "conv": {"tokenizer": "conv"},
+    "colour": {"channels": 3, "mean": (0.4, 0.5, 0.6), "std": (0.1, 0.2, 0.3)},
+    "tokens": {"input": "tokens", "token_dim": 5},
+    "token positions": {"input": "tokens", "token_dim": 5, "max_tokens": 9},
+    "frozen": {"connectivity": "frozen"},
+    "dense": {"connectivity": "dense"},
+    "perceiver": {"connectivity": "dense", "modulation": False},
+    "no modulation": {"modulation": False},
+    "plain read": {"read_norm": False, "confidence": "module", "activation": "relu"},
+    "geglu": {"ffn_gate": "geglu", "modfc_norm_affine": False},
+    "no one": {"modfc_one": False, "ffn_gate": "geglu"},
+    "no modulation, geglu": {"modulation": False, "ffn_gate": "geglu"},
+    "conditional, no one": {"conditional": True, "modfc_one": False, "modfc_norm_affine": False},
+    "truncated": {"truncate": 0.9, "epsilon_learned": True, "kernel_draw": "none"},
+    "drawn as theirs": {"kernel_draw": "sample", "kernel_clamp": "dtype", "truncate": 0.9},
+    "conditional, truncated": {"conditional": True, "truncate": 0.9, "epsilon_learned": True},
+    "noise of training": {"drop_path": 0.2, "code_noise": 0.05},
+    "one module": {"modules": 1},
+    "conditional": {"conditional": True},
+    "conditioned": {"conditional": True, "condition_dim": 7},
+    "conditional dense": {"conditional": True, "connectivity": "dense"},
+}
+
+
+def nac(**changes: object) -> NAC:
+    """A small float64 NAC in evaluation, away from its initial zeros and ones."""
+    model = NAC(NACConfig(**{**SMALL, **changes})).double().eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(0.1 * noise)
+        if not model.config.conditional:
+            model.rank_modules()
+    return model
+
+
+def given(model: NAC, batch: int = 3, seed: int = 3) -> dict[str, Tensor]:
+    """Arguments that the model takes."""
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    if config.input == "tokens":
+        x = torch.randn(batch, 6, config.token_dim, generator=generator)
+        arguments = {"x": x, "length": torch.arange(batch) * 2 % 6 + 1}
+    else:
+        shape = (batch, config.height_px, config.width_px, config.channels)
+        arguments = {"x": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)}
+    if config.condition_dim:
+        condition = torch.randn(batch, 4, config.condition_dim, generator=generator)
+        arguments |= {"condition": condition, "condition_length": torch.arange(batch) % 4 + 1}
+    return arguments
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "one module"])
+def test_pruned_is_full_with_masked_modules(case: str) -> None:
+    model = nac(**CASES[case])
+    arguments = given(model)
+    model.rank_modules(**arguments)
+    pruned = model.prune(0.375)
+    dropped = model.module_order[6:]
+    masked = torch.zeros(model.config.modules + model.config.read_in_modules).double()
+    masked[dropped] = -math.inf
+
+    def mask_bias(_: torch.nn.Module, inputs: tuple) -> tuple:
+        return (*inputs[:-1], masked[None] if inputs[-1] is None else inputs[-1] + masked)
+
+    expected = pruned.outputs(**arguments)
+    selected = model(**arguments, modules=model.module_order[:6])
+    assert (selected - expected["logits"]).abs().max() < 1e-12
+    unmasked = model.outputs(**arguments)
+    for layer in (*model.propagators, model.read_out):
+        layer.register_forward_pre_hook(mask_bias)
+    found = model.outputs(**arguments)
+    for name, value in expected.items():
+        assert (found[name] - value).abs().max() < 1e-12, name
+    assert (unmasked["logits"] - expected["logits"]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_agree_and_every_weight_learns(case: str) -> None:
+    model = nac(**CASES[case])
+    arguments = given(model)
+    outputs = model.outputs(**arguments)
+    assert torch.equal(outputs["logits"], model(**arguments))
+    assert torch.equal(outputs["embedding"], model.embed(**arguments))
+    assert torch.allclose(outputs["probabilities"], outputs["logits"].softmax(-1))
+    assert torch.allclose(outputs["embedding"].norm(dim=-1), torch.ones(3).double())
+    torch.manual_seed(0)
+    model.train()
+    (model(**arguments).square().sum() + model.graph_loss()).backward()
+    still = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    # A softmax drops what is constant: key biases, that of the confidences, and with one module
+    # everything that says whom to listen to.
+    dropped = ("key.linear.bias", "pool.score.bias")
+    unused = {name for name in still if not name.endswith(dropped)}
+    assert not unused or (case == "one module" and not [n for n in unused if "value" in n])
+    assert ("generator.signatures" in dict(model.named_parameters())) == (
+        model.config.connectivity == "learned" and not model.config.conditional
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fold_is_the_same_function_at_every_budget(case: str) -> None:
+    model = nac(**CASES[case])
+    arguments = given(model)
+    model.rank_modules(**arguments)
+    for budget in (1, 0.5, 0.25, 0.125) if case != "one module" else (1,):
+        pruned = model.prune(budget)
+        folded = pruned.fold()
+        expected, found = pruned.outputs(**arguments), folded.outputs(**arguments)
+        for name, value in expected.items():
+            assert (found[name] - value).abs().max() < 1e-10, (budget, name)
+        assert torch.equal(folded(**arguments), found["logits"])
+        assert torch.equal(folded.embed(**arguments), found["embedding"])
+
+
+def test_fold_can_be_told_from_another_function() -> None:
+    model = nac()
+    arguments = given(model)
+    folded = model.fold()
+    with torch.no_grad():
+        model.generator.codes[3] += 0.5
+    assert (folded(**arguments) - model(**arguments)).abs().max() > 1e-4
+
+
+def test_fold_is_evaluation_whatever_the_source() -> None:
+    model = nac()
+    arguments = given(model)
+    expected = model.fold()(**arguments)
+    image = arguments["x"].clone()
+    assert torch.equal(model.train().fold()(**arguments), expected)
+    assert model.training and torch.equal(arguments["x"], image)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operator makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return made
+
+
+@pytest.mark.parametrize("case", ("default", "conditional"))
+def test_fold_never_makes_keys_of_every_module_and_token(case: str) -> None:
+    model = nac(**CASES[case], modules=24, patch_px=1)
+    arguments = given(model, batch=1)
+    keys = 24 * 64 * model.config.dim
+    for run, makes in ((model, True), (model.fold(), False), (copy.deepcopy(model).train(), False)):
+        with torch.no_grad(), Largest() as largest:
+            run(**arguments)
+        assert (largest.numbers >= keys) == makes
+
+
+@pytest.mark.parametrize("case", ("conv", "token positions", "conditioned", "authors, beside"))
+def test_fold_traces_with_a_free_batch(case: str) -> None:
+    folded = nac(**CASES[case]).fold()
+    arguments = given(folded, batch=3)
+    axis = {0: torch.export.Dim("b", min=1)}
+    with torch.no_grad():
+        program = torch.export.export(
+            folded, (), arguments, dynamic_shapes=dict.fromkeys(arguments, axis)
+        )
+    for batch in (1, 5):
+        other = given(folded, batch=batch, seed=4)
+        assert (program.module()(**other) - folded(**other)).abs().max() < 1e-10

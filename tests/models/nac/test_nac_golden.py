@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of the NAC authors' own code, forward and gradients."""
+
+import importlib.util
+import json
+
+import pytest
+from places import TESTS
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+
+FOLDER = TESTS / "golden" / "nac"
+CHECK = TESTS / "golden_cases" / "nac.py"
+
+
+@pytest.fixture(scope="module")
+def cases():
+    spec = importlib.util.spec_from_file_location("golden_nac", CHECK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def manifest():
+    return json.loads((FOLDER / "manifest.json").read_text())
+
+
+def case_named(name):
+    return next(case for case in manifest()["cases"] if case["id"] == name)
+
+
+@pytest.mark.parametrize("name", [case["id"] for case in manifest()["cases"]])
+def test_case_is_within_its_tolerance(cases, name):
+    if reason := cases.NOT_OURS.get(name):
+        pytest.skip(reason)
+    assert list(cases.check_case(FOLDER, case_named(name))) == []
+
+
+@pytest.mark.parametrize("file", [each["file"] for each in manifest()["key_lists"]])
+def test_every_key_of_a_shipped_template_finds_its_place(cases, file):
+    assert cases.check_keys(FOLDER / file) == []
+
+
+def test_the_check_can_fail(cases):
+    case = case_named("model_eval")
+    arrays, weights = cases._arrays(FOLDER, case), cases._weights(FOLDER, case)
+    weights["output_tokenizer.to_logits.weight"][0, 0] += 0.01
+    found = cases.computed(case, arrays, weights)
+    assert abs(found["logits"] - arrays["logits"]).max() > 1e-4
+    assert abs(found["output_states"] - arrays["output_states"]).max() < 1e-12
+
+
+def test_pixels_to_logits_to_a_trillionth(cases):
+    case = case_named("model_eval")
+    arrays = cases._arrays(FOLDER, case)
+    found = cases.computed(case, arrays, cases._weights(FOLDER, case))
+    assert abs(found["logits"] - arrays["logits"]).max() < 1e-12

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of input of a NAC: its part, its padding, its folded form, its file."""
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import SaccadeError, ShapeError
+from saccade.export.graph.tracing import trace_part
+from saccade.models.interface import part_named
+from saccade.models.nac.components import model_arguments
+from saccade.models.nac.config import PRESETS
+from saccade.models.nac.model import NAC, NACConfig
+
+SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
+CONDITION = {"conditional": True, "condition_dim": 7, "condition_tokens": 5}
+CASES: dict[str, dict[str, Any]] = {
+    "image": {},
+    "tokens": {"input": "tokens", "token_dim": 5, "max_tokens": 9},
+    "token set": {"input": "tokens", "token_dim": 5, "max_tokens": 9, "positions": "none"},
+    "points": {"input": "points", "max_tokens": 12},
+    "characters": {"input": "characters", "max_tokens": 9, "vocabulary": ("a", "b", "c")},
+    "bytes": {"input": "bytes", "max_tokens": 11, "positions": "sinusoidal"},
+    "local": {
+        "input": "characters",
+        "max_tokens": 11,
+        "vocabulary": ("a", "b", "c"),
+        "local_layers": 2,
+        "local_width": 3,
+    },
+    "conditioned": CONDITION,
+    "conditional characters": {
+        "input": "characters",
+        "max_tokens": 9,
+        "vocabulary": ("a", "b", "c"),
+        "conditional": True,
+    },
+    "image pair": {"input_sets": 2},
+    "image pair, conditioned": {"input_sets": 2, **CONDITION},
+    "token pair, conditional": {
+        "input": "tokens",
+        "token_dim": 5,
+        "max_tokens": 9,
+        "input_sets": 2,
+        "conditional": True,
+    },
+    "dense": {"connectivity": "dense"},
+}
+VARYING = [name for name, case in CASES.items() if "max_tokens" in case or "condition_dim" in case]
+
+
+def nac(case: str, **changes: object) -> NAC:
+    """A small float64 NAC in evaluation, away from its initial zeros and ones."""
+    model = NAC(NACConfig(**{**SMALL, **CASES[case], **changes})).double().eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(0.1 * noise)
+    if model.config.conditional:
+        model.rank_modules(*model_arguments(model.config, inputs_of(model, 16)))
+    else:
+        model.rank_modules()
+    return model
+
+
+def inputs_of(model: nn.Module, count: int, seed: int = 5) -> dict[str, Tensor]:
+    """Random inputs of the model's one part, of all lengths."""
+    part = part_named(model, "")
+    assert part.random is not None
+    arrays = part.random(np.random.default_rng(seed), count)
+    for spec in part.inputs:
+        assert arrays[spec.name].dtype == spec.dtype and arrays[spec.name].shape[0] == count
+        assert arrays[spec.name].shape[1:] == spec.shape[1:]
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def run(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    part = part_named(model, "")
+    with torch.no_grad():
+        found = part.run(**inputs)
+    assert set(found) == {*part.outputs, *part.optional}
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_folded_parts_are_the_same_function_at_every_setting(case: str) -> None:
+    model = nac(case)
+    inputs = inputs_of(model, 5)
+    whole = run(model, inputs)
+    for setting in model.settings():
+        small = model.at(setting)
+        expected, found = run(small, inputs), run(small.fold(), inputs)
+        assert expected["attention"].shape[:2] == (5, setting.kept)
+        for name, value in expected.items():
+            assert (found[name] - value).abs().max() < 1e-10, (setting.label, name)
+        if setting.budget < 1:
+            assert (expected["logits"] - whole["logits"]).abs().max() > 1e-4
+    assert torch.allclose(whole["attention"].sum(-1), torch.ones(5, 16).double())
+
+
+def with_other_padding(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same samples; whatever lies beyond a length is something else, NaN where it can be."""
+    generator = torch.Generator().manual_seed(9)
+    changed = {name: value.clone() for name, value in inputs.items()}
+    for name, value in changed.items():
+        length = {"condition": "condition_length"}.get(name, "length" + "_b" * name.endswith("_b"))
+        if name.startswith(("length", "condition_length", "image")):
+            continue
+        beyond = torch.arange(value.shape[1]) >= inputs[length][:, None]
+        if value.is_floating_point():
+            value[beyond] = torch.nan
+        else:
+            most = 256 if value.dtype == torch.uint8 else 2**60
+            filling = torch.randint(0, most, value.shape, generator=generator)
+            value[beyond] = filling[beyond].to(value.dtype)
+    return changed
+
+
+@pytest.mark.parametrize("case", VARYING)
+def test_an_answer_does_not_depend_on_padding_or_batch_mates(case: str) -> None:
+    model = nac(case)
+    inputs = inputs_of(model, 8)
+    other = with_other_padding(inputs)
+    for each in (model, model.fold()):
+        expected, found = run(each, inputs), run(each, other)
+        alone = run(each, {name: value[3:4] for name, value in other.items()})
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
+            assert (alone[name] - value[3:4]).abs().max() < 1e-12, name
+
+
+@pytest.mark.parametrize("case", ("tokens", "points", "characters", "bytes", "local"))
+def test_a_short_input_needs_no_padding(case: str) -> None:
+    model = nac(case)
+    inputs = inputs_of(model, 8)
+    row = int((inputs["length"] < model.config.max_tokens).nonzero()[0])
+    n = int(inputs["length"][row])
+    x = inputs[model.config.input]
+    expected = model(x, inputs["length"])[row]
+    assert (model(x[row : row + 1, :n])[0] - expected).abs().max() < 1e-12
+
+
+def test_symbols_beyond_the_vocabulary_share_one_vector() -> None:
+    model = nac("characters")
+    x = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 1, -1], [0, 1, 2**40]])
+    logits = model(x)
+    assert torch.equal(logits[1], logits[2]) and torch.equal(logits[1], logits[3])
+    assert (logits[0] - logits[1]).abs().max() > 1e-6
+
+
+def test_the_inputs_of_a_pair_are_told_apart() -> None:
+    model = nac("image pair")
+    inputs = inputs_of(model, 2)
+    swapped = {"image": inputs["image_b"], "image_b": inputs["image"]}
+    found, other = run(model, inputs), run(model, swapped)
+    assert (found["logits"] - other["logits"]).abs().max() > 1e-6
+    with torch.no_grad():
+        model.tokenizer.mark.fill_(0.3)
+    assert (run(model, inputs)["logits"] - run(model, swapped)["logits"]).abs().max() < 1e-12
+
+
+def test_points_are_a_set_and_characters_are_not() -> None:
+    for case, same in (("points", True), ("token set", True), ("characters", False)):
+        model = nac(case)
+        x = inputs_of(model, 4)[model.config.input]
+        if case == "characters":
+            x = torch.arange(9).expand(4, -1) % 3
+        moved = (model(x) - model(x.roll(2, 1))).abs().max()
+        assert (moved < 1e-12) == same, case
+
+
+@pytest.mark.parametrize("case", ("image pair, conditioned",))
+def test_a_file_gives_the_same_answers_for_mixed_lengths(case: str) -> None:
+    model = nac(case)
+    folded = model.float().fold()
+    part = part_named(folded, "")
+    outputs = (*part.outputs, *part.optional)
+    proto = trace_part(folded, part, part.random(np.random.default_rng(0), 3), outputs)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    model.double()
+    for count in (1, 7):
+        inputs = inputs_of(folded, count, seed=count)
+        feed = {name: value.numpy() for name, value in inputs.items()}
+        found = dict(zip(outputs, session.run(None, feed), strict=True))
+        for name, value in run(model, inputs).items():
+            assert np.abs(found[name] - value.numpy()).max() < 2e-4, name
+        assert part.laws["attention_sums_to_one"](feed, found, {}) <= 1
+
+
+def test_settings_differ_and_facts_tell_what_a_client_needs() -> None:
+    model = nac("characters")
+    assert [s.label for s in model.settings()] == ["b1000", "b0500", "b0250", "b0125"]
+    assert [s.kept for s in nac("image", modules=3).settings()] == [3, 2, 1]
+    assert model.setting("0.3").kept == 5 and model.at(model.setting("0.3")).config.modules == 5
+    with pytest.raises(SaccadeError, match="keeps none of 16 modules"):
+        model.setting("0.01")
+    facts = model.facts()
+    assert facts["vocabulary"] == ["a", "b", "c"] and facts["max_tokens"] == 9
+    assert facts["inputs"] == ["characters"] and facts["lengths"] == ["length"]
+
+
+def test_presets_build_where_parameters_are_only_counted() -> None:
+    with torch.device("meta"):
+        sizes = {
+            name: sum(p.numel() for p in NAC(each).parameters()) for name, each in PRESETS.items()
+        }
+    assert sizes["tiny"] < 100_000 < sizes["bench"] < sizes["imagenet"]
+    assert all(NACConfig.from_dict(each.to_dict()) == each for each in PRESETS.values())
+
+
+BAD: tuple[tuple[str, dict[str, object]], ...] = (
+    ("max_tokens", {"input": "points"}),
+    ("vocabulary", {"input": "characters", "max_tokens": 4}),
+    ("vocabulary", {"input": "characters", "max_tokens": 4, "vocabulary": ("a", "a")}),
+    ("input_sets", {"input_sets": 3}),
+    ("positions", {"positions": "rotary"}),
+    ("local_layers", {"local_layers": 1}),
+    ("local_width", {"local_width": 4}),
+    ("condition_tokens", {"conditional": True, "condition_tokens": 3}),
+)
+
+
+@pytest.mark.parametrize(("name", "changes"), BAD)
+def test_inputs_that_cannot_be_are_refused(name: str, changes: dict[str, object]) -> None:
+    with pytest.raises(SaccadeError, match=f"{name} is "):
+        NACConfig(**{**SMALL, **changes})
+
+
+def test_open_axes_and_inputs_too_long_are_refused() -> None:
+    for case, field in (
+        (CASES["tokens"] | {"max_tokens": 0}, "max_tokens"),
+        (CONDITION | {"condition_tokens": 0}, "condition_tokens"),
+    ):
+        model = NAC(NACConfig(**{**SMALL, **case}), fresh=False)
+        with pytest.raises(SaccadeError, match=f"{field} is 0"):
+            model.parts()
+    with pytest.raises(ShapeError, match="found 10 in a sample, expected at most 9"):
+        nac("characters")(torch.zeros(1, 10, dtype=torch.int64))
+    with pytest.raises(ShapeError, match="whole numbers"):
+        nac("bytes")(torch.zeros(1, 10))
+    with pytest.raises(ShapeError, match=r"expected \[b, n, 3\]"):
+        nac("points")(torch.zeros(1, 10, 2))
+    with pytest.raises(ShapeError, match="Stack the inputs of a pair"):
+        nac("image pair")(torch.zeros(1, 8, 8, 1))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a published model's JSON says of its images is read, and every report says what it was."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+import official_files  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+from saccade.errors import SaccadeError  # noqa: E402
+from saccade.models.checkpoint import load  # noqa: E402
+from saccade.models.official.convert import ConvertOptions, convert  # noqa: E402
+from saccade.models.official.report import ConversionReport  # noqa: E402
+
+CARD: dict[str, Any] = {
+    "input_size": [3, 12, 12],
+    "interpolation": "bilinear",
+    "crop_pct": 0.8,
+    "crop_mode": "center",
+    "mean": [0.1, 0.2, 0.3],
+    "std": [0.4, 0.5, 0.6],
+}
+
+
+def converted(
+    place: Path, pretrained: dict[str, Any] | None, *, folder: bool = False, **options: Any
+) -> ConversionReport:
+    """A tiny ViT of timm, with its card beside it or in --config."""
+    file = official_files.FILES["vit"](place)
+    flags = dict(zip(file.flags[0::2], file.flags[1::2], strict=True))
+    config = json.loads(Path(flags["--config"]).read_text())
+    path, given = file.path, Path(flags["--config"])
+    hub = place / "hub"
+    if folder:
+        hub.mkdir()
+        weights = torch.load(file.path, weights_only=True)["model"]
+        save_file({name: each.clone() for name, each in weights.items()}, hub / "model.safetensors")
+        path = hub
+        said = {"architecture": "vit_tiny", "pretrained_cfg": pretrained}
+        (hub / "config.json").write_text(json.dumps(said))
+    elif pretrained is not None:
+        given.write_text(json.dumps(config | {"pretrained_cfg": pretrained}))
+    return convert(
+        "vit",
+        path,
+        ConvertOptions(
+            place / "ours.safetensors", config=given, labels=Path(flags["--labels"]), **options
+        ),
+    )
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["in --config", "beside the weights"])
+def test_the_card_of_a_timm_model_is_read(folder: bool, tmp_path: Path) -> None:
+    report = converted(tmp_path, CARD, folder=folder)
+    checkpoint = load(tmp_path / "ours.safetensors")
+    found = checkpoint.preprocessing
+    assert found is not None
+    assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert (found.resize_px, found.interpolation) == ((15, 15), "bilinear")
+    # The model scales by them itself.
+    assert tuple(checkpoint.config["mean"]) == (0.1, 0.2, 0.3)
+    assert report.images_from == checkpoint.card["images_from"] == "its pretrained_cfg"
+
+
+def test_every_report_says_what_it_assumed_and_where_from(tmp_path: Path) -> None:
+    said = converted(tmp_path, None).to_text()
+    assert "12 x 12 px RGB: resized to cover 13 x 13 px (bicubic), cropped at the centre" in said
+    assert "mean 0.5 0.5 0.5, std 0.5 0.5 0.5" in said
+    assert "(from timm's vision_transformer, crop_pct 0.9)" in said
+
+
+def test_what_the_user_says_wins(tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    own.write_text('{"resize_mode": "squash", "resize_px": [12, 12], "exif": false}')
+    report = converted(tmp_path, CARD, preprocessing=own)
+    found = load(tmp_path / "ours.safetensors").preprocessing
+    assert found is not None
+    assert (found.resize_mode, found.exif, found.interpolation) == ("squash", False, "bilinear")
+    assert report.images_from == (
+        "resize_mode, resize_px, exif from --preprocessing, the rest from its pretrained_cfg"
+    )
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another size": ({"input_size": [3, 16, 16]}, "height_px is 16, but the weights are for 12"),
+    "a size of two numbers": ({"input_size": [12, 12]}, "expected channels, height and width"),
+    "an unknown filter": ({"interpolation": "random"}, "interpolation is 'random', expected near"),
+    "an unknown crop": ({"crop_mode": "corner"}, "crop_mode is 'corner', expected center"),
+    "a crop of nothing": ({"crop_pct": -1}, "crop_pct is -1, expected a number above 0"),
+    "one mean too few": ({"mean": [0.1, 0.2]}, "mean is .*expected 3 finite numbers"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refuses_a_card_that_does_not_fit(case: str, tmp_path: Path) -> None:
+    changes, reason = WRONG[case]
+    with pytest.raises(SaccadeError, match=reason):
+        converted(tmp_path, CARD | changes)
+    assert not (tmp_path / "ours.safetensors").exists()
+
+
+def test_a_hub_folder_without_weights_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architecture": "vit_tiny"}')
+    with pytest.raises(SaccadeError, match=r"no model.safetensors or pytorch_model.bin"):
+        convert("vit", tmp_path, ConvertOptions(tmp_path / "ours.safetensors"))

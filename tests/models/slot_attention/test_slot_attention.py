@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slot attention: recorded cases, equivariance, initial states, folding, what is exported."""
+
+import importlib.util
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from places import TESTS
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+import torch
+
+from saccade.errors import SaccadeError
+from saccade.models.interface import part_named
+from saccade.models.slot_attention.config import PRESETS, SlotConfig
+from saccade.models.slot_attention.fold import fold_attention, reordered_attention
+from saccade.models.slot_attention.initial import initial_state, initial_states
+from saccade.models.slot_attention.model import SlotModel
+from saccade.models.slot_attention.rounds import SlotAttention
+
+GOLDEN = TESTS / "golden" / "slot_attention"
+CASES = TESTS / "golden_cases" / "slot_attention.py"
+TINY = PRESETS["slot-attention-tiny"]
+BASELINE = replace(TINY, attention="sa", grid_embedding="project_add", grid_embedding_mlp=8)
+CNN = {
+    "decoder": "cnn",
+    "decoder_height": 7,
+    "decoder_width": 7,
+    "decoder_channels": (8, 8),
+    "decoder_kernels": (5, 3),
+    "decoder_strides": (2, 1),
+    "decoder_transposed": (True, False),
+}
+FORMS = {
+    "sa": BASELINE,
+    "sa, two heads, gaussian": replace(BASELINE, heads=2, initial_slots="gaussian"),
+    "t-sa": replace(TINY, attention="t-sa", scales_factor=1.0),
+    "t-sa, plain values": replace(TINY, attention="t-sa", values_see_grid=False),
+    "ts-sa": TINY,
+    "ts-sa, no norm, no MLP, CNN": replace(TINY, grid_norm=False, mlp_dim=0, **CNN),
+    "ts-sa, learned grid": replace(TINY, grid_embedding="project_add", values_see_grid=False),
+}
+
+
+@pytest.fixture(scope="module")
+def golden():
+    spec = importlib.util.spec_from_file_location("golden_slot_attention", CASES)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def model_of(config: SlotConfig) -> SlotModel:
+    """A model in float64 whose biases and norms are not at their first values."""
+    model = SlotModel(config).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.dim() == 1:
+                value.add_(0.2 * torch.randn(value.shape, generator=generator).double())
+    return model
+
+
+def rounds_of(config: SlotConfig, **changes: object) -> SlotAttention:
+    attention = model_of(config).attention
+    attention.config = replace(config, **changes)
+    return attention
+
+
+def inputs_of(attention: SlotAttention, *, cells: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens with their grid, and states whose positions and scales stay inside the clips."""
+    generator = torch.Generator().manual_seed(2)
+    config, n = attention.config, cells * cells
+    width = attention.norm_inputs.weight.shape[0]
+    tokens = torch.randn(2, n, width, generator=generator).double()
+    line = torch.linspace(-0.5, 0.5, cells).double()
+    grid = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).reshape(1, n, 2)
+    slots = torch.randn(2, 3, config.slot_dim, generator=generator).double()
+    places = torch.rand(2, 3, 2, generator=generator).double() - 0.5
+    scales = 0.1 + 0.4 * torch.rand(2, 3, 2, generator=generator).double()
+    parts = [slots, places, scales][: 1 + config.equivariant + config.scaled]
+    return torch.cat([tokens, grid.expand(2, -1, -1)], -1), torch.cat(parts, -1)
+
+
+def moved(inputs, state, config, *, by=0.0, times=1.0):
+    """Grid, positions and scales under x -> times x + by."""
+    d, inputs, state = config.slot_dim, inputs.clone(), state.clone()
+    by = torch.as_tensor(by).double()
+    inputs[..., -2:] = inputs[..., -2:] * times + by
+    state[..., d : d + 2] = state[..., d : d + 2] * times + by
+    state[..., d + 2 :] *= times
+    return inputs, state
+
+
+def test_recorded_cases_are_reproduced(golden):
+    assert golden.count(GOLDEN) == 10 + 19
+    assert golden.check(GOLDEN) == []
+
+
+def test_recorded_cases_can_fail(golden, tmp_path):
+    for file in GOLDEN.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    data = dict(np.load(GOLDEN / "tsa_v2_qkv20.npz"))
+    data["out/slots_out"] = data["out/slots_out"] + 1e-3
+    (tmp_path / "tsa_v2_qkv20.npz").unlink()
+    np.savez(tmp_path / "tsa_v2_qkv20.npz", **data)
+    lines = golden.check(tmp_path)
+    assert lines and all("tsa_v2_qkv20: " in line and "slots_out" in line for line in lines)
+
+
+# The weighted means divide by S + epsilon: with epsilon 0 the laws hold to rounding.
+@pytest.mark.parametrize(("epsilon", "allowed"), [(0.0, 1e-12), (1e-8, 1e-6)])
+@pytest.mark.parametrize("kind", ["t-sa", "ts-sa"])
+def test_translation_moves_positions_and_nothing_else(kind, epsilon, allowed):
+    config = replace(TINY, attention=kind, epsilon=epsilon)
+    attention, by = rounds_of(config), torch.tensor([0.3, -0.4])
+    inputs, state = inputs_of(attention)
+    before, _ = attention(inputs, state)
+    after, _ = attention(*moved(inputs, state, config, by=by))
+    assert (after.slots - before.slots).abs().max() <= allowed
+    assert (after.positions - before.positions - by).abs().max() <= allowed
+    other, _ = attention(moved(inputs, state, config, by=by)[0], state)
+    assert (other.slots - before.slots).abs().max() > 1e-3, "the test can fail"
+
+
+@pytest.mark.parametrize(("epsilon", "allowed"), [(0.0, 1e-12), (1e-8, 1e-6)])
+def test_scale_multiplies_positions_and_scales_and_nothing_else(epsilon, allowed):
+    config = replace(TINY, epsilon=epsilon)
+    attention = rounds_of(config)
+    inputs, state = inputs_of(attention)
+    before, _ = attention(inputs, state)
+    after, _ = attention(*moved(inputs, state, config, times=1.6))
+    assert (after.slots - before.slots).abs().max() <= allowed
+    assert (after.positions - 1.6 * before.positions).abs().max() <= allowed
+    assert (after.scales - 1.6 * before.scales).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("form", ["sa", "t-sa", "ts-sa"])
+def test_slots_permute_with_their_initial_state(form):
+    model, part = model_of(FORMS[form]), part_named(model_of(FORMS[form]), "")
+    given = part.random(np.random.default_rng(0), 2)
+    image, state = (torch.from_numpy(given[name]) for name in ("image", "initial_state"))
+    order = torch.tensor([2, 0, 3, 1])
+    run = part_named(model, "").run
+    before, after = run(image, state), run(image, state[:, order])
+    for name in set(before) - {"reconstruction"}:
+        assert (after[name] - before[name][:, order]).abs().max() <= 1e-12, name
+    assert (after["reconstruction"] - before["reconstruction"]).abs().max() <= 1e-12
+
+
+def test_a_moved_slot_is_painted_where_it_was_moved():
+    model = model_of(replace(FORMS["t-sa"], decoder_height=9, decoder_width=9))
+    given = part_named(model, "decode").random(np.random.default_rng(0), 1)
+    slots, places = (torch.from_numpy(given[name]).double() for name in ("slots", "positions"))
+    run = model.decoder
+    state = type(model.attention._start(torch.cat([slots, places], -1)))
+    alphas = run(state(slots, places)).alphas
+    moved_right = run(state(slots, places + torch.tensor([0.0, 0.25]))).alphas  # one cell of 8
+    assert (moved_right[..., 1:] - alphas[..., :-1]).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_folded_model_is_the_same_function(form):
+    model = model_of(FORMS[form])
+    folded = model.fold()
+    for role in ("", "decode"):
+        part, other = part_named(model, role), part_named(folded, role)
+        given = {
+            name: torch.from_numpy(value).double() if value.dtype != np.uint8 else value
+            for name, value in part.random(np.random.default_rng(3), 3).items()
+        }
+        given = {name: torch.as_tensor(value) for name, value in given.items()}
+        with torch.no_grad():
+            expected, found = part.run(**given), other.run(**given)
+        assert list(found) == list(expected) and set(part.outputs) <= set(found)
+        for name in expected:
+            assert (found[name] - expected[name]).abs().max() <= 1e-10, (role, name)
+    assert not any(each.requires_grad for each in folded.parameters())
+
+
+@pytest.mark.parametrize("form", ["t-sa", "ts-sa, no norm, no MLP, CNN"])
+def test_training_order_has_the_same_gradients(form):
+    attention = rounds_of(FORMS[form])
+    inputs, state = inputs_of(attention)
+    gradients = []
+    for each in (attention, reordered_attention(attention)):
+        attention.zero_grad()
+        each(inputs, state)[0].joined().square().sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in attention.named_parameters()})
+    for name, expected in gradients[0].items():
+        assert (gradients[1][name] - expected).abs().max() <= 1e-9 * (1 + expected.abs().max())
+
+
+def test_switches_of_algorithm_1():
+    attention = rounds_of(FORMS["t-sa"])
+    inputs, state = inputs_of(attention)
+    before, _ = attention(inputs, state)
+    printed = rounds_of(FORMS["t-sa"], returned_slots="normalised")(inputs, state)[0]
+    assert torch.equal(printed.slots, attention.norm_slots(before.slots))
+    assert torch.equal(printed.positions, before.positions)
+    by_slots = rounds_of(FORMS["t-sa"], query_scale="slots")(inputs, state)[0]
+    by_heat = rounds_of(FORMS["t-sa"], temperature=(3 / 16) ** 0.5)(inputs, state)[0]
+    assert (by_slots.slots - by_heat.slots).abs().max() <= 1e-12
+
+
+def test_folded_baseline_keeps_its_heads():
+    attention = rounds_of(FORMS["sa, two heads, gaussian"])
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(2, 20, attention.norm_inputs.weight.shape[0], generator=generator).double()
+    state = torch.randn(2, 3, 16, generator=generator).double()
+    expected, found = attention(tokens, state)[1], fold_attention(attention)(tokens, state)[1]
+    assert expected[-1].shape == (2, 2, 3, 20)
+    assert (found[-1] - expected[-1]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("form", ["sa, two heads, gaussian", "ts-sa"])
+def test_initial_states_follow_their_rule(form):
+    model = model_of(FORMS[form])
+    rule, config = model.facts()["initial_state"], model.config
+    states = initial_states(rule, 3, 4, seed=7)
+    assert states.shape == (3, 4, config.state_dim) and states.dtype == np.float32
+    later = initial_states(rule, 1, 4, seed=7, first=2)
+    assert np.array_equal(later[0], states[2]) and not np.array_equal(states[0, 0], states[1, 0])
+    rng = np.random.default_rng([7, 1])
+    if form == "ts-sa":
+        expected = [np.array(rule["slots"]), rng.uniform(-1, 1, (4, 2))]
+        expected.append(0.1 + 0.1 * rng.standard_normal((4, 2)))
+        with pytest.raises(SaccadeError, match="slots: found 5, expected 1 to 4"):
+            initial_state(rule, rng, 5)
+    else:
+        mean, std = (np.array(rule[name]) for name in ("mean", "std"))
+        expected = [mean + std * rng.standard_normal((4, 16))]
+        assert initial_states(rule, 1, 9).shape == (1, 9, 16)
+    assert np.array_equal(states[1], np.concatenate(expected, -1).astype(np.float32))
+
+
+def test_settings_are_rounds():
+    model = model_of(TINY)
+    assert [each.label for each in model.settings()] == ["t3", "t2", "t1"]
+    assert model.setting("t2") == model.setting("2") == model.settings()[1]
+    assert model.setting("1").budget == 1 / 3
+    small = model.at(model.setting("t1"))
+    assert small.config.rounds == small.attention.config.rounds == 1
+    assert model.config.rounds == model.attention.config.rounds == 3
+    for text in ("4", "0", "0.5", "t"):
+        with pytest.raises(SaccadeError, match="from 1 to 3"):
+            model.setting(text)
+
+
+class Served(torch.nn.Module):
+    def __init__(self, model, role):
+        super().__init__()
+        self.model, self.part = model, part_named(model, role)
+
+    def forward(self, *inputs):
+        names = [spec.name for spec in self.part.inputs]
+        return tuple(self.part.run(**dict(zip(names, inputs, strict=True))).values())
+
+
+@pytest.mark.parametrize("role", ["", "decode"])
+def test_traced_parts_take_any_batch_and_number_of_slots(role):
+    folded = SlotModel(replace(TINY, rounds=1)).eval().fold()
+    part, served = part_named(folded, role), Served(folded, role)
+    words = {word: torch.export.Dim(word, min=1) for word in ("b", "k")}
+    axes = tuple({i: words.get(w) for i, w in enumerate(spec.shape)} for spec in part.inputs)
+    example = part.random(np.random.default_rng(0), 3).values()
+    with torch.no_grad():
+        traced = torch.export.export(
+            served, tuple(map(torch.from_numpy, example)), dynamic_shapes={"inputs": axes}
+        ).module()
+        given = part.random(np.random.default_rng(1), 2)
+        for some in (slice(0, 1), slice(1, 4)):
+            one = [x[1:] if name == "image" else x[1:, some] for name, x in given.items()]
+            one = [torch.from_numpy(np.ascontiguousarray(value)) for value in one]
+            for found, expected in zip(traced(*one), served(*one), strict=True):
+                assert found.shape == expected.shape
+                assert (found - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention": "rotated"}, "attention is 'rotated', expected one of sa, t-sa, ts-sa"),
+        ({"heads": 2}, "heads is 2, expected 1 where attention is not 'sa'"),
+        ({"encoder_strides": (1,)}, "encoder_strides is .* expected 2 values, one a layer"),
+        ({"encoder_kernels": (5, 2.5)}, "encoder_kernels is .* expected a whole number"),
+        ({"encoder": "resnet", "resnet_width": 48}, "resnet_width is 48, expected a multiple"),
+        ({"rounds": 0, "attention": "sa"}, "rounds is 0, expected at least 1"),
+        ({"colour": 1}, "unknown field 'colour'"),
+        ({"slots": "many"}, "slots is 'many', expected a whole number"),
+    ],
+)
+def test_configuration_names_what_is_wrong(changes, message):
+    with pytest.raises(SaccadeError, match=message):
+        SlotConfig.from_dict(TINY.to_dict() | changes)
+    assert SlotConfig.from_dict(TINY.to_dict()) == TINY

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a second-order transformer promises: sizes, settings, fusions, texts, its law."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+from saccade.errors import SaccadeError, ShapeError  # noqa: E402
+from saccade.models.families import build  # noqa: E402
+from saccade.models.sot.config import AUTHORS, PRESETS, SoTConfig  # noqa: E402
+from saccade.models.sot.model import SoT  # noqa: E402
+from saccade.models.sot.norms import normalization  # noqa: E402
+from saccade.models.sot.pooling import pooling as head_pooling  # noqa: E402
+from saccade.plugins.ops import svpn_fast  # noqa: E402
+
+TINY = SoTConfig(
+    dim=16,
+    heads=2,
+    layers=2,
+    mlp_dim=24,
+    classes=5,
+    pool_heads=2,
+    m=3,
+    n=4,
+    gcp_dim=5,
+)
+TEXT = replace(TINY, input="tokens", max_tokens=7)
+AUTHORS_TINY = SoTConfig.from_dict(TINY.to_dict() | AUTHORS)
+
+
+def lively(config):
+    """A model whose tokens differ, as fresh weights hardly let them."""
+    model = SoT(config).double().eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                torch.nn.init.normal_(module.weight, std=0.3)
+    return model
+
+
+def images(count=3):
+    rng = np.random.default_rng(0)
+    return torch.from_numpy(rng.integers(0, 256, (count, 8, 8, 1), dtype=np.uint8))
+
+
+# The three of the paper's table S-1 as the authors' code counts them; the others as timm does,
+# where a distilled DeiT has the biases of two classifiers instead of one.
+COUNTS = {
+    "sot-tiny": 8_030_830,
+    "sot-small": 27_086_504,
+    "sot-base": 76_878_982,
+    "vit-b16": 86_567_656,
+    "vit-b32": 88_224_232,
+    "vit-s16": 22_050_664,
+    "deit-tiny": 5_717_416,
+    "deit-tiny-distilled": 5_910_800 - 1000,
+    "swin-tiny": 28_288_354,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_size_of_the_published_models(name):
+    with torch.device("meta"):
+        model = SoT(PRESETS[name], fresh=False)
+    assert sum(each.numel() for each in model.parameters()) == COUNTS[name]
+
+
+def test_weights_follow_the_seed_alone():
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    one, same, other = SoT(TINY), build("sot", TINY.to_dict()), SoT(replace(TINY, seed=1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    for name, each in one.state_dict().items():
+        assert torch.equal(each, same.state_dict()[name])
+    assert not torch.equal(one.trunk.position, other.trunk.position)
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        ({}, {"exact": 1.0, "fast": 2 / 3, "class": 1 / 3}),
+        (AUTHORS, {"fast": 1.0, "class": 1 / 3}),
+        ({"fusion": "concat"}, {"exact": 1.0, "fast": 2 / 3}),
+        ({"fusion": "late", "pooling": "gap"}, {"exact": 1.0, "class": 1 / 3}),
+        ({"normalization": "layer-norm"}, {"exact": 1.0, "class": 1 / 3}),
+        ({"fusion": "class"}, {"exact": 1.0}),
+    ],
+)
+def test_settings_of_a_head(changes, labels):
+    model = SoT(SoTConfig.from_dict(TINY.to_dict() | changes))
+    assert {each.label: each.budget for each in model.settings()} == labels
+    own, *others = model.settings()
+    assert torch.equal(model.at(own)(images()), model(images()))
+    for each in others:
+        assert not torch.equal(model.at(each)(images()), model(images()))
+
+
+def test_class_setting_drops_the_words_term():
+    model = lively(TINY)
+    answer = model.answer(images())
+    small = model.at(model.setting("class"))
+    torch.testing.assert_close(small(images()), answer.class_logits)
+    torch.testing.assert_close(answer.class_logits + answer.word_logits, model(images()))
+
+
+def test_a_setting_that_is_not_there_is_named():
+    model = SoT(replace(TINY, fusion="visual"))
+    with pytest.raises(SaccadeError, match="this model has exact, fast"):
+        model.setting("class")
+    # What was trained with the fast norm has the exact one only where it is asked for.
+    official = lively(AUTHORS_TINY)
+    exact = official.at(official.setting("exact"))
+    assert (exact.config.normalization, exact.config.mean_removal) == ("svpn", "scalar")
+    assert torch.isfinite(exact(images())).all()
+
+
+def test_late_fusion_answers_the_mean_of_the_probabilities():
+    model = lively(replace(TINY, fusion="late"))
+    answer, outputs = model.answer(images()), model.outputs(images())
+    mean = (answer.class_logits.softmax(-1) + answer.word_logits.softmax(-1)) / 2
+    torch.testing.assert_close(outputs["probabilities"], mean)
+    torch.testing.assert_close(outputs["logits"].exp(), mean)
+    labels = torch.tensor([0, 3, 2])
+    both = [answer.class_logits, answer.word_logits]
+    expected = sum(torch.nn.functional.cross_entropy(each, labels) for each in both)
+    torch.testing.assert_close(model.loss(images(), labels), expected)
+
+
+@pytest.mark.parametrize("pooling", ["mgcrp", "gap", "gcp"])
+@pytest.mark.parametrize(
+    ("class_token", "fusion"), [("first", "sum"), ("last", "late"), ("last", "aggr-all")]
+)
+def test_what_stands_behind_a_text_does_not_count(pooling, class_token, fusion):
+    removal = "scalar" if pooling == "gcp" else "none"
+    changes = {"pooling": pooling, "class_token": class_token, "fusion": fusion}
+    config = replace(TEXT, mean_removal=removal, **changes)
+    model = lively(config)
+    short = SoT(replace(config, max_tokens=4)).double().eval()
+    short.load_state_dict(model.state_dict())
+    tokens = torch.randn(2, 7, 16, dtype=torch.float64, generator=torch.manual_seed(0))
+    expected = short.outputs(tokens[:, :4], torch.tensor([4, 4]))
+    tokens[:, 4:] = torch.nan
+    found = model.outputs(tokens, torch.tensor([4, 4]))
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name])
+    alone = model.outputs(tokens, torch.tensor([1, 4]))
+    assert torch.isfinite(alone["logits"]).all()
+
+
+def test_class_token_of_bert_and_gpt():
+    tokens = torch.randn(1, 7, 16, dtype=torch.float64, generator=torch.manual_seed(0))
+    for class_token, place in (("first", 0), ("last", 4)):
+        model = lively(replace(TEXT, class_token=class_token, fusion="class"))
+        expected = model.head.class_fc(tokens[:, place])
+        torch.testing.assert_close(model(tokens, torch.tensor([5])), expected)
+
+
+def test_texts_need_their_length_and_size():
+    model = SoT(TEXT)
+    with pytest.raises(SaccadeError, match="length: found none"):
+        model(torch.zeros(1, 7, 16))
+    with pytest.raises(ShapeError, match=r"expected \[b, 7, 16\]"):
+        model(torch.zeros(1, 6, 16), torch.tensor([1]))
+
+
+@pytest.mark.parametrize("pooling", ["mgcrp", "gap", "gcp"])
+def test_pool_dropout_is_of_the_pooled_vector_while_training(pooling):
+    pool = head_pooling(replace(TINY, pooling=pooling, pool_dropout=0.75)).double()
+    tokens = torch.randn(40, 9, 16, dtype=torch.float64, generator=torch.manual_seed(0))
+    whole = pool.eval()(tokens).vector
+    assert (whole != 0).all()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        dropped = pool.train()(tokens).vector
+    kept = dropped != 0
+    assert 0.15 < kept.double().mean() < 0.35
+    torch.testing.assert_close(dropped[kept], 4 * whole[kept])
+
+
+@pytest.mark.parametrize("divisor", ["tokens", "channels"])
+def test_gcp_divides_by_what_its_field_says(divisor):
+    # Many steps, which is the square root itself; 9 tokens of 5 channels, then 7 of them.
+    pool = head_pooling(replace(TINY, pooling="gcp", gcp_divisor=divisor, mpn_steps=40)).double()
+    tokens = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.manual_seed(0))
+    kept = torch.arange(9).expand(2, 9) < 7
+    rows, columns = torch.triu_indices(5, 5)
+    for mask, count in ((None, 9), (kept, 7)):
+        x = pool.reduce(tokens)[:, :count]
+        values, vectors = torch.linalg.eigh(x.mT @ x / {"tokens": count, "channels": 5}[divisor])
+        root = vectors @ (values.sqrt()[..., None] * vectors.mT)
+        torch.testing.assert_close(pool(tokens, mask).vector, root[:, rows, columns])
+
+
+def test_epn_gives_a_matrix_or_each_of_its_columns_length_one():
+    q = torch.randn(6, 2, 3, 4, dtype=torch.float64, generator=torch.manual_seed(0))
+    ones = torch.ones(6, 2, dtype=torch.float64)
+    whole = normalization(replace(TINY, normalization="epn"))(q)
+    torch.testing.assert_close(whole.square().sum((-2, -1)), ones)
+    columns = normalization(replace(TINY, normalization="epn", epn_axis="rows"))(q)
+    torch.testing.assert_close(columns.square().sum(-2), ones[..., None].expand(6, 2, 4))
+    root = q.sign() * q.abs().sqrt()
+    torch.testing.assert_close(whole / whole[..., :1, :1], root / root[..., :1, :1])
+
+
+def test_fast_svpn_that_learns_no_start_starts_from_ones():
+    q = torch.randn(6, 3, 4, dtype=torch.float64, generator=torch.manual_seed(0))
+    config = replace(TINY, normalization="svpn-fast", singular_values=2, iterations=2)
+    for learned in (False, True):
+        norm = normalization(replace(config, learned_start=learned)).double()
+        start = np.ones(4) if not learned else norm.start.detach().numpy()
+        given = {"alpha": 0.5, "singular_values": 2, "iterations": 2, "epsilon": 0.0}
+        expected = svpn_fast(q.numpy(), start, **given)
+        torch.testing.assert_close(norm(q).detach(), torch.from_numpy(expected))
+
+
+def test_law_of_the_singular_values_tells_exact_from_fast():
+    model = lively(TINY)
+    (part,) = model.parts()
+    law = part.laws["svpn_singular_values"]
+    inputs = {"image": images(8).numpy()}
+    everything = {"logits", "probabilities", "embedding", "attention", "covariance", "pooled"}
+    for setting, kept in (("exact", True), ("fast", False)):
+        outputs = model.at(model.setting(setting)).outputs(images(8))
+        assert set(outputs) == everything == {*part.outputs, *part.optional}
+        found = {name: each.detach().numpy() for name, each in outputs.items()}
+        # With the matrices in the file, and with nothing but the embedding.
+        for given in (found, {"embedding": found["embedding"]}):
+            assert (law(inputs, given, {}) <= 1) is kept
+    assert not model.at(model.setting("fast")).parts()[0].laws
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"trunk": "swin", "stage_layers": (1,), "stage_heads": (2,)}, "fusion"),
+        ({"trunk": "swin", "fusion": "visual"}, "stage_layers"),
+        ({"token_embedding": "densenet"}, "patch_px"),
+        ({"patch_px": 3}, "patch_px"),
+        ({"heads": 3}, "heads"),
+        ({"fusion": "concat", "class_projection": 8}, "class_projection"),
+        ({"alpha": 0.0}, "alpha"),
+        ({"normalization": "sqrt"}, "normalization"),
+        ({"input": "tokens", "distillation": True}, "distillation"),
+    ],
+)
+def test_configuration_names_what_does_not_fit(changes, field):
+    with pytest.raises(SaccadeError, match=f"SoT configuration: {field} is"):
+        SoTConfig.from_dict(TINY.to_dict() | changes)
+
+
+def test_configuration_survives_json_and_refuses_strangers():
+    assert SoTConfig.from_dict(PRESETS["swin-tiny"].to_dict()) == PRESETS["swin-tiny"]
+    with pytest.raises(SaccadeError, match="unknown field 'depth'"):
+        SoTConfig.from_dict({"depth": 3})

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folded form is the same function, and becomes an ONNX file."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+from saccade.models.sot.config import AUTHORS, SoTConfig  # noqa: E402
+from saccade.models.sot.model import SoT  # noqa: E402
+
+SMALL = {
+    "height_px": 32,
+    "width_px": 32,
+    "channels": 3,
+    "patch_px": 8,
+    "classes": 5,
+    "mean": (0.4, 0.5, 0.6),
+    "std": (0.2, 0.3, 0.25),
+    "pool_heads": 2,
+    "m": 3,
+    "n": 4,
+    "dim": 16,
+    "heads": 2,
+    "layers": 2,
+    "mlp_dim": 24,
+    "gcp_dim": 5,
+}
+SWIN = {
+    "trunk": "swin",
+    "patch_px": 2,
+    "window": 4,
+    "fusion": "visual",
+    "stage_layers": (2, 2),
+    "stage_heads": (2, 4),
+}
+FORMS = {
+    "naive": {},
+    "late": {"fusion": "late", "normalization": "epn"},
+    "projected": {"class_projection": 9, "class_activation": "tanh"},
+    "aggr-all": {"fusion": "aggr-all", "pooling": "gcp"},
+    "distilled": {"distillation": True, "qkv_bias": True},
+    "densenet": {"token_embedding": "densenet", "position": "sinusoid"} | AUTHORS,
+    "densenet with norms": {"token_embedding": "densenet", "dense_norm": True},
+    "resnet": {"token_embedding": "resnet", "patch_px": 16},
+    "inception": {"token_embedding": "inception", "normalization": "layer-norm"},
+    "non-local": {"token_embedding": "non-local", "normalization": "scale-learned"},
+    "swin": SWIN,
+    "swin average": SWIN | {"pooling": "gap", "qkv_bias": True, "stage_layers": (1, 2)},
+    "text": {"input": "tokens", "max_tokens": 6},
+}
+
+
+def trained(config):
+    """A model whose weights and running statistics are none of the initial ones."""
+    model = SoT(config)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                torch.nn.init.normal_(module.running_mean)
+                torch.nn.init.uniform_(module.running_var, 0.5, 2)
+                torch.nn.init.normal_(module.weight)
+                torch.nn.init.normal_(module.bias)
+            elif isinstance(module, torch.nn.Linear):
+                torch.nn.init.normal_(module.weight, std=0.3)
+                if module.bias is not None:
+                    torch.nn.init.normal_(module.bias)
+    return model.eval()
+
+
+def inputs(config):
+    rng = np.random.default_rng(0)
+    if config.input == "tokens":
+        return torch.from_numpy(rng.standard_normal((2, 6, 16))), torch.tensor([3, 6])
+    return (torch.from_numpy(rng.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)),)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_folded_is_the_same_function(name):
+    config = SoTConfig(**SMALL | FORMS[name])
+    model = trained(config).double()
+    for setting in model.settings():
+        chosen = model.at(setting)
+        with torch.no_grad():
+            expected, found = (m.outputs(*inputs(config)) for m in (chosen, chosen.fold()))
+        assert list(found) == list(expected)
+        for output, each in expected.items():
+            scale = each.abs().max()
+            assert (found[output] - each).abs().max() <= 1e-10 * scale, (setting.label, output)
+
+
+def test_folded_form_has_no_batch_norm_left_where_a_convolution_follows_or_precedes():
+    for name in ("densenet", "resnet", "inception", "non-local"):
+        folded = trained(SoTConfig(**SMALL | FORMS[name])).fold()
+        assert not any(isinstance(each, torch.nn.BatchNorm2d) for each in folded.modules())
+
+
+def test_class_only_form_computes_one_token_in_the_last_block():
+    model = trained(SoTConfig(**SMALL))
+    folded = model.at(model.setting("class")).fold()
+    seen = []
+    folded.trunk.blocks[-1].widen.register_forward_hook(lambda m, x, y: seen.append(x[0].shape))
+    folded.outputs(*inputs(folded.config))
+    assert seen == [(2, 1, 16)]
+
+
+@pytest.mark.parametrize("name", ["naive"])
+def test_onnx_file_answers_the_same(name):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    from saccade.export.graph.tracing import trace_part
+    from saccade.export.runtimes.runners import onnx_runner, onnx_session
+
+    config = SoTConfig(**SMALL | FORMS[name])
+    model = trained(config)
+    (part,) = model.parts()
+    samples = {
+        spec.name: np.concatenate([each.numpy().astype(spec.dtype)] * 2)
+        for spec, each in zip(part.inputs, inputs(config), strict=True)
+    }
+    outputs = (*part.outputs, *part.optional)
+    folded = trained(config).fold()
+    proto = trace_part(folded, folded.parts()[0], samples, outputs)
+    found = onnx_runner(onnx_session(proto.SerializeToString()))(samples)
+    with torch.no_grad():
+        given = {key: torch.from_numpy(each) for key, each in samples.items()}
+        expected = part.run(**given)
+    for output in outputs:
+        each = expected[output].numpy()
+        assert np.abs(found[output] - each).max() <= 1e-4 * np.abs(each).max(), output

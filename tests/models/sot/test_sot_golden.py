@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SoT against what the authors' code answered, and against its lists of keys."""
+
+import json
+
+import pytest
+from places import TESTS
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+GOLDEN = TESTS / "golden" / "sot"
+CASES = json.loads((GOLDEN / "manifest.json").read_text())["cases"]
+
+
+@pytest.fixture(scope="module")
+def golden():
+    from golden_cases import sot
+
+    return sot
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_recorded_case(case, golden):
+    assert golden.failures(GOLDEN, case) == []
+
+
+def test_there_is_a_case_of_every_kind(golden):
+    assert {case["kind"] for case in CASES} == set(golden._KINDS)
+    assert golden.count(GOLDEN) == len(CASES) + 1
+
+
+def test_full_size_keys_load_in_both_forms_of_the_dense_block(golden):
+    assert golden.check_keys(GOLDEN / "SoT_Tiny.keys.json") == []
+
+
+@pytest.mark.parametrize("kind", ["classifier", "mgcrp", "token_embed", "sot", "mpn"])
+def test_other_weights_would_be_seen(kind, golden, monkeypatch):
+    case = next(case for case in CASES if case["kind"] == kind)
+    arrays = golden._arrays
+
+    def moved(folder, of):
+        return {
+            name: each * 1.001 if name in ("input", "image") else each
+            for name, each in arrays(folder, of).items()
+        }
+
+    monkeypatch.setattr(golden, "_arrays", moved)
+    assert golden.failures(GOLDEN, case)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ViT, DeiT, Swin and SoT checkpoints under their documented names, read into our trunks."""
+
+import importlib.util
+import json
+from dataclasses import replace
+
+import pytest
+from places import TESTS
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from saccade.errors import SaccadeError  # noqa: E402
+from saccade.models.official import deit, sot, vit  # noqa: E402
+from saccade.models.official.conversion import Official  # noqa: E402
+from saccade.models.sot.config import PRESETS  # noqa: E402
+
+_SPEC = importlib.util.spec_from_file_location("timm_files", TESTS / "timm_files.py")
+assert _SPEC is not None and _SPEC.loader is not None
+files = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(files)
+
+KEYS = TESTS / "golden" / "sot" / "SoT_Tiny.keys.json"
+
+
+def torch_tokens(tensors, pixels, specials):
+    """The trunk again, in torch's own encoder."""
+    words = F.conv2d(
+        pixels, tensors["patch_embed.proj.weight"], tensors["patch_embed.proj.bias"], stride=4
+    )
+    first = [
+        tensors[key].expand(len(pixels), -1, -1) for key in ("cls_token", "dist_token")[:specials]
+    ]
+    x = torch.cat((*first, words.flatten(2).mT), 1) + tensors["pos_embed"]
+    for index in range(2):
+        options = {"norm_first": True, "batch_first": True, "layer_norm_eps": 1e-6}
+        layer = nn.TransformerEncoderLayer(
+            files.DIM, files.HEADS, files.HIDDEN, 0.0, F.gelu, **options
+        ).double()
+        names = {
+            "self_attn.in_proj_weight": "attn.qkv.weight",
+            "self_attn.in_proj_bias": "attn.qkv.bias",
+            **{f"self_attn.out_proj.{n}": f"attn.proj.{n}" for n in ("weight", "bias")},
+            **{f"linear{i}.{n}": f"mlp.fc{i}.{n}" for i in (1, 2) for n in ("weight", "bias")},
+            **{f"norm{i}.{n}": f"norm{i}.{n}" for i in (1, 2) for n in ("weight", "bias")},
+        }
+        layer.load_state_dict({o: tensors[f"blocks.{index}.{t}"] for o, t in names.items()})
+        x = layer.eval()(x)
+    return F.layer_norm(x, (files.DIM,), tensors["norm.weight"], tensors["norm.bias"], 1e-6)
+
+
+def test_vit_is_what_torchs_encoder_computes():
+    tensors = files.vit_file()
+    converted = vit.convert(Official("vit.pth", tensors, config=files.HINT))
+    assert files.untouched(converted, tensors) == set()
+    assert (converted.config.height_px, converted.config.fusion) == (12, "class")
+    pixels = (files.image(12).double() / 255 - 0.5).permute(0, 3, 1, 2) / 0.5
+    token = torch_tokens(tensors, pixels, 1)[:, 0]
+    expected = F.linear(token, tensors["head.weight"], tensors["head.bias"])
+    torch.testing.assert_close(files.loaded(converted)(files.image(12)), expected)
+
+
+def test_vit_of_imagenet_21k_has_a_tanh_before_its_classifier():
+    tensors = (
+        files.vit_file()
+        | files.pair("pre_logits.fc", 7, files.DIM)
+        | files.pair("head", files.CLASSES, 7)
+    )
+    model = files.loaded(vit.convert(Official("vit.pth", tensors, config=files.HINT)))
+    pixels = (files.image(12).double() / 255 - 0.5).permute(0, 3, 1, 2) / 0.5
+    token = torch_tokens(tensors, pixels, 1)[:, 0]
+    state = F.linear(token, tensors["pre_logits.fc.weight"], tensors["pre_logits.fc.bias"]).tanh()
+    expected = F.linear(state, tensors["head.weight"], tensors["head.bias"])
+    torch.testing.assert_close(model(files.image(12)), expected)
+
+
+def test_distilled_deit_answers_the_mean_of_its_classifiers():
+    tensors = files.vit_file(2)
+    converted = deit.convert(Official("deit.pth", tensors, config=files.HINT))
+    assert files.untouched(converted, tensors) == set()
+    mean, std = (torch.tensor(getattr(converted.config, each)).double() for each in ("mean", "std"))
+    pixels = ((files.image(12).double() / 255 - mean) / std).permute(0, 3, 1, 2)
+    tokens = torch_tokens(tensors, pixels, 2)
+    both = [
+        F.linear(tokens[:, place], tensors[f"{key}.weight"], tensors[f"{key}.bias"])
+        for place, key in enumerate(("head", "head_dist"))
+    ]
+    torch.testing.assert_close(files.loaded(converted)(files.image(12)), (both[0] + both[1]) / 2)
+    with pytest.raises(SaccadeError, match="SOURCE 'deit'"):
+        vit.convert(Official("deit.pth", tensors, config=files.HINT))
+
+
+def test_deit_with_the_second_order_head():
+    tensors = files.vit_file() | files.second_order_head(
+        "classifier.", files.DIM, 2, 3, class_token=True
+    )
+    del tensors["head.weight"], tensors["head.bias"]
+    converted = deit.convert(Official("deit.pth", tensors, config=files.HINT))
+    config = converted.config
+    assert files.untouched(converted, tensors) == set()
+    assert (config.fusion, config.pool_heads, config.m, config.n) == ("sum", 2, 3, 3)
+    assert (config.normalization, config.learned_start) == ("svpn-fast", True)
+    assert any("fusion_type" in note for note in converted.notes)
+    assert converted.exact == replace(config, svpn_epsilon=0.0)
+    together = files.loaded(converted)(files.image(12))
+    assert torch.isfinite(together).all()
+    # The head alone in one file, the trunk with its old classifier in another.
+    alone = {key: each for key, each in tensors.items() if key.startswith("classifier.")}
+    trunk = {key: each for key, each in tensors.items() if key not in alone}
+    trunk |= files.pair("head", files.CLASSES, files.DIM)
+    apart = deit.convert(Official("head.pth", alone, config=files.HINT, backbone=trunk))
+    assert torch.equal(files.loaded(apart)(files.image(12)), together)
+
+
+def sot_file():
+    entries = json.loads(KEYS.read_text())["entries"]
+    return {
+        each["key"]: torch.zeros(each["shape"], dtype=getattr(torch, each["dtype"]))
+        for each in entries
+    }
+
+
+def test_sot_tiny_is_recognised_by_its_tensors():
+    found = sot.convert(Official("sot.pth", sot_file())).config
+    assert found == replace(PRESETS["sot-tiny"], mean=found.mean, std=found.std)
+
+
+def test_what_the_tensors_do_not_tell_is_asked_for_by_name():
+    tensors = files.vit_file()
+    with pytest.raises(SaccadeError, match=r'--config, a JSON file such as {"num_heads": 4}'):
+        vit.convert(Official("vit.pth", tensors))
+    tensors = sot_file()
+    given = {"representationConfig": {"fusion_type": "sum_loss"}}
+    assert sot.convert(Official("sot.pth", tensors, config=given)).config.fusion == "late"
+    del tensors["classifier.representation.norm.weight"]
+    with pytest.raises(SaccadeError, match=r'"type": "sqrt_d"'):
+        sot.convert(Official("sot.pth", tensors))
+    with pytest.raises(SaccadeError, match="has no tensor 'pos_embed'"):
+        sot.convert(Official("sot.pth", {"weight": torch.zeros(1)}))
+    with pytest.raises(SaccadeError, match="expected 112 or 224"):
+        sot.convert(Official("sot.pth", sot_file(), config={"img_size": 64}))

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classifier's training task: what it draws, that every head learns by the same recipe."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+from saccade.errors import SaccadeError  # noqa: E402
+from saccade.models.sot.training import task  # noqa: E402
+from saccade.models.sot.training.images import patch_side  # noqa: E402
+from saccade.models.training.options import TrainOptions  # noqa: E402
+
+SMALL = {"dim": 16, "layers": 1, "heads": 2, "mlp_dim": 16, "m": 4, "n": 4, "pool_heads": 2}
+
+
+def options(tmp_path, data, **changes):
+    return TrainOptions(out=tmp_path / "sot.safetensors", data=data, set=SMALL | changes)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "side"), [(8, 8, 2), (24, 24, 3), (32, 64, 8), (64, 64, 8), (7, 5, 1)]
+)
+def test_a_patch_is_about_an_eighth_of_the_image(height, width, side):
+    assert patch_side(height, width) == side
+
+
+@pytest.mark.parametrize("fusion", ["sum", "class", "late"])
+def test_a_few_steps_lower_the_loss(tmp_path, fusion):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: no digits")
+    trained = task(options(tmp_path, "digits", fusion=fusion))
+    rng = np.random.default_rng(0)
+    optimiser = torch.optim.AdamW(trained.model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(60):
+        loss = trained.loss(trained.batch(step, rng), step)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert np.mean(losses[-10:]) < 0.95 * np.mean(losses[:5])
+    trained.model.eval()
+    assert trained.validate()["exact"] > 0.15
+    assert set(trained.report()) == {each.label for each in trained.model.settings()}
+
+
+def test_shapes_are_scenes_of_one_object(tmp_path):
+    trained = task(options(tmp_path, None))
+    batches = [trained.batch(0, np.random.default_rng(7)) for _ in range(2)]
+    assert torch.equal(batches[0]["image"], batches[1]["image"])
+    assert tuple(batches[0]["image"].shape) == (64, 48, 48, 3)
+    saved = trained.saved()
+    assert saved["calibration"]["image"].shape == (256, 48, 48, 3)
+    assert len(saved["labels"]) == saved["config"]["classes"] == 16
+    assert saved["config"]["patch_px"] == 6
+
+
+def test_a_field_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(SaccadeError, match="no field 'depth'"):
+        task(options(tmp_path, "digits", depth=3))

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SPARO beyond the recorded cases: folding, budgets, selection, parts, files of the authors."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+import torch
+
+from saccade.errors import SaccadeError, ShapeError
+from saccade.models.interface import part_named
+from saccade.models.sparo.components import nearest_neighbour, random_tokens
+from saccade.models.sparo.config import PRESETS, SparoConfig
+from saccade.models.sparo.model import Sparo, slots_sha256
+from saccade.models.sparo.ranking import (
+    rank_by_negatives,
+    rank_slots,
+    read_selection,
+    selection,
+    train_masks,
+    with_selection,
+    write_selection,
+)
+from saccade.models.sparo.readout import unit_code
+from saccade.models.sparo.text_tokens import encode_texts
+from saccade.models.sparo.zero_shot import class_vectors, encode_classes, zero_shot_logits
+
+TINY = PRESETS["sparo-tiny"]
+FORMS = {
+    "default": TINY,
+    "groups, own values": replace(TINY, slot_heads=4, share_kv=False, value_dim=6),
+    "gates": replace(TINY, sparo_type="sqrtsem:sqrtsoftmax", slot_heads=2),
+    "shared queries": replace(TINY, share_queries=True, reduce_depth=1),
+    "masked": replace(TINY, masked=True, sparo_type="cont:softmax"),
+    "images alone": replace(TINY, text=False, patch_bias=True, pre_norm=False),
+    "class token": replace(TINY, pooling="cls", bottleneck_dim=12),
+    "average": replace(TINY, pooling="gap", activation="quick_gelu"),
+    "attention": replace(TINY, pooling="attention", queries=3, pooler_heads=2),
+    "means of two attentions": replace(
+        TINY,
+        pooling="attention",
+        queries=3,
+        pooler_heads=2,
+        mean_of_queries=True,
+        text_queries=5,
+        text_pooler_heads=4,
+        text_mean_of_queries=True,
+    ),
+    "codebook": replace(TINY, pooling="codebook", codes=24, temperature=0.1),
+    "narrow codebook": replace(
+        TINY, pooling="codebook", codes=24, temperature=0.1, bottleneck_dim=12
+    ),
+}
+TYPES = [
+    f"{rep}:{weight}"
+    for rep in ("cont", "sqrtsem", "sem")
+    for weight in ("const", "norm", "sqrtsoftmax", "softmax")
+    if (rep, weight) != ("sem", "norm")
+]
+
+
+def model_of(config: SparoConfig) -> Sparo:
+    """A model in float64 whose biases and masks are not at their first values."""
+    model = Sparo(config).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith("bias"):
+                value.copy_(0.2 * torch.randn(value.shape, generator=generator))
+        if config.masked:
+            model.slot_mask.copy_(torch.rand(model.slot_mask.shape, generator=generator))
+    return model
+
+
+def inputs_of(config: SparoConfig, count: int = 3) -> dict[str, dict[str, torch.Tensor]]:
+    rng = np.random.default_rng(0)
+    shape = (count, config.height_px, config.width_px, 3)
+    image = torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8))
+    tokens = torch.from_numpy(random_tokens(config, rng, count))
+    role = "image" if config.text else ""
+    return {role: {"image": image}} | ({"text": {"tokens": tokens}} if config.text else {})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_folded_is_the_same_function(form):
+    model = model_of(FORMS[form])
+    folded = model.fold()
+    for role, inputs in inputs_of(model.config).items():
+        part = part_named(folded, role)
+        expected, found = part_named(model, role).run(**inputs), part.run(**inputs)
+        assert set(found) == {*part.outputs, *part.optional} == set(expected)
+        for name, value in expected.items():
+            assert (found[name] - value).abs().max() < 1e-10, (role, name)
+        ones = expected["embedding"].norm(dim=-1)
+        assert torch.allclose(ones, torch.ones_like(ones), atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@torch.no_grad()
+def test_fewer_slots_are_the_same_slots_renormalised_in_both_towers(kind):
+    config = replace(TINY, sparo_type=kind, slot_heads=4, share_queries=True)
+    model = model_of(config)
+    model.slot_order.copy_(torch.tensor([6, 1, 4, 3, 7, 0, 2, 5]))
+    image, tokens = (next(iter(each.values())) for each in inputs_of(config).values())
+    smaller = model.at(model.setting("0.375"))
+    assert smaller.config.kept == (1, 4, 6)
+    for full, part in (
+        (model.encode_image(image), smaller.encode_image(image)),
+        (model.encode_text(tokens), smaller.encode_text(tokens)),
+    ):
+        expected = unit_code(full.raw[:, [1, 4, 6]], kind)
+        assert (part.slots - expected).abs().max() < 1e-12
+        assert (part.attention - full.attention[:, [1, 4, 6]]).abs().max() < 1e-12
+    # Cut again: slots keep the numbers of the whole model, and their order.
+    two = smaller.at(smaller.setting("0.67"))
+    assert two.config.kept == (1, 6) and two.facts()["slots"] == [1, 6]
+    assert two.facts()["slots_sha256"] == slots_sha256([1, 6])
+
+
+def test_settings_are_those_that_differ():
+    assert [each.label for each in Sparo(TINY).settings()] == ["b1000", "b0500", "b0250"]
+    one = Sparo(replace(TINY, slots=1))
+    assert [each.label for each in one.settings()] == ["b1000"]
+    baseline = Sparo(FORMS["class token"])
+    assert [each.label for each in baseline.settings()] == ["b1000"]
+    with pytest.raises(SaccadeError, match="no slots to leave out"):
+        baseline.setting("0.5")
+
+
+@torch.no_grad()
+def test_what_stands_behind_the_end_of_a_text_does_not_count():
+    model = model_of(TINY)
+    tokens = torch.tensor([[1, 5, 6, 2, 0, 0, 0, 0], [1, 5, 6, 2, 9, 2, 7, 11]])
+    pooled = model.encode_text(tokens)
+    assert torch.equal(pooled.code[0], pooled.code[1])
+    assert pooled.attention[:, :, 4:].abs().max() == 0
+    assert pooled.attention[:, :, 3].min() > 0
+
+
+@torch.no_grad()
+def test_masks_change_the_image_code_alone(tmp_path):
+    model = model_of(TINY)
+    image, tokens = (next(iter(each.values())) for each in inputs_of(TINY).values())
+    mask = np.linspace(0, 1, 8)
+    chosen = selection(kind="slot", data="shapes", checkpoint_sha256="a" * 64, mask=mask)
+    assert chosen["order"] == [7, 6, 5, 4, 3, 2, 1, 0]
+    write_selection(tmp_path / "slots.json", chosen)
+    masked = with_selection(model, read_selection(tmp_path / "slots.json"), "a" * 64)
+    assert torch.equal(masked.encode_text(tokens).code, model.encode_text(tokens).code)
+    code = model.encode_image(image).slots * torch.from_numpy(mask)[:, None]
+    expected = torch.nn.functional.normalize(code.flatten(1), dim=-1)
+    assert (masked.encode_image(image).code - expected).abs().max() < 1e-12
+    assert masked.at(masked.setting("0.25")).config.kept == (6, 7)
+    with pytest.raises(SaccadeError, match="selected for checkpoint aaaa"):
+        with_selection(model, chosen, "b" * 64)
+    with pytest.raises(SaccadeError, match="orders 2 slots"):
+        with_selection(model, chosen | {"order": [0, 1]})
+
+
+def test_slots_that_know_the_class_come_first():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 90)
+    texts = rng.standard_normal((3, 2, 4, 6))
+    images = rng.standard_normal((90, 4, 6))
+    images[:, 2] += 4 * texts[labels].mean(1)[:, 2]
+    order, accuracy = rank_slots(images, labels, texts)
+    assert order[0] == 2 and accuracy[2] > 0.9 and accuracy[[0, 1, 3]].max() < 0.6
+
+
+@pytest.mark.parametrize("kind", ["slot", "dimension"])
+def test_trained_masks_turn_off_what_misleads(kind):
+    rng = np.random.default_rng(0)
+    images, positives, negatives = rng.standard_normal((3, 200, 4, 6))
+    positives[:, 1] += 0.6 * images[:, 1]
+    negatives[:, 3] += 0.6 * images[:, 3]
+    order, _ = rank_by_negatives(images, positives, negatives)
+    assert (order[0], order[-1]) == (1, 3)
+    codes = images, positives, negatives
+    _, before = train_masks(*codes, kind=kind, epochs=0)
+    mask, after = train_masks(*codes, kind=kind, epochs=15)
+    assert mask.shape == ((4,) if kind == "slot" else (4, 6))
+    mean = mask.reshape(4, -1).mean(1)
+    assert after > before + 0.15 and mean[1] > 0.8 and mean[3] < 0.2
+
+
+@pytest.mark.parametrize("masks", ["slot", "dimension"])
+@pytest.mark.parametrize("kind", TYPES)
+@torch.no_grad()
+def test_a_mask_fits_the_codes_that_it_is_applied_to(kind, masks):
+    """Whatever weighs the slots: what the fit says is what the masked model answers."""
+    model = Sparo(replace(TINY, sparo_type=kind)).eval()
+    model.image_pool.read_out.project.weight.mul_(6)  # slots of very different weight
+    inputs = inputs_of(model.config, 120)
+    image, tokens = inputs["image"]["image"], inputs["text"]["tokens"]
+    true, false = tokens[:60].repeat(2, 1), tokens[60:].repeat(2, 1)
+
+    def share(masked):
+        code = masked.encode_image(image).code
+        nearer = code * (masked.encode_text(true).code - masked.encode_text(false).code)
+        return (nearer.sum(1) > 0).double().mean().item()
+
+    codes = (model.encode_image(image), model.encode_text(true), model.encode_text(false))
+    slots = [each.slots.numpy() for each in codes]
+    with torch.enable_grad():
+        mask, fit = train_masks(*slots, kind=masks, epochs=5)
+        _, before = train_masks(*slots, kind=masks, epochs=0)
+    chosen = selection(kind=masks, data="shapes", checkpoint_sha256="a" * 64, mask=mask)
+    masked = with_selection(model, chosen)
+    assert before == share(model)
+    assert fit == share(masked) >= before
+    half = masked.at(masked.setting("0.5"))
+    kept = list(half.config.kept)
+    code = (unit_code(codes[0].raw[:, kept], kind) * masked.slot_mask[kept]).flatten(1)
+    expected = torch.nn.functional.normalize(code, dim=1)
+    assert (half.encode_image(image).code - expected).abs().max() < 1e-6
+
+
+def test_zero_shot_classes_are_means_of_their_prompts():
+    codes = np.array([[[2.0, 0, 0], [0, 3.0, 0]], [[0, 0, 1.0], [0, 0, 5.0]]])
+    classes = class_vectors(codes)
+    half = 0.5**0.5
+    assert np.allclose(classes, [[half, half, 0], [0, 0, 1]])
+    assert np.allclose(zero_shot_logits(np.eye(3)[2:], classes, 10.0), [[0, 10]])
+    seen = []
+    encode_classes(lambda texts: seen.extend(texts) or np.ones((4, 3)), ["x", "y"], ["a {}", "{}"])
+    assert seen == ["a x", "x", "a y", "y"]
+    with pytest.raises(SaccadeError, match="0 places for the label"):
+        encode_classes(lambda texts: codes, ["x"], ["a photo"])
+    with pytest.raises(ShapeError, match="the same slots in both"):
+        zero_shot_logits(np.ones((1, 2)), classes, 1.0)
+
+
+def test_the_score_is_the_label_of_the_nearest_other_image():
+    codes = np.array([[1, 0], [2, 0.1], [0, 1], [0.1, 3], [-1, 0.0]])
+    arrays = {"labels": np.array([0, 0, 1, 1, 0])}
+    assert nearest_neighbour({"embedding": codes}, arrays) == pytest.approx(0.8)
+
+
+def test_facts_are_enough_to_encode_texts():
+    facts = Sparo(TINY).facts()
+    tokens = encode_texts(facts, ["a red circle", "a purple square"])
+    assert tokens.tolist() == [[1, 4, 5, 8, 2, 0, 0, 0], [1, 4, 3, 9, 2, 0, 0, 0]]
+    assert facts["logit_scale"] == pytest.approx(1 / 0.07)
+    with pytest.raises(SaccadeError, match="reads no texts"):
+        encode_texts(Sparo(FORMS["images alone"]).facts(), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"height_px": 2, "width_px": 2, "patch_px": 4}, "height_px"),
+        ({"sparo_type": "sem:norm"}, "sparo_type"),
+        ({"slot_heads": 3}, "slot_heads"),
+        ({"value_dim": 5}, "value_dim"),
+        ({"attn_dim": 0, "share_queries": True}, "share_queries"),
+        ({"kept": [3, 1]}, "kept"),
+        ({"words": ["a"]}, "words"),
+        ({"bottleneck_dim": 4}, "bottleneck_dim"),
+        ({"pooling": "attention", "text_pooler_heads": 3}, "text_pooler_heads"),
+        ({"pooling": "attention", "pooler_heads": 3, "text_pooler_heads": 2}, "pooler_heads"),
+        ({"pooling": "gap", "text_mean_of_queries": True}, "text_mean_of_queries"),
+        ({"text": False, "share_queries": True}, "share_queries"),
+    ],
+)
+def test_configurations_that_cannot_be_are_refused(changes, field):
+    with pytest.raises(SaccadeError, match=f"SPARO configuration: {field} is"):
+        SparoConfig.from_dict(TINY.to_dict() | changes)
+
+
+def test_a_part_becomes_a_graph():
+    ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
+    tracing = pytest.importorskip("saccade.export.graph.tracing")
+    model = Sparo(FORMS["codebook"]).eval()
+    folded = model.fold()
+    inputs, part = inputs_of(model.config, 7)["text"], part_named(folded, "text")
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    names = (*part.outputs, *part.optional)
+    proto = tracing.trace_part(folded, part, arrays, names)
+    assert "Sparsemax" in {node.op_type for node in proto.graph.node}
+    session = ort.InferenceSession(proto.SerializeToString())
+    with torch.no_grad():
+        expected = part_named(model, "text").run(**inputs)
+    for count in (1, 7):
+        found = session.run(names, {name: each[:count] for name, each in arrays.items()})
+        for name, value in zip(names, found, strict=True):
+            assert np.abs(value - expected[name][:count].numpy()).max() < 1e-5, name

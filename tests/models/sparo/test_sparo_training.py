@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training two towers on scenes with sentences, and selecting slots of what was trained."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+import torch
+
+from saccade.errors import SaccadeError
+from saccade.models.checkpoint import load
+from saccade.models.sparo import select as selecting
+from saccade.models.sparo import training as sparo
+from saccade.models.sparo.ranking import read_selection, with_selection
+from saccade.models.sparo.select import SelectOptions, select
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.train import train
+
+TINY = {
+    "height_px": 16,
+    "width_px": 16,
+    "patch_px": 8,
+    "image_width": 24,
+    "image_layers": 2,
+    "image_heads": 2,
+    "image_hidden": 32,
+    "text_width": 16,
+    "text_layers": 2,
+    "text_heads": 2,
+    "text_hidden": 24,
+    "embed_dim": 16,
+    "slots": 4,
+    "slot_dim": 6,
+    "attn_dim": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def few(module_patch):
+    """A recipe of a few steps on a few small scenes."""
+    extra = {"scenes": 300, "validation_images": 40}
+    quick = replace(sparo.QUICK, steps=12, batch=24, config=sparo.SMALL | TINY, extra=extra)
+    module_patch.setattr(sparo, "QUICK", quick)
+    module_patch.setattr(selecting, "_SCENES", 60)
+
+
+@pytest.fixture(scope="module")
+def module_patch():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def trained(few, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "sparo.safetensors"
+    return train("sparo", TrainOptions(out))
+
+
+def test_the_checkpoint_is_ready_for_export(trained):
+    model = load(trained.path).build()
+    assert model.config.reduce_depth == 1 and len(model.image.blocks) == 1
+    assert sorted(model.slot_order.tolist()) == [0, 1, 2, 3]
+    arrays = trained.calibration
+    assert arrays["image"].shape == (256, 16, 16, 3) and arrays["image"].dtype == np.uint8
+    assert arrays["tokens"].shape == (256, model.config.context_length)
+    assert set(np.unique(arrays["labels"])) == set(range(16)) and len(trained.labels) == 16
+    assert {"r1", "hard_negatives", "hard_negatives_swap-attribute", "zero_shot_top1"} <= set(
+        trained.card["validation"]
+    )
+
+
+@pytest.mark.parametrize("pooling", ["cls", "gap"])
+def test_baselines_train_by_the_same_recipe(few, pooling, tmp_path):
+    out = tmp_path / "baseline.safetensors"
+    model = train("sparo", TrainOptions(out, steps=2, set={"pooling": pooling})).build()
+    assert model.config.pooling == pooling and len(model.image.blocks) == 2
+    assert [part.outputs for part in model.parts()] == [("embedding",), ("embedding",)]
+
+
+def test_the_loss_falls_and_shares_equal_sentences(few, tmp_path):
+    task = sparo.SparoTask(TrainOptions(tmp_path / "x.safetensors"))
+    batch = task.batch(0, np.random.default_rng(0))
+    optimizer = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(25):
+        loss = task.loss(batch, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+    # Where two sentences are equal, either image is right for them.
+    tokens = batch["tokens"].clone()
+    tokens[1] = tokens[0]
+    swapped = batch["image"][[1, 0, *range(2, len(tokens))]]
+    task.model.eval()
+    one, other = (task.loss({"image": x, "tokens": tokens}, 0) for x in (batch["image"], swapped))
+    assert one.item() == pytest.approx(other.item(), abs=1e-5)
+
+
+def test_a_users_images_are_told_by_the_names_of_their_classes(few, tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 2
+    images = (
+        rng.integers(0, 90, (400, 8, 12, 3), dtype=np.uint8)
+        + 120 * labels.astype(np.uint8)[:, None, None, None]
+    )
+    names = np.array(["dark room", "bright room"])
+    data = tmp_path / "rooms.npz"
+    np.savez(data, images=images, labels=labels, class_names=names)
+    sizes = {"height_px": 8, "width_px": 12, "patch_px": 4}
+    out = tmp_path / "rooms.safetensors"
+    checkpoint = train("sparo", TrainOptions(out, data=str(data), set=sizes, steps=20))
+    assert checkpoint.config["words"] == ["a", "bright", "dark", "room"]
+    assert checkpoint.card["validation"]["zero_shot_top1"] == 1.0
+    assert load(out).build().facts()["context_length"] == 5
+
+
+def test_slots_are_selected_by_accuracy_and_by_masks(trained, tmp_path):
+    ranked = select(trained.path, SelectOptions(tmp_path / "a.json"))
+    order = ranked.selection["order"]
+    assert ranked.scores[order[0]] == max(ranked.scores) and ranked.selection["mask"] is None
+    out = tmp_path / "m.json"
+    masks = select(trained.path, SelectOptions(out, masks="dimension", epochs=3))
+    assert masks.scores[1] >= masks.scores[0]
+    found = read_selection(out)
+    assert found == masks.selection and np.shape(found["mask"]) == (4, 6)
+    model = with_selection(trained.build(), found, trained.sha256)
+    assert model.at(model.setting("0.5")).config.kept == tuple(sorted(found["order"][:2]))
+    with pytest.raises(SaccadeError, match="exists"):
+        select(trained.path, SelectOptions(out))

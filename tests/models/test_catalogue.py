@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade models`: every family has named sizes, counted without making their weights."""
+
+import json
+import re
+
+import pytest
+
+from saccade.errors import SaccadeError
+from saccade.models.catalogue import catalogue, known_costs, presets, row
+from saccade.models.families import FAMILIES, build
+
+PUBLISHED = {  # parameters of the authors' own models
+    "vit-b-32-sparo": 145_649_281,
+    "vit-b-16-sparo": 143_992_705,
+    "vit-b-32": 151_277_313,
+    "sot-tiny": 8_030_830,
+    "sot-small": 27_086_504,
+    "sot-base": 76_878_982,
+}
+
+
+def test_every_family_has_rows_that_name_their_parts_and_source() -> None:
+    rows = catalogue()
+    assert {each.family for each in rows} == set(FAMILIES)
+    names = [each.name for each in rows]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in names)
+    for each in rows:
+        assert each.parameters > 0
+        assert each.settings
+        assert re.search(r"(19|20)\d\d", each.source)
+        assert all(each.inputs.values())
+        assert all(each.outputs.values())
+        # Both written by benchmarks/models_cost.py: run it for a size that is new or was changed.
+        counted = known_costs()[each.family][each.name]
+        assert counted["parameters"] == each.parameters, each.name
+        assert set(each.multiply_adds) == set(each.outputs), each.name
+        assert all(count > 0 for count in each.multiply_adds.values()), each.name
+    assert {each.name: each.parameters for each in rows if each.name in PUBLISHED} == PUBLISHED
+    json.dumps([each.to_dict() for each in rows])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_counts_what_a_real_model_has(family: str) -> None:
+    smallest = min(catalogue(family), key=lambda each: each.parameters)
+    assert smallest.parameters < 100_000
+    model = build(family, presets(family)[smallest.name].to_dict())
+    assert sum(each.numel() for each in model.parameters()) == smallest.parameters
+
+
+# Tracing the others takes far longer, and what counts is the same code.
+@pytest.mark.parametrize("family", ["nac", "sot", "sparo", "captioner"])
+def test_multiply_adds_are_those_of_the_graph(family: str) -> None:
+    pytest.importorskip("onnxruntime", reason="not installed: pip install 'saccade[cpu]'")
+    from saccade.export.graph.catalogue_cost import cost_of_size
+
+    known = known_costs()[family]
+    smallest = min(known, key=lambda name: known[name]["parameters"])
+    assert cost_of_size(family, smallest) == known[smallest]
+
+
+def test_no_size_is_counted_that_is_gone() -> None:
+    assert set(known_costs()) <= set(FAMILIES)
+    for family, costs in known_costs().items():
+        assert set(costs) <= set(presets(family))
+
+
+def test_unknown_names_are_refused_with_the_known() -> None:
+    with pytest.raises(SaccadeError, match=r"'gpt' is unknown.*sparo"):
+        catalogue("gpt")
+    with pytest.raises(SaccadeError, match=r"sot has no size 'huge'.*sot-tiny"):
+        row("sot", "huge")

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint comes back as it was written, and every other file is refused with a reason."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from saccade.errors import SaccadeError, ShapeError
+from saccade.models.checkpoint import Checkpoint, load, save
+from saccade.models.nac.model import NAC, NACConfig
+from saccade.models.preprocessing import Preprocessing
+
+CONFIG = NACConfig(modules=4, readout_modules=2, dim=8, code_dim=4, heads=2, ffn_dim=8, seed=3)
+
+
+def written(path: Path, **changes: object) -> Checkpoint:
+    rng = np.random.default_rng(0)
+    content: dict = {
+        "family": "nac",
+        "config": CONFIG.to_dict(),
+        "weights": NAC(CONFIG).state_dict(),
+        "preprocessing": Preprocessing(8, 8, 1, (0.5,), (0.5,)),
+        "labels": tuple("0123456789"),
+        "calibration": {
+            "image": rng.integers(0, 256, (256, 8, 8, 1), dtype=np.uint8),
+            "labels": rng.integers(0, 10, 256),
+        },
+        "card": {"data": "digits"},
+    }
+    return save(path, **(content | changes))
+
+
+def edited(path: Path, **changes: object) -> Path:
+    """The checkpoint with other metadata, its tensors as they were."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    meta = json.loads(header["__metadata__"]["saccade"]) | changes
+    header["__metadata__"]["saccade"] = json.dumps(
+        {key: value for key, value in meta.items() if value is not None}
+    )
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[start:])
+    return path
+
+
+def test_comes_back_whole_and_builds_the_same_model(tmp_path: Path) -> None:
+    saved = written(tmp_path / "a.safetensors")
+    loaded = load(tmp_path / "a.safetensors")
+    assert loaded.sha256 == saved.sha256
+    assert loaded.labels == tuple("0123456789")
+    assert loaded.card == {"data": "digits"}
+    assert loaded.calibration["image"].shape == (256, 8, 8, 1)
+    model = loaded.build()
+    assert not model.training
+    images = torch.from_numpy(loaded.calibration["image"][:3])
+    assert torch.equal(model(images), NAC(CONFIG).eval()(images))
+    assert loaded.build(torch.float64)(images).dtype == torch.float64
+
+
+def test_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
+    written(tmp_path / "a.safetensors")
+    written(tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def truncated_in_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def one_bit_flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def huge_header(path: Path) -> None:
+    path.write_bytes((2**62).to_bytes(8, "little") + b"{}" + bytes(64))
+
+
+BROKEN = {
+    "missing": (lambda path: path.unlink(), "no such file.*saccade train"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read"),
+    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "truncated": (truncated, r"truncated: found \d+ bytes.*wants \d+"),
+    "truncated in its header": (truncated_in_header, "truncated"),
+    "one bit flipped": (one_bit_flipped, "corrupt.*SHA-256"),
+    "a header of 2^62 bytes": (huge_header, "truncated"),
+    "text": (lambda path: path.write_text("hello, I am a model\n" * 9), "not safetensors"),
+    "a pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "pickle.*saccade convert"),
+    "a torch file": (lambda path: torch.save({}, path), "zip archive.*saccade convert"),
+    "foreign": (lambda path: save_file({"a": torch.zeros(2)}, path), "without saccade's metadata"),
+    "of another schema": (lambda path: edited(path, schema="x"), "found x version 3"),
+    "of a later version": (lambda path: edited(path, version=4), "version 4, expected .* 3"),
+    "without a card": (lambda path: edited(path, card=None), "missing .'card'"),
+    "with labels of no type": (lambda path: edited(path, labels=[1, 2]), "labels are"),
+    "with odd preprocessing": (lambda path: edited(path, preprocessing={"crop": 1}), "crop"),
+    "of fewer classes than calibrated": (lambda path: edited(path, labels=["a", "b"]), "0 to 1"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_refuses(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    written(path)
+    breaking, reason = BROKEN[case]
+    breaking(path)
+    with pytest.raises(SaccadeError, match=f"(?s){reason}"):
+        load(path)
+
+
+MISFITS = {
+    "unknown family": ({"family": "vit"}, "family 'vit' is unknown"),
+    "config out of range": ({"config": CONFIG.to_dict() | {"modules": 0}}, "modules is 0"),
+    "unknown config key": ({"config": CONFIG.to_dict() | {"wings": 2}}, "wings"),
+    "other shapes": ({"config": CONFIG.to_dict() | {"dim": 16}}, r"found \(.*expected \("),
+    "missing keys": ({"weights": {"head.bias": torch.zeros(10)}}, "Missing .* keys"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_fit_is_said(case: str, tmp_path: Path) -> None:
+    changes, reason = MISFITS[case]
+    with pytest.raises(SaccadeError, match=f"(?s){reason}"):
+        written(tmp_path / "a.safetensors", **changes).build()
+
+
+def test_calibration_of_another_shape_is_refused(tmp_path: Path) -> None:
+    images = np.zeros((4, 9, 9, 1), dtype=np.uint8)
+    labels = np.zeros(4, dtype=np.int64)
+    with pytest.raises(ShapeError, match="calibration images"):
+        written(tmp_path / "a.safetensors", calibration={"image": images, "labels": labels})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_from_before_resize_modes_squashes() -> None:
+    from importlib import resources
+
+    for path in sorted(Path(str(resources.files("saccade.models.shipped"))).glob("*.safetensors")):
+        with path.open("rb") as file:
+            head = file.read(int.from_bytes(file.read(8), "little"))
+        written = json.loads(json.loads(head)["__metadata__"]["saccade"])["preprocessing"]
+        if written is None or "resize_mode" in written:
+            continue
+        found = Preprocessing.from_dict(written)
+        assert (found.resize_mode, found.interpolation) == ("squash", written["resize"])
+        assert (found.conversion, found.alpha, found.min_side_px) == ("before", "white", 1)
+    old = {"resize": "lanczos", **dict.fromkeys(("height_px", "width_px"), 8)}
+    caps = {"max_image_mib": 1, "max_megapixels": 2, "max_side_px": 3, "max_images": 4}
+    squashing = Preprocessing.from_dict(old | caps | {"channels": 1, "mean": [0.0], "std": [1.0]})
+    assert (squashing.resize_mode, squashing.resize_px) == ("squash", (8, 8))
+    assert (squashing.interpolation, squashing.max_side_px) == ("lanczos", 3)
+
+
+PREPROCESSING = {
+    "no height": {"height_px": 0},
+    "two channels": {"channels": 2, "mean": (0.0, 0.0), "std": (1.0, 1.0)},
+    "mean of another length": {"mean": (0.0, 0.0, 0.0)},
+    "no spread": {"std": (0.0,)},
+    "not a number": {"mean": (float("nan"),)},
+    "unknown filter": {"interpolation": "magic"},
+    "unknown resize mode": {"resize_mode": "magic"},
+    "one side to resize to": {"resize_px": [8]},
+    "a fill beyond white": {"fill": [256]},
+    "no antialiasing that is not known": {"antialias": False, "interpolation": "bicubic"},
+    "an order of one channel": {"channel_order": "bgr"},
+    "text for a flag": {"exif": "no"},
+    "a flag for a number": {"max_images": True},
+}
+
+
+@pytest.mark.parametrize("case", PREPROCESSING)
+def test_preprocessing_out_of_range(case: str) -> None:
+    good = Preprocessing(8, 8, 1, (0.5,), (0.5,)).to_dict()
+    assert Preprocessing.from_dict(good).to_dict() == good
+    with pytest.raises(SaccadeError, match="Preprocessing: "):
+        Preprocessing.from_dict(good | PREPROCESSING[case])

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile checkpoints and configurations: a message, nothing they claim is built or allocated."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
+
+from hostile_files import (  # noqa: E402
+    DEEP,
+    CheckpointFile,
+    deep_json,
+    safetensors_file,
+)
+
+from saccade.errors import SaccadeError  # noqa: E402
+from saccade.models.checkpoint import load  # noqa: E402
+from saccade.models.families import build  # noqa: E402
+from saccade.models.preprocessing import Preprocessing  # noqa: E402
+
+Case = tuple[Callable[[CheckpointFile, Path], Path], str]
+
+
+@pytest.fixture(scope="module")
+def sound() -> CheckpointFile:
+    return CheckpointFile()
+
+
+def config(**values: Any) -> Callable[[CheckpointFile, Path], Path]:
+    return lambda sound, path: sound.with_config(path, **values)
+
+
+def header(**values: Any) -> Callable[[CheckpointFile, Path], Path]:
+    return lambda sound, path: sound.write(path, **values)
+
+
+def tensor(name: str, value: Any) -> Callable[[CheckpointFile, Path], Path]:
+    return lambda sound, path: sound.write(path, tensors={name: value})
+
+
+def input_of(**values: Any) -> Callable[[CheckpointFile, Path], Path]:
+    return lambda sound, path: sound.write(
+        path, preprocessing=sound.header["preprocessing"] | values
+    )
+
+
+WEIGHT = "weights/read_out_codes"
+CHECKPOINTS: dict[str, Case] = {
+    "config null": (header(config=None), "config is None, expected an object"),
+    "config 7": (header(config=7), "config is 7, expected an object"),
+    "config a list": (header(config=[1]), r"config is \[1\], expected an object"),
+    "family a list": (header(family=["nac"]), r"family is \['nac'\], expected a text"),
+    "card a list": (header(card=[]), r"card is \[\], expected an object"),
+    "preprocessing 7": (header(preprocessing=7), "preprocessing is 7, expected an object"),
+    "labels numbers": (header(labels=[1]), "labels are .1., expected a list of texts"),
+    "200,000 labels": (header(labels=["a"] * 200_000), "found 200000 .* expected at most 100000"),
+    "a long label": (header(labels=["a" * 10**6]), "1000000 characters, expected at most 1000"),
+    "alpha a text": (config(alpha="x"), "alpha is 'x', expected a finite number"),
+    "alpha true": (config(alpha=True), "alpha is True, expected a finite number"),
+    "seed a text": (config(seed="x"), "seed is 'x', expected a whole number"),
+    "seed a list": (config(seed=[0]), r"seed is \[0\], expected a whole number"),
+    "mean null": (config(mean=None), "mean is None, expected a list of values"),
+    "width 1e9": (config(dim=10**9, heads=1), "dim is 1000000000, expected .* at most"),
+    "width 1e6": (config(dim=2**20, ffn_dim=2**20), "makes a model of .* numbers, expected at"),
+    "wider than its weights": (config(ffn_dim=4096), "weights do not fit family 'nac'"),
+    "layers 1e9": (config(propagator_layers=10**9), "propagator_layers is 1000000000, expected"),
+    "layers without weights": (config(propagator_layers=2), "weights do not fit family 'nac'"),
+    "std 1e300": (input_of(std=[1e300]), r"std is \(1e\+300,\), expected from 1e-06 to 1e\+06"),
+    "std 0": (input_of(std=[0]), r"std is \(0,\), expected above 0"),
+    "std -1": (input_of(std=[-1]), r"std is \(-1,\), expected above 0"),
+    "std 1e-300": (input_of(std=[1e-300]), "std is .*, expected from 1e-06"),
+    "mean 1e300": (input_of(mean=[1e300]), "mean is .*, expected from -1e"),
+    "config's std 1e300": (config(std=[1e300]), "std is .*, expected from 1e-06"),
+    "image of 1e9 pixels": (input_of(height_px=10**9), "height_px is 1000000000, expected at most"),
+    "cap of 1e9": (input_of(max_image_mib=10**9), "max_image_mib is 1000000000, expected at most"),
+    "fill a million": (input_of(fill=[0] * 10**6), "fill is .*, expected at most 4 numbers"),
+    "NaN weights": (tensor(WEIGHT, torch.full((1, 4), torch.nan)), "contains NaN or infinity"),
+    "infinite weights": (tensor(WEIGHT, torch.full((1, 4), torch.inf)), "contains NaN or infinity"),
+    "weights of whole numbers": (
+        tensor(WEIGHT, torch.zeros(1, 4, dtype=torch.int64)),
+        "found torch.int64, expected torch.float32",
+    ),
+    "complex weights": (tensor(WEIGHT, torch.zeros(1, 4, dtype=torch.complex64)), "complex64"),
+    "calibration in bfloat16": (
+        tensor("calibration/more", torch.zeros(2, dtype=torch.bfloat16)),
+        "'more' are torch.bfloat16",
+    ),
+    "20 axes": (tensor("calibration/more", torch.zeros([1] * 20)), "has 20 axes"),
+    "400 axes": (
+        lambda _, path: safetensors_file(
+            path, {"a": {"dtype": "F32", "shape": [1] * 400, "data_offsets": [0, 4]}}, bytes(4)
+        ),
+        "has 400 axes",
+    ),
+    "a size of 2^62": (
+        lambda _, path: safetensors_file(
+            path, {"a": {"dtype": "F32", "shape": [0, 2**62, 2], "data_offsets": [0, 0]}}
+        ),
+        "sizes and a name of an ordinary length",
+    ),
+    "a type of no torch": (
+        lambda _, path: safetensors_file(
+            path, {"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, bytes(4)
+        ),
+        "not safetensors, or a corrupt one",
+    ),
+    "deep header": (
+        lambda _, path: safetensors_file(path, deep_json().encode()),
+        "nested more than 64 deep",
+    ),
+    "deep metadata": (
+        lambda sound, path: sound.with_text(path, lambda _: deep_json()),
+        "corrupt metadata .*nested more than 64 deep",
+    ),
+    "deep card": (
+        lambda sound, path: sound.with_text(
+            path, lambda text: text.replace('"card": {}', f'"card": {deep_json(DEEP)}')
+        ),
+        "nested more than 64 deep",
+    ),
+    "half a character": (
+        lambda sound, path: sound.with_text(path, lambda text: text.replace('"a"', '"\\ud800"')),
+        "corrupt metadata",
+    ),
+    "a folder": (lambda _, path: path.mkdir() or path, "found a folder, expected a file"),
+    "a pipe": (lambda _, path: os.mkfifo(path) or path, "found a pipe or device"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKPOINTS)
+def test_checkpoint(case: str, sound: CheckpointFile, tmp_path: Path) -> None:
+    make, words = CHECKPOINTS[case]
+    path = make(sound, tmp_path / "x.safetensors")
+    with pytest.raises(SaccadeError) as error:
+        load(path).build()
+    message = str(error.value)
+    assert re.search(words, message), message[:500]
+    assert len(message) < 2_000, "a hostile file fills the terminal"
+
+
+def test_a_sound_checkpoint_is_read(sound: CheckpointFile, tmp_path: Path) -> None:
+    found = load(sound.write(tmp_path / "x.safetensors"))
+    model = found.build()
+    assert model.config.to_dict() | found.config == model.config.to_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, sound.tensors[f"weights/{name}"]), name
+
+
+def test_no_weight_is_made_before_names_and_shapes_fit(
+    sound: CheckpointFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from saccade.models.nac.model import NAC
+
+    made: list[str] = []
+    start = NAC.__init__
+
+    def watched(self: Any, *given: Any, **named: Any) -> None:
+        start(self, *given, **named)
+        made.append(next(self.parameters()).device.type)
+
+    monkeypatch.setattr(NAC, "__init__", watched)
+    with pytest.raises(SaccadeError, match="weights do not fit"):
+        load(sound.with_config(tmp_path / "x.safetensors", ffn_dim=16)).build()
+    assert made == ["meta"]
+
+
+def fields_of_families() -> Iterator[tuple[str, Any]]:
+    from saccade.models.catalogue import presets
+    from saccade.models.families import FAMILIES
+
+    for family in FAMILIES:
+        yield family, next(iter(presets(family).values()))
+
+
+def test_every_field_of_every_family_has_its_type() -> None:
+    wrong: tuple[Any, ...] = (None, {}, {"a": 1}, [[]], [None], ["x", 1], True, "x", 1.5, 7, [1.5])
+    wrong += ([True], float("nan"), 10**400, -(10**9), 10**9, [10**9], [0] * 10**4)
+    refused = 0
+    for family, known in fields_of_families():
+        plain = known.to_dict()
+        for name, value in plain.items():
+            for other in wrong:
+                try:
+                    type(known).from_dict({**plain, name: other})
+                except SaccadeError as error:
+                    assert "configuration: " in str(error), (family, name, other)
+                    assert len(str(error)) < 1_000, (family, name)
+                    refused += 1
+                else:
+                    same = type(other) is type(value) or isinstance(value, float)
+                    assert same, (family, name, other)
+    assert refused > 3_000
+
+
+def test_a_configuration_that_is_none() -> None:
+    for values in (None, 7, [], "x"):
+        with pytest.raises(SaccadeError, match="expected an object of fields"):
+            build("sot", values)  # type: ignore[arg-type]
+
+
+def test_numpy_values_are_no_preprocessing_by_accident() -> None:
+    with pytest.raises(SaccadeError, match=r"channels is 1\.0"):
+        Preprocessing(8, 8, 1.0, (0.5,), (0.5,))  # type: ignore[arg-type]
+    kept = Preprocessing(8, 8, 1, (np.float64(0.5),), (np.float64(0.5),))
+    assert kept.to_dict()["std"] == [0.5]

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things are, for tests in whichever folder."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bench` end to end on the tiny folder, and what it leaves when it cannot finish."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saccade.errors import MissingPackage, SaccadeError, ShapeError
+from saccade.export.artefact.frontier import read_frontier
+from saccade.export.artefact.manifest import read_folder
+from saccade.export.evaluation.subject import trained_on
+from saccade.serving.bench import bench as verb
+from saccade.serving.bench import in_process
+from saccade.serving.bench.bench import BenchReport, bench
+from saccade.serving.bench.in_process import BATCHES, Calls
+from saccade.serving.bench.options import BenchOptions
+
+pytest.importorskip(
+    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
+)
+pytest.importorskip(
+    "matplotlib", reason="matplotlib is not installed: pip install 'saccade[bench]'"
+)
+
+VARIANTS = ["nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32"]
+SHORT: dict[str, Any] = {"seconds": 0.3, "rounds": 1, "concurrency": (1, 4)}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("data") / "noise.npz"
+    images = rng.integers(0, 256, (400, 8, 8, 1), dtype=np.uint8)
+    np.savez(path, images=images, labels=np.arange(400) % 10)
+    return path
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_folder, tmp_path / "nac"))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> BenchReport:
+    """One run with everything on, shared by the tests that read what it wrote."""
+    pytest.importorskip("pytriton", reason="no server: pip install 'saccade[serve]'")
+    place = tmp_path_factory.mktemp("served")
+    folder = shutil.copytree(tiny_folder, place / "nac")
+    return bench(folder, BenchOptions(place / "report", str(data), **SHORT))
+
+
+def test_every_variant_is_measured_in_process_and_served(served: BenchReport) -> None:
+    full = json.loads((served.folder / "report.json").read_bytes())
+    assert [each["variant"] for each in full["variants"]] == VARIANTS
+    for each in full["variants"]:
+        inside, samples = each["in_process"], each["samples"]
+        assert inside["threads"] == 1
+        rates = {size: inside[f"batch_{size}"]["inferences_per_second"] for size in BATCHES}
+        assert rates[inside["best_batch"]] >= 0.95 * max(rates.values())
+        assert set(each["grpc"]) == {"concurrency_1", "concurrency_4", "router_concurrency_1"}
+        for name, point in each["grpc"].items():
+            latencies = [ms for one in samples["grpc"][name] for ms in one["latencies_ms"]]
+            assert point["requests"] == len(latencies) > 0
+            assert point["p50_ms"] <= point["p95_ms"] <= point["p99_ms"] <= max(latencies) + 1e-3
+            assert 0 < point["client_cpu_share"] <= 1
+        (file,) = each["files"]
+        assert file["multiply_adds"] > 0 and file["peak_activation_bytes"] > 0
+    assert full["machine"]["runtime"].startswith("onnxruntime ")
+    assert full["server"].startswith("triton ")
+    page = (served.folder / "report.html").read_text()
+    assert all(name in page for name in VARIANTS)
+    assert "samples" not in json.dumps(served.to_dict())
+
+
+def test_the_score_is_the_hand_count_on_the_test_split(
+    served: BenchReport, data, tiny_folder
+) -> None:
+    import onnxruntime
+
+    from saccade.models.data.datasets import load_data
+
+    test = load_data(str(data), "test")
+    for each in served.full["variants"]:
+        path = str(tiny_folder / f"{each['variant']}.onnx")
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        answers = [
+            int(session.run(["logits"], {"image": image[None]})[0].argmax())
+            for image in test.images
+        ]
+        hits = [int(a == b) for a, b in zip(answers, test.labels, strict=True)]
+        assert each["samples"]["values"] == hits
+        assert each["score"]["value"] == pytest.approx(np.mean(hits), abs=1e-6)
+        low, high = each["score"]["interval"]
+        assert low < np.mean(hits) < high
+
+
+def test_the_frontier_names_what_was_measured(served: BenchReport) -> None:
+    frontier = read_frontier(served.folder.parent / "nac" / "frontier.json")
+    assert [entry.variant for entry in frontier.entries] == VARIANTS
+    for entry, each in zip(frontier.entries, served.full["variants"], strict=True):
+        assert entry.sha256 == each["sha256"]
+        assert entry.device == served.full["machine"]["device"]
+        assert entry.dominated_by == each["dominated_by"]
+        # What the router promises of latency is what a caller of the router sees.
+        assert entry.p95_ms == each["grpc"]["router_concurrency_1"]["p95_ms"]
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ({1: 100, 2: 101, 4: 100, 8: 100, 16: 99, 32: 98, 64: 97}, 8),
+        ({1: 560, 2: 570, 4: 590, 8: 570, 16: 440, 32: 380, 64: 320}, 8),
+        ({1: 100, 2: 200, 4: 400, 8: 600, 16: 980, 32: 990, 64: 1000}, 16),
+        ({1: 100, 2: 60, 4: 50, 8: 40, 16: 30, 32: 20, 64: 10}, 1),
+    ],
+)
+def test_the_batch_to_serve_with_is_fast_and_no_larger_than_that_needs(rates, expected) -> None:
+    calls = {size: Calls(size, [size / rate]) for size, rate in rates.items()}
+    assert in_process.best_batch(calls) == expected
+
+
+def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) -> None:
+    monkeypatch.setattr(in_process, "_LONGEST_CALL_S", 0.0)
+    monkeypatch.setattr(in_process, "_WARM_S", 0.0)
+    sizes: list[int] = []
+    work = SimpleNamespace(
+        title="slow",
+        inputs={"image": np.zeros((3, 2))},
+        run=lambda given: sizes.append(len(given["image"])) or given,
+    )
+    found = in_process.measure({"slow": work}, seconds=0.0, rounds=2, advance=lambda *_, **__: None)
+    # Two rounds of batches of one, warmed up once; no figure for the others.
+    assert sizes == [1, 1, 1]
+    assert set(found["slow"].summary()) == {"threads", "best_batch", "batch_1"}
+
+
+def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None:
+    from saccade.models.checkpoint import load, save
+
+    manifest = read_folder(folder)[0]
+    path = folder / manifest.parent.name
+    parent = load(path)
+    for data, expected in (("digits", "digits"), ("my/photos", None)):
+        save(
+            path, family=parent.family, config=parent.config,
+            weights=parent.weights,
+            preprocessing=parent.preprocessing, labels=parent.labels,
+            calibration=parent.calibration, card={"data": data},
+        )  # fmt: skip
+        assert trained_on(folder) == expected
+    path.unlink()
+    assert trained_on(folder) is None
+
+
+@pytest.mark.parametrize("stage", ["measuring", "writing"])
+def test_an_interrupted_run_leaves_all_as_it_was(
+    stage: str, folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = BenchOptions(tmp_path / "report", str(data), server=False, force=True, **SHORT)
+    bench(folder, options)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    owner, name = (in_process, "measure") if stage == "measuring" else (verb.report, "draw")
+    monkeypatch.setattr(owner, name, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        bench(folder, options)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_existing_report_is_refused_before_any_work(
+    folder: Path, data, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "report").mkdir()
+    monkeypatch.setattr(verb, "read_folder", lambda _: pytest.fail("work began"))
+    with pytest.raises(SaccadeError, match="--force"):
+        bench(folder, BenchOptions(tmp_path / "report", str(data)))
+
+
+def test_data_that_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "large.npz",
+        images=np.zeros((400, 9, 8, 1), np.uint8),
+        labels=np.arange(400) % 10,
+    )
+    np.savez(
+        tmp_path / "few.npz", images=np.zeros((400, 8, 8, 1), np.uint8), labels=np.arange(400) % 4
+    )
+    for name, error, message in (
+        ("no-such-data", SaccadeError, "no-such-data"),
+        (str(tmp_path / "large.npz"), ShapeError, r"9, 8, 1"),
+        (str(tmp_path / "few.npz"), SaccadeError, "its 4 classes"),
+    ):
+        with pytest.raises(error, match=message):
+            bench(folder, BenchOptions(tmp_path / "report", name, server=False))
+    assert not (tmp_path / "report").exists() and not (folder / "frontier.json").exists()
+
+
+def test_a_changed_artefact_is_refused(folder: Path, data: Path, tmp_path: Path) -> None:
+    path = folder / "nac-b0500-fp32.onnx"
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(SaccadeError, match="SHA-256"):
+        bench(folder, BenchOptions(tmp_path / "report", str(data), server=False))
+
+
+def test_a_missing_package_names_the_extra(folder: Path, data, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingPackage, match=r"saccade\[bench\]"):
+        bench(folder, BenchOptions(tmp_path / "report", str(data)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": 0},
+        {"seconds": float("nan")},
+        {"rounds": 0},
+        {"concurrency": (0,)},
+        {"limit": 1},
+    ],
+)
+def test_options_out_of_range_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(SaccadeError, match=f"--{next(iter(change))}"):
+        BenchOptions(Path("report"), "digits", **change)

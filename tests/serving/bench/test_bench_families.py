@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bench` on families whose requests are more than an image: what is asked, scored and reported."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from saccade.export.artefact.frontier import read_frontier
+from saccade.models.catalogue import presets
+from saccade.serving.bench.bench import BenchReport, bench
+from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bench.report import render
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("onnxruntime", reason="not installed: pip install 'saccade[cpu]'")
+pytest.importorskip("matplotlib", reason="not installed: pip install 'saccade[bench]'")
+
+SIZES = {
+    "sparo": "sparo-tiny", "slot-attention": "slot-attention-tiny", "vqa": "vqa-tiny",
+    "captioner": "captioner-tiny",
+}  # fmt: skip
+BUDGETS = {"sparo": (1.0, 0.5), "slot-attention": ("t1",)}
+SCORES = {
+    "sparo": ("zero-shot top-1", "share", "shapes"),
+    "slot-attention": ("FG-ARI", "index", "tetrominoes"),
+    "vqa": ("accuracy", "share", "shapes"),
+    "captioner": ("CIDEr-D", "CIDEr-D", "shapes"),
+}
+LIMIT = 24
+
+
+def words_of(family: str) -> dict[str, Any]:
+    """What the data decides about a configuration."""
+    from saccade.models.data.captions import CAPTION_WORDS
+    from saccade.models.data.questions import ANSWERS, QUESTION_WORDS
+
+    if family == "vqa":
+        words = tuple(QUESTION_WORDS)
+        return {"words": words, "tokens": 4 + len(words), "answers": len(ANSWERS)}
+    return {"words": tuple(CAPTION_WORDS)} if family == "captioner" else {}
+
+
+def exported(family: str, place: Path) -> Path:
+    """The smallest size with random weights; its gate looks at few samples here."""
+    from saccade.export.exported import ExportOptions, export
+    from saccade.export.gate import gate
+    from saccade.export.graph import samples
+    from saccade.models.checkpoint import save
+    from saccade.models.data.questions import ANSWERS
+    from saccade.models.families import build
+    from saccade.models.preprocessing import Preprocessing
+
+    config = replace(presets(family)[SIZES[family]], **words_of(family))
+    model = build(family, config.to_dict()).eval()
+    rng = np.random.default_rng(0)
+    side = (config.height_px, config.width_px, 3)
+    arrays = {"image": rng.integers(0, 256, (256, *side), dtype=np.uint8)}
+    for part in model.parts():
+        if part.random and not part.real:
+            arrays = part.random(rng, 256) | arrays
+    arrays.pop("initial_state", None)
+    path = place / f"{family}.safetensors"
+    save(
+        path,
+        family=family,
+        config=config.to_dict(),
+        weights=model.state_dict(),
+        preprocessing=Preprocessing(*side, tuple(config.mean), tuple(config.std)),
+        labels=tuple(ANSWERS) if family == "vqa" else (),
+        calibration=arrays,
+        card={"data": "random", "seed": 0},
+    )
+    with (
+        mock.patch.object(gate, "BATCHES", (1, 4)),
+        mock.patch.object(samples, "REAL_INPUTS", 8),
+        mock.patch.object(samples, "RANDOM_INPUTS", 4),
+    ):
+        options = ExportOptions(place / "folder", budget=BUDGETS.get(family, ()))
+        return export(path, options).folder
+
+
+# Questions are measured as plain images are.
+@pytest.fixture(scope="module", params=[each for each in SIZES if each != "vqa"])
+def measured(
+    request: pytest.FixtureRequest, needs_server: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, BenchReport]:
+    """One short run of each family on its own data, through a server."""
+    family = request.param
+    place = tmp_path_factory.mktemp(family)
+    options = BenchOptions(place / "report", limit=LIMIT, seconds=0.1, rounds=1, concurrency=(1, 2))
+    return family, bench(exported(family, place), options)
+
+
+def test_each_request_is_measured_where_it_can_be_asked(measured: tuple[str, BenchReport]) -> None:
+    family, report = measured
+    for each in report.full["variants"]:
+        routed, direct = {"router_concurrency_1"}, {"concurrency_1", "concurrency_2"}
+        # Only the router makes a caption.
+        more = {"router_concurrency_2"} if family == "captioner" else direct
+        expected = routed | more
+        beside = {"text"} if family == "sparo" else set()
+        assert set(each["grpc"]) == expected | beside
+        assert beside <= set(each["in_process"])
+        for role in beside:
+            assert set(each["grpc"][role]) == expected
+            assert each["in_process"][role]["batch_64"]["inferences_per_second"] > 0
+            assert set(each["samples"][role]["grpc"]) == expected
+        assert len(each["files"]) == {"vqa": 1}.get(family, 2)
+
+
+def test_the_score_is_the_familys_and_reaches_the_frontier(
+    measured: tuple[str, BenchReport],
+) -> None:
+    family, report = measured
+    frontier = read_frontier(report.folder.parent / "folder" / "frontier.json")
+    assert len(frontier.entries) == len(report.full["variants"])
+    for entry, each in zip(frontier.entries, report.full["variants"], strict=True):
+        score = entry.score
+        assert (score.name, score.unit, score.data) == SCORES[family]
+        values = np.array(each["samples"]["values"])
+        assert len(values) == score.n == LIMIT * (2 if family == "vqa" else 1)
+        assert score.value == pytest.approx(values.mean(), abs=1e-5)
+        assert score.interval[0] <= score.value <= score.interval[1]
+        assert (entry.embedding_bytes is None) == (family != "sparo")
+        assert entry.p95_ms is not None and entry.speed > 0
+    sizes = [entry.embedding_bytes for entry in frontier.entries]
+    if family == "sparo":
+        assert sizes[0] == 2 * sizes[1]
+
+
+def test_the_measured_folder_is_deployed_with_its_scores(
+    measured: tuple[str, BenchReport], tmp_path: Path
+) -> None:
+    import json
+
+    from saccade.serving.repository.deploy import deploy
+    from saccade.serving.repository.options import RepositoryOptions
+
+    family, report = measured
+    found = deploy(report.folder.parent / "folder", RepositoryOptions(out=tmp_path / "out"))
+    assert not found.unmeasured
+    routes: dict[str, Any] = json.loads((tmp_path / f"out/{family}/1/routes.json").read_bytes())
+    for route, each in zip(routes["variants"], report.full["variants"], strict=True):
+        assert route["name"] == each["variant"]
+        assert route["lower_bound"] == each["score"]["interval"][0]
+        assert route["run_batch"] == each["in_process"]["best_batch"]
+
+
+def test_the_report_names_the_score_and_its_unit(measured: tuple[str, BenchReport]) -> None:
+    from rich.console import Console
+
+    family, report = measured
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(render(report.to_dict()))
+    name, unit, _ = SCORES[family]
+    shown = " ".join(stream.getvalue().split())
+    assert (f"{name} %" in shown) == (unit == "share")
+    assert name in shown and "…" not in shown
+    page = (report.folder / "report.html").read_text()
+    assert all(file["name"] in page for each in report.full["variants"] for file in each["files"])

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frontier file, its intervals, and who dominates whom."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.frontier import (
+    FILE_NAME,
+    Entry,
+    entry_of,
+    mark_dominated,
+    merge,
+    read_frontier,
+)
+from saccade.models.scores.intervals import wilson
+
+POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
+
+
+def entry(variant="nac-b1000-fp32", *, sha256="a" * 64, correct=None, speed=100.0, **changes):
+    hits, n = (90, 100) if correct is None else (int(correct.sum()), len(correct))
+    made = entry_of(
+        {
+            "variant": variant, "sha256": sha256, "budget": 1.0, "precision": "fp32",
+            "runtime": "onnxruntime 1.31.1 CPU", "device": "a processor, 2 cores",
+            "score": {
+                "name": "top-1", "value": hits / n, "higher_is_better": True, "unit": "fraction",
+                "n": n, "interval": list(wilson(hits, n)), "data": "digits",
+                "data_sha256": "d" * 64,
+            },
+            "top5": None,
+            "in_process": {
+                "threads": 1, "best_batch": 8, "batch_1": POINT,
+                "batch_8": {**POINT, "inferences_per_second": speed},
+            },
+            "grpc": None, "dominated_by": None,
+        }
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def answers(*wrong, n=600):
+    correct = np.ones(n, int)
+    correct[list(wrong)] = 0
+    return correct
+
+
+GOOD, SLIGHTLY_WORSE, BAD = answers(0), answers(1, 2, 3), answers(*range(100, 200))
+DOMINATED = {
+    # case: (answers and speed of the slow one, of the fast one, who is dominated by whom)
+    "slower and surely worse": ((BAD, 100), (GOOD, 200), {"slow": "fast", "fast": None}),
+    "slower, worse by chance": ((SLIGHTLY_WORSE, 100), (GOOD, 200), {"slow": None, "fast": None}),
+    "slower, better": ((GOOD, 100), (BAD, 200), {"slow": None, "fast": None}),
+    "slower, right on the same": ((GOOD, 100), (GOOD, 200), {"slow": "fast", "fast": None}),
+    "equally fast, surely worse": ((BAD, 200), (GOOD, 200), {"slow": "fast", "fast": None}),
+    "equal in both": ((GOOD, 200), (GOOD, 200), {"slow": None, "fast": None}),
+}
+
+
+@pytest.mark.parametrize("case", DOMINATED)
+def test_dominated_only_beyond_the_paired_interval(case):
+    (slow, slow_speed), (fast, fast_speed), expected = DOMINATED[case]
+    entries = (
+        entry("slow", correct=slow, speed=float(slow_speed)),
+        entry("fast", sha256="b" * 64, correct=fast, speed=float(fast_speed)),
+    )
+    marked = mark_dominated(entries, {"slow": slow, "fast": fast})
+    assert {each.variant: each.dominated_by for each in marked} == expected
+
+
+def test_embeddings_compete_by_their_bytes_and_not_by_time():
+    entries = [
+        replace(entry("large", correct=BAD, speed=900.0), embedding_bytes=2048),
+        replace(entry("small", sha256="b" * 64, correct=GOOD), embedding_bytes=1024),
+        replace(entry("smaller", sha256="c" * 64, correct=BAD), embedding_bytes=512),
+    ]
+    values = {"large": BAD, "small": GOOD, "smaller": BAD}
+    marked = {each.variant: each.dominated_by for each in mark_dominated(entries, values)}
+    # Of two that dominate the better one is named, though the other saves more.
+    assert marked == {"large": "small", "small": None, "smaller": None}
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_any_values_compete_in_the_direction_of_their_score(higher):
+    rng = np.random.default_rng(0)
+    low = rng.gamma(2.0, 0.2, 300)
+    high = low + rng.normal(0.3, 0.1, 300)
+    entries = [
+        entry("slow", correct=GOOD),
+        entry("fast", sha256="b" * 64, correct=GOOD, speed=200.0),
+    ]
+    entries = [
+        replace(each, score=replace(each.score, higher_is_better=higher)) for each in entries
+    ]
+    best, worst = (high, low) if higher else (low, high)
+    marked = mark_dominated(entries, {"slow": worst, "fast": best})
+    assert [each.dominated_by for each in marked] == ["fast", None]
+    marked = mark_dominated(entries, {"slow": best, "fast": worst})
+    assert [each.dominated_by for each in marked] == [None, None]
+
+
+def test_another_device_dominates_nobody():
+    entries = (
+        entry("slow", correct=BAD),
+        entry("fast", sha256="b" * 64, correct=GOOD, speed=900.0, device="elsewhere"),
+    )
+    marked = mark_dominated(entries, {"slow": BAD, "fast": GOOD})
+    assert [each.dominated_by for each in marked] == [None, None]
+
+
+def test_speed_is_the_servers_where_it_was_measured():
+    plain = entry(speed=900.0)
+    assert (plain.speed, plain.p95_ms) == (900.0, None)
+    served = replace(
+        plain,
+        grpc={
+            "concurrency_4": POINT,
+            "concurrency_16": {**POINT, "inferences_per_second": 300.0},
+            "concurrency_1": {**POINT, "p95_ms": 4.0},
+        },
+    )
+    assert (served.speed, served.p95_ms) == (300.0, 4.0)
+    only_router = replace(plain, grpc={"router_concurrency_1": POINT})
+    assert (only_router.speed, only_router.p95_ms) == (100.0, 2.0)
+    routed = replace(served, grpc={**served.grpc, "router_concurrency_1": {**POINT, "p95_ms": 5.0}})
+    assert (routed.speed, routed.p95_ms) == (300.0, 5.0)
+
+
+@pytest.fixture
+def folder(tiny_folder, tmp_path):
+    """A folder with the manifests of the tiny model, to be measured."""
+    for path in tiny_folder.iterdir():
+        (tmp_path / path.name).hardlink_to(path)
+    return tmp_path
+
+
+def measured(folder, name, **changes) -> Entry:
+    manifest = json.loads((folder / f"{name}.manifest.json").read_text())
+    return entry(name, sha256=manifest["file"]["sha256"], **changes)
+
+
+def test_merge_replaces_the_same_and_keeps_the_rest(folder):
+    full, half = (measured(folder, f"nac-b{mille}-fp32") for mille in ("1000", "0500"))
+    merge(folder, "nac", [full, half])
+    elsewhere, again = replace(full, device="elsewhere"), replace(half, top5=0.5)
+    found = merge(folder, "nac", [elsewhere, again])
+    assert read_frontier(folder / FILE_NAME) == found
+    assert sorted((each.variant, each.device, each.top5) for each in found.entries) == sorted(
+        (each.variant, each.device, each.top5) for each in (full, elsewhere, again)
+    )
+
+
+def test_merge_drops_what_was_measured_of_other_bytes(folder):
+    path = folder / FILE_NAME
+    merge(folder, "nac", [measured(folder, "nac-b1000-fp32")])
+    path.write_text(path.read_text().replace(measured(folder, "nac-b1000-fp32").sha256, "f" * 64))
+    found = merge(folder, "nac", [measured(folder, "nac-b0500-fp32")])
+    assert [each.variant for each in found.entries] == ["nac-b0500-fp32"]
+
+
+def test_merge_refuses_another_model(folder):
+    merge(folder, "nac", [])
+    with pytest.raises(SaccadeError, match=r"frontier of 'nac', expected 'vit'"):
+        merge(folder, "vit", [])
+
+
+def broken(change):
+    content = {
+        "schema": "saccade.frontier", "version": 1, "model": "nac",
+        "entries": [json.loads(json.dumps(entry().__dict__, default=lambda value: value.__dict__))],
+    }  # fmt: skip
+    change(content, content["entries"][0])
+    return json.dumps(content)
+
+
+WRONG = {
+    "another schema": (lambda file, _: file.update(schema="x"), "'x' version 1"),
+    "another version": (lambda file, _: file.update(version=2), "version 2"),
+    "an unknown key": (lambda _, one: one.update(speed=1), "speed"),
+    "a missing key": (lambda _, one: one.pop("top5"), "top5"),
+    "a word for a number": (lambda _, one: one.update(budget="all"), "budget is 'all'"),
+    "a truth for a number": (lambda _, one: one["score"].update(value=True), "value is True"),
+    "no number": (lambda _, one: one["score"].update(value=float("nan")), "NaN is not a number"),
+    "more than any number": (lambda _, one: one["score"].update(value=10**400), "finite"),
+    "a number for a name": (lambda _, one: one.update(dominated_by=1), "dominated_by is 1"),
+    "a point without p95": (lambda _, one: one["in_process"]["batch_1"].pop("p95_ms"), "p95_ms"),
+    "an unmeasured best batch": (lambda _, one: one["in_process"].update(best_batch=3), "batch_3"),
+    "text for bytes": (lambda _, one: one.update(embedding_bytes="1"), "embedding_bytes is '1'"),
+    "a part without p95": (
+        lambda _, one: one["in_process"].update(text={"batch_1": {}}), "in_process text batch_1",
+    ),
+    "an unknown part": (lambda _, one: one["in_process"].update(speech={}), "'speech'"),
+    "twice the same": (lambda file, one: file["entries"].append(one), "twice"),
+}  # fmt: skip
+
+
+def test_what_was_written_is_read(tmp_path):
+    path = tmp_path / FILE_NAME
+    path.write_text(broken(lambda file, one: None))
+    assert read_frontier(path).entries == (entry(),)
+    # Files of before hold no bytes of embeddings.
+    path.write_text(broken(lambda file, one: one.pop("embedding_bytes")))
+    assert read_frontier(path).entries == (entry(),)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refuses_a_file_that_says(case, tmp_path):
+    change, words = WRONG[case]
+    path = tmp_path / FILE_NAME
+    path.write_text(broken(change))
+    with pytest.raises(SaccadeError, match="Measure again") as caught:
+        read_frontier(path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense"])
+def test_refuses_what_is_no_frontier(text, tmp_path):
+    path = tmp_path / FILE_NAME
+    path.write_text(text)
+    with pytest.raises(SaccadeError, match="no frontier file"):
+        read_frontier(path)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load generator counts what a server really did, and never hides a failure."""
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from saccade.errors import ServerFailed
+from saccade.machine import cpu_seconds, family_of, memory_mib
+from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
+from saccade.serving.bench.open_load import Arrivals, OpenLoad, quantiles, with_timeout
+from saccade.serving.bench.served import encoded_request, point, tensor_request
+
+DELAY_S = 0.02
+
+
+class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers after a fixed delay; `failing` refuses, `empty` has an output without bytes."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+
+    def ModelInfer(self, request, context):  # noqa: N802
+        self.seen[request.model_name] += 1
+        if request.model_name == "failing":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the queue of failing is full")
+        time.sleep(DELAY_S)
+        content = b"" if request.model_name == "empty" else b"\0\0\0\0"
+        return service_pb2.ModelInferResponse(raw_output_contents=[content])
+
+    def ModelStatistics(self, request, context):  # noqa: N802
+        answer = service_pb2.ModelStatisticsResponse()
+        for name, count in self.seen.items():
+            statistics = answer.model_stats.add(name=name, inference_count=count)
+            statistics.batch_stats.add(batch_size=1).compute_infer.count = count
+        return answer
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[tuple[FakeServer, str]]:
+    servicer = FakeServer()
+    with ThreadPoolExecutor(8) as threads:
+        server = grpc.server(threads)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield servicer, f"127.0.0.1:{port}"
+        server.stop(0).wait()
+
+
+@pytest.fixture(scope="module")
+def generator(fake: tuple[FakeServer, str]) -> Iterator[LoadGenerator]:
+    with LoadGenerator(fake[1], server_pid=os.getpid()) as started:
+        yield started
+
+
+def stream(model: str, concurrency: int = 1) -> Stream:
+    request = tensor_request(model, np.zeros((1, 8, 8, 1), np.uint8))
+    return Stream(model, model, concurrency, (request,))
+
+
+def test_counts_and_durations_are_the_servers(generator: LoadGenerator, fake) -> None:
+    result = generator.run([stream("steady", 4)], seconds=0.6, warmup_s=0.1)
+    latencies = np.asarray(result.streams["steady"].latencies_ms)
+    assert (latencies >= 1e3 * DELAY_S).all()
+    # Four clients, each served every 20 ms or later; a busy machine may halve that.
+    assert 0.5 * 4 * 0.6 / DELAY_S <= len(latencies) <= 4 * 0.65 / DELAY_S + 4
+    # The window lies inside the run, and the server's own count for it is nearly ours.
+    assert fake[0].seen["steady"] > len(latencies)
+    assert abs(result.statistics["steady"]["inferences"] - len(latencies)) <= 8
+    assert result.seconds == pytest.approx(0.6, abs=0.3)
+    assert result.client_cpu_s > 0
+    assert sum(result.server_cpu_s.values()) > 0
+
+    found = point(stream("steady", 4), [result])
+    assert found["p50_ms"] == pytest.approx(np.percentile(latencies, 50), abs=1e-3)
+    assert found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"] <= latencies.max() + 1e-3
+    assert found["inferences_per_second"] == pytest.approx(len(latencies) / result.seconds, abs=0.1)
+    assert 0 < found["client_cpu_share"] < 1
+
+
+def test_streams_run_together_and_are_told_apart(generator: LoadGenerator) -> None:
+    result = generator.run([stream("one", 1), stream("three", 3)], seconds=0.4, warmup_s=0.05)
+    one, three = (len(result.streams[name].latencies_ms) for name in ("one", "three"))
+    assert one > 0
+    assert 1.5 * one < three < 6 * one
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [("failing", "UNAVAILABLE: the queue"), ("empty", "an output is empty")]
+)
+def test_a_failure_is_never_a_figure(generator: LoadGenerator, model: str, message: str) -> None:
+    result = generator.run([stream("steady"), stream(model)], seconds=0.4, warmup_s=0.1)
+    assert not result.streams["steady"].errors
+    with pytest.raises(ServerFailed, match=message):
+        refuse_errors(result, generator.url)
+
+
+def test_a_dead_load_process_is_an_error_and_no_hang(fake) -> None:
+    with LoadGenerator(fake[1]) as started:
+        assert started._process is not None
+        started._process.kill()
+        with pytest.raises(ServerFailed, match="load generator ended"):
+            started.run([stream("steady")], seconds=0.1, warmup_s=0)
+
+
+def test_processor_time_is_of_the_process_and_its_children() -> None:
+    assert os.getpid() in family_of(os.getppid())
+    before = sum(cpu_seconds(family_of(os.getpid())).values())
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    assert 0.1 < sum(cpu_seconds(family_of(os.getpid())).values()) - before < 2
+    assert any(name.startswith(f"{os.getpid()} ") for name in cpu_seconds(family_of(os.getpid())))
+
+
+def test_the_routers_request_holds_the_budget_and_whole_files() -> None:
+    images = np.arange(2 * 8 * 8, dtype=np.uint8).reshape(2, 8, 8, 1)
+    request = service_pb2.ModelInferRequest.FromString(encoded_request("nac", images, 0.125))
+    assert float(request.parameters["budget"].string_param) == 0.125
+    assert list(request.inputs[0].shape) == [2, 1]
+    assert request.raw_input_contents[0].count(b"\x89PNG") == 2
+
+
+def plain(model: str) -> service_pb2.ModelInferRequest:
+    return service_pb2.ModelInferRequest(model_name=model)
+
+
+def arrivals(rate: float, seconds: float, seed: int) -> int:
+    """How many requests a Poisson process of this seed sends."""
+    rng, now, count = random.Random(seed), 0.0, 0
+    while (now := now + rng.expovariate(rate)) < seconds:
+        count += 1
+    return count
+
+
+def test_open_load_does_not_wait_for_answers(fake):
+    # Eight threads answer 400 a second at most: whoever does not wait for them leaves a queue.
+    order = Arrivals(
+        (with_timeout(plain("slow"), 1),), rate=1000, seconds=1, deadline_s=0.2, seed=3
+    )
+    with OpenLoad(fake[1]) as load:
+        found = load.run(order)
+        again = load.run(order)
+    assert found.sent == again.sent == arrivals(1000, 1, seed=3)
+    assert sum(found.statuses().values()) == found.sent == len(found.lag_ms)
+    assert set(found.statuses()) == {"OK", "DEADLINE_EXCEEDED"}
+    assert max(found.answered_ms) >= 1e3 * DELAY_S and found.client_cpu_s > 0
+
+
+def test_open_load_waits_for_the_last_answers(fake):
+    order = Arrivals((plain("slow").SerializeToString(),), rate=1000, seconds=0.2, deadline_s=60)
+    with OpenLoad(fake[1]) as load:
+        found = load.run(order)
+    assert found.statuses() == {"OK": found.sent}
+    assert 0 < found.after_end <= found.sent
+
+
+def test_open_load_tells_refusals_apart(fake):
+    order = Arrivals((plain("failing").SerializeToString(),), rate=100, seconds=0.3, deadline_s=30)
+    with OpenLoad(fake[1]) as load:
+        found = load.run(order)
+    assert found.statuses() == {"OK": 0, "UNAVAILABLE": found.sent}
+    assert found.first_errors == {"UNAVAILABLE": "the queue of failing is full"}
+    assert quantiles(found.answered_ms) is None
+    assert quantiles(found.failed_ms["UNAVAILABLE"])["p50"] > 0
+
+
+def test_open_load_says_when_its_process_ended(fake):
+    with OpenLoad(fake[1]) as load, pytest.raises(ServerFailed, match="ended with code"):
+        load.run(Arrivals((b"",), rate=0, seconds=1, deadline_s=1))
+
+
+def test_memory_of_processes():
+    (before,) = memory_mib([os.getpid()]).values()
+    kept = bytearray(os.urandom(2**20)) * 64
+    (after,) = memory_mib([os.getpid(), 2**30]).values()
+    assert 48 < after - before < 128 and kept

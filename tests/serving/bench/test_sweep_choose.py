@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`choose` says what the router does, and its reasons are true; frontiers by each cost."""
+
+import importlib
+import json
+import math
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.frontier import Entry, entry_of, merge
+from saccade.export.artefact.manifest import read_folder
+from saccade.serving.bench.load import LoadResult, StreamResult
+from saccade.serving.bench.sweep.axes import Figure, figures, frontiers
+from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose
+from saccade.serving.commands.cli import run
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+
+# score, lower bound, inferences per second, p95
+FIGURES = {
+    "nac-b1000-fp32": (0.95, 0.93, 500.0, 9.0),
+    "nac-b0500-fp32": (0.94, 0.92, 900.0, 5.0),
+    "nac-b0250-fp32": (0.94, 0.915, 1800.0, 5.0),
+    "nac-b0125-fp32": (0.80, 0.78, 3600.0, 2.0),
+}
+BYTES = 2**26
+
+
+def point(rate: float, p95: float) -> dict[str, float]:
+    return {"inferences_per_second": rate, "p50_ms": p95 / 2, "p95_ms": p95, "p99_ms": 2 * p95}
+
+
+def entry(name: str, sha256: str, budget: float, **changes: Any) -> Entry:
+    score, bound, rate, p95 = FIGURES[name]
+    return entry_of(
+        {
+            "variant": name, "sha256": sha256, "budget": budget, "precision": "fp32",
+            "runtime": "onnxruntime 1.31.1 CPU", "device": "a processor, 2 cores",
+            "score": {
+                "name": "top-1", "value": score, "higher_is_better": True, "unit": "share",
+                "n": 100, "interval": [bound, 1.0], "data": "digits", "data_sha256": "d" * 64,
+            },
+            "top5": None, "memory_bytes": BYTES, "dominated_by": None,
+            "in_process": {"threads": 1, "best_batch": 8, "batch_8": point(rate, p95)},
+            "grpc": {"concurrency_1": point(rate, p95), "router_concurrency_1": point(rate, p95)},
+            **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = Path(shutil.copytree(tiny_folder, tmp_path_factory.mktemp("choose") / "nac"))
+    found = [
+        entry(each.variant.name, each.file.sha256, each.variant.budget)
+        for each in read_folder(place)
+    ]
+    merge(place, "nac", found)
+    return place
+
+
+@pytest.fixture(scope="module")
+def router(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the router over that folder answers: its own code on its own file."""
+    place = tmp_path_factory.mktemp("router") / "repository"
+    deploy(folder, RepositoryOptions(place))
+    sys.path.insert(0, str(place / "nac" / "1"))
+    try:
+        rules, known = importlib.import_module("choose"), importlib.import_module("routes")
+    finally:
+        sys.path.remove(str(place / "nac" / "1"))
+    routes = known.read_routes(place / "nac" / "1" / "routes.json")
+
+    def answer(parameter: str, value: float) -> str | None:
+        try:
+            return str(rules.choose(routes, {parameter: value}).name)
+        except rules.RequestRefused:
+            return None
+
+    return answer
+
+
+VALUES = {
+    "budget": (0.01, 0.1, 0.125, 0.2, 0.25, 0.49, 0.5, 0.9, 1.0),
+    "min_score": (0.0, 0.5, 0.78, 0.8, 0.9, 0.915, 0.92, 0.925, 0.93, 0.94, 1.0),
+    "max_latency_ms": (0.5, 1.9, 2.0, 3.0, 5.0, 7.0, 9.0, 100.0),
+}
+
+
+@pytest.mark.parametrize("parameter", VALUES)
+def test_it_chooses_what_the_router_chooses_and_knows_when_that_changes(
+    parameter: str, folder: Path, router: Any
+) -> None:
+    for value in VALUES[parameter]:
+        given = str(value) if parameter == "budget" else value
+        found = choose(folder, ChooseOptions(**{parameter: given}))
+        assert found.chosen == router(parameter, value)
+        for change in found.changes:
+            step, up = change["value"], change["when"] in ("at least", "above")
+            at = math.nextafter(step, math.inf if up else -math.inf)
+            at = step if change["when"] in ("at least", "at most") else at
+            if parameter == "min_score" and at > 1:
+                continue
+            assert router(parameter, at) == change["variant"] != found.chosen
+            between = math.nextafter(at, value)
+            assert up == (at > value) and router(parameter, between) == found.chosen
+
+
+def chosen(folder: Path, **asked: Any) -> Choice:
+    return choose(folder, ChooseOptions(**asked))
+
+
+def test_the_reasons_name_the_runner_up_and_the_figures(folder: Path) -> None:
+    found = chosen(folder, min_score=0.9)
+    assert (found.chosen, found.runner_up) == ("nac-b0250-fp32", "nac-b0500-fp32")
+    assert found.why == (
+        "the fastest of 3 variants with a top-1 whose lower 95 % bound is at least 0.9"
+    )
+    assert found.changes == (
+        {"when": "at most", "value": 0.78, "variant": "nac-b0125-fp32"},
+        {"when": "above", "value": 0.915, "variant": "nac-b0500-fp32"},
+    )
+    figures = {each["variant"]: each for each in found.to_dict()["variants"]}
+    assert figures["nac-b0250-fp32"]["inferences_per_second"] == 1800
+    assert figures["nac-b0250-fp32"]["memory_bytes"] == BYTES
+    # Of equal scores the faster; a setting's name is a budget.
+    assert chosen(folder, max_latency_ms=5).chosen == "nac-b0250-fp32"
+    assert chosen(folder, budget="b0500").chosen == "nac-b0500-fp32"
+
+
+def test_the_command_says_why_and_none_is_exit_1(folder: Path, capsys: Any) -> None:
+    assert run(["choose", str(folder), "--max-latency-ms", "4"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("nac-b0125-fp32: the best-scoring, then the faster, of 1 variant with a")
+    assert "--max-latency-ms at least 5: nac-b0250-fp32." in said and "3,600" in said
+    assert "Measured on a processor, 2 cores, onnxruntime 1.31.1 CPU." in said
+    assert "bytes" not in said
+    assert run(["choose", str(folder), "--min-score", "0.99", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["variant"] is None and len(answer["variants"]) == 4
+    assert answer["changes"] == [{"when": "at most", "value": 0.93, "variant": "nac-b1000-fp32"}]
+
+
+WRONG = {
+    "nothing asked": ([], "found none, expected exactly one of --budget, --min-score"),
+    "two asked": (["--budget", "1", "--min-score", "1"], "found --budget and --min-score"),
+    "a score in per cent": (["--min-score", "95"], "expected a number from 0 to 1"),
+    "no number": (["--max-latency-ms", "nan"], "above 0"),
+    "an unknown setting": (["--budget", "half"], "or a setting's name"),
+    "another device": (["--min-score", "0.5", "--device", "a GPU"], "a processor, 2 cores"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_questions_are_refused(case: str, folder: Path, capsys: Any) -> None:
+    words, message = WRONG[case]
+    assert run(["choose", str(folder), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_figures_only_a_budget_can_be_asked(tiny_folder: Path) -> None:
+    assert chosen(tiny_folder, budget="0.3").chosen == "nac-b0250-fp32"
+    with pytest.raises(SaccadeError, match="needs figures, and it has none"):
+        chosen(tiny_folder, min_score=0.5)
+
+
+def test_embeddings_are_shown_with_their_bytes(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    place = Path(shutil.copytree(folder, tmp_path / "nac"))
+    content = json.loads((place / "frontier.json").read_bytes())
+    for each in content["entries"]:
+        each["embedding_bytes"] = 4096
+    (place / "frontier.json").write_text(json.dumps(content))
+    assert run(["choose", str(place), "--budget", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "bytes" in said and said.count("4,096") == 4
+
+
+def test_a_sweep_that_has_not_ended_is_no_frontier(folder: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(folder, tmp_path / "swept" / "artefacts"))
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
+    assert chosen(tmp_path / "swept", budget="0.5").chosen == "nac-b0500-fp32"
+    (place / "frontier.json").unlink()
+    with pytest.raises(SaccadeError, match="has not come to an end"):
+        chosen(tmp_path / "swept", budget="0.5")
+
+
+def test_what_single_rounds_say_holds_what_all_say_together() -> None:
+    name = "nac-b1000-fp32"
+    # Each round's p95 is 0.55 of its slowest; of both together it is the slowest itself.
+    window = LoadResult(1.0, {"one": StreamResult((0.0,) * 9 + (8.0,))}, 0.0, {}, {})
+    place = (name, "", "router_concurrency_1")
+    ready: Any = SimpleNamespace(variant=SimpleNamespace(main=SimpleNamespace(outputs=())))
+    memory = [{"resident_bytes": 2**26, "batch": 8}] * 2
+    given = replace(entry(name, "a" * 64, 1.0), grpc={"router_concurrency_1": point(10.0, 8.0)})
+    found = figures(ready, [], {place: [window] * 2}, memory, given)
+    latency = found["latency"]
+    assert (latency.value, latency.least, latency.most) == (8.0, pytest.approx(4.4), 8.0)
+    assert latency.of == "95th percentile of a request through the router, one client"
+    assert found["throughput"].of == "through the router, clients at a time: 1"
+
+
+def test_each_cost_has_a_frontier_of_its_own() -> None:
+    good, bad = np.ones(400), np.zeros(400)
+    bad[:200] = 1
+    names = list(FIGURES)[:3]
+    entries = [entry(name, name[-1] * 64, 1.0) for name in names]
+    values = dict(zip(names, (bad, good, good), strict=True))
+
+    def costs(rate: float, mib: float) -> dict[str, Figure]:
+        return {
+            "throughput": Figure(rate, rate, rate, "inferences per second", "gRPC"),
+            "memory": Figure(mib, mib, mib, "bytes", "resident"),
+        }
+
+    by_variant = dict(zip(names, (costs(100, 5), costs(90, 4), costs(95, 6)), strict=True))
+    marked, found = frontiers(entries, by_variant, values)
+    worse, small, quick = names
+    # The worse one is the fastest; of the two with the same answers each wins where it is cheaper.
+    assert found["throughput"] == {worse: None, small: quick, quick: None}
+    assert found["memory"] == {worse: small, small: None, quick: small}
+    del by_variant[quick]["memory"]
+    assert set(frontiers(entries, by_variant, values)[1]) == {"throughput"}
+    # The table's own word is about the speed in the entries, where the last is the fastest.
+    assert [each.dominated_by for each in marked] == [quick, quick, None]

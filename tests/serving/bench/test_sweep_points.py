@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One point of a sweep, the sweep's folder, and options that are refused."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import read_folder
+from saccade.serving.bench.sweep import point_process, ready
+from saccade.serving.bench.sweep.children import run_all, run_one
+from saccade.serving.bench.sweep.options import SweepOptions
+from saccade.serving.bench.sweep.state import differences, opened
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install 'saccade[cpu]'")
+
+
+def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Path) -> None:
+    checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=2, propagator_layers=1).path
+    task = {
+        "checkpoint": str(checkpoint), "name": None, "slots": "", "data": "digits", "task": None,
+        "limit": 20, "place": str(tmp_path / "point"), "folder": str(tmp_path / "point" / "export"),
+        "budget": "0.5", "precision": "fp32",
+    }  # fmt: skip
+    ended = run_one(point_process.__name__, task, tmp_path)
+    assert (ended.code, json.loads(ended.output)) == (0, {}), ended.complaint
+    (manifest,) = read_folder(tmp_path / "point" / "export")
+    assert manifest.parity.passed and manifest.variant.kept == 1
+    found = ready.read_found(json.loads((tmp_path / "point" / "score.json").read_bytes()))
+    assert found.samples.shape == (20,) and found.scores[0].n == 20
+    (tmp_path / "point" / "score.json").unlink()
+    (tmp_path / "point" / "export" / manifest.file.name).unlink()
+    answer = json.loads(run_one(point_process.__name__, task, tmp_path).output)
+    assert answer["stage"] == "score" and manifest.file.name in answer["reason"]
+
+
+def test_a_killed_sweep_leaves_nothing_outside_its_folder_and_the_next_clears_it(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path, {}, force=False):
+        running = run_all("this", {"one": {}}, tmp_path, at_a_time=1)
+        assert "Zen" in next(running).output
+        (left,) = tmp_path.glob(".children.*")
+        shutil.copytree(left, tmp_path / "kept")
+        running.close()
+        assert not left.exists()
+    (tmp_path / "kept").rename(left)
+    (tmp_path / "points" / "nac-b1000-fp32" / ".export.half").mkdir(parents=True)
+    with opened(tmp_path, {}, force=False):
+        assert [each.name for each in tmp_path.rglob(".*")] == [".lock"]
+
+
+def test_a_sweep_in_which_nothing_was_done_may_become_another(tmp_path: Path) -> None:
+    for rounds in (1, 2):
+        with opened(tmp_path, {"rounds": rounds}, force=False):
+            assert differences(tmp_path, {"rounds": rounds}) == []
+    (tmp_path / "points" / "nac-b1000-fp32").mkdir(parents=True)
+    (tmp_path / "points" / "nac-b1000-fp32" / "score.json").write_text("{}")
+    with pytest.raises(SaccadeError, match="rounds is 3, was 2"):
+        with opened(tmp_path, {"rounds": 3}, force=False):
+            pass
+
+
+def test_a_full_disk_says_nothing_of_the_point(tmp_path: Path) -> None:
+    def full(*_: Any) -> None:
+        raise SaccadeError("cannot be written") from OSError(errno.ENOSPC, "No space left")
+
+    task = {
+        "checkpoint": "nac.safetensors", "name": None, "slots": "", "place": str(tmp_path),
+        "folder": str(tmp_path / "export"), "budget": "0.5", "precision": "fp32",
+    }  # fmt: skip
+    with mock.patch.object(point_process, "export", full):
+        with pytest.raises(SaccadeError, match="cannot be written"):
+            point_process.main(task)
+    with mock.patch.object(point_process, "export", side_effect=SaccadeError("too coarse")):
+        assert point_process.main(task) == {"stage": "export", "reason": "too coarse"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"precision": ("fp8",)},
+        {"precision": ("fp32", "fp32")},
+        {"engine": ("tensorrt-rtx",)},
+        {"engine": ()},
+        {"jobs": 0},
+        {"seconds": 0},
+        {"limit": 1},
+    ],
+)
+def test_options_out_of_range_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(SaccadeError, match=f"--{next(iter(change))}"):
+        SweepOptions(Path("swept"), **change)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor finds, on this machine and on ones made up."""
+
+import importlib.metadata
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from saccade.serving.commands import doctor as module
+from saccade.serving.commands.doctor import doctor, render
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Pretend that these distributions have these versions; None is not installed."""
+
+    def set_versions(**versions: str | None) -> None:
+        real = importlib.metadata.version
+
+        def version(name: str) -> str:
+            found = versions.get(name.replace("-", "_"), ...)
+            if found is None:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return real(name) if found is ... else found
+
+        monkeypatch.setattr(module.metadata, "version", version)
+
+    return set_versions
+
+
+def row(report, what):
+    return next(row for row in report.rows if row.what == what)
+
+
+def shown(report) -> str:
+    file = io.StringIO()
+    Console(file=file, width=200).print(render(report))
+    return file.getvalue()
+
+
+def test_this_machine_is_described():
+    report = doctor()
+    assert report.exit_code == 0
+    assert report.uses()["core"]
+    assert row(report, "numpy").found == importlib.metadata.version("numpy")
+    json.dumps(report.to_dict())
+    text = shown(report)
+    assert all(each.what in text for each in report.rows)
+
+
+def test_missing_package_names_its_use_and_the_pip_command(pretend):
+    pretend(torch=None, scikit_learn=None)
+    report = doctor()
+    assert row(report, "torch").advice == "pip install 'saccade[export]'"
+    assert not row(report, "scikit-learn").good
+    assert not report.uses()["export"] and not report.uses()["bench"]
+    assert report.exit_code == 0  # one can still call a server
+    assert "pip install 'saccade[export]'" in shown(report)
+
+
+def test_missing_core_package_is_a_failure(pretend):
+    pretend(pillow=None)
+    assert doctor().exit_code == 1
+
+
+def test_both_runtimes_are_one_too_many(pretend):
+    pretend(onnxruntime="1.31.1", onnxruntime_gpu="1.31.1")
+    found = row(doctor(), "onnxruntime")
+    assert not found.good and "uninstall both" in found.advice
+    pretend(onnxruntime=None, onnxruntime_gpu="1.31.1")
+    assert row(doctor(), "onnxruntime").good
+
+
+def test_old_system_exports_but_does_not_serve(monkeypatch):
+    monkeypatch.setattr("saccade.serving.repository.installation.glibc_version", lambda: (2, 31))
+    monkeypatch.setattr(module, "glibc_version", lambda: (2, 31))
+    report = doctor()
+    assert not report.uses()["serve"] and report.uses()["core"]
+    assert "2.35" in row(report, "tritonserver").advice
+    assert report.exit_code == 0
+
+
+def test_a_running_server_is_asked(server):
+    report = doctor(server.url)
+    assert report.exit_code == 0
+    (found,) = report.readiness
+    assert found.variants == dict.fromkeys(server.variants, True)
+    assert f"{server.url} nac-b0125-fp32: answers" in shown(report)
+
+
+def test_no_server_is_a_failure():
+    report = doctor("127.0.0.1:9")
+    assert report.exit_code == 1
+    assert "saccade serve" in report.trouble and report.trouble in shown(report).replace("\n", " ")

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every family behind a server: what the client gets is what its files answer in this process."""
+
+import json
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from family_folders import family_folder
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.variant_files import grouped
+from saccade.serving.client.client import Change, Client
+from saccade.serving.commands.slot_pictures import masks_png
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.server import ServeOptions, Server
+
+FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
+IMAGES = np.random.default_rng(7).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
+SMALL = np.ascontiguousarray(IMAGES[:, :12, :12])
+LABELS, TEMPLATES = ("red circle", "blue square", "square"), ("a photo of {}", "{}")
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def deployed(needs_server, all_workers, tmp_path_factory):
+    """A tiny model of a family, exported and deployed once."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            place = tmp_path_factory.mktemp(family)
+            folder = family_folder(family, all_workers)
+            options = {}
+            if family == "sparo":
+                (place / "labels.txt").write_text("\n".join(LABELS))
+                (place / "templates.txt").write_text("\n".join(TEMPLATES))
+                options = {"labels": place / "labels.txt", "templates": place / "templates.txt"}
+            deploy(folder, RepositoryOptions(out=place / "repository", **options))
+            made[family] = place / "repository", folder
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def served(deployed):
+    """The server of one family at a time, and the files behind it."""
+    with ExitStack() as stack:
+        now = {}
+
+        def serve(family):
+            repository, folder = deployed(family)
+            if family not in now:
+                stack.close()
+                now.clear()
+                now[family] = stack.enter_context(Server(repository, ServeOptions(**FREE_PORTS)))
+            return now[family], folder
+
+        yield serve
+
+
+@pytest.fixture
+def asked(served):
+    """A client of the family's server and its files, to be run by role and budget."""
+    ort = pytest.importorskip("onnxruntime")
+    opened = []
+
+    def ask(family):
+        running, folder = served(family)
+        client = Client(running.url, family)
+        opened.append(client)
+        variants = {each.name: each for each in grouped(read_folder(folder))}
+
+        def run(variant, role, **inputs):
+            manifest = variants[variant].parts[role]
+            session = ort.InferenceSession(folder / manifest.file.name)
+            names = [each.name for each in manifest.outputs]
+            return dict(zip(names, session.run(names, inputs), strict=True))
+
+        return client, run
+
+    yield ask
+    for client in opened:
+        client.close()
+
+
+def test_sot_answers_at_each_of_its_heads(asked):
+    client, run = asked("sot")
+    assert client.ready()
+    budgets = {1.0: "sot-exact-fp32", 0.4: "sot-class-fp32", "class": "sot-class-fp32"}
+    for budget, name in budgets.items():
+        found = client.infer({"image": IMAGES}, budget=budget)
+        expected = run(name, "", image=IMAGES)
+        for output, array in expected.items():
+            np.testing.assert_allclose(found[output], array, **CLOSE)
+        assert client.classify(IMAGES, budget=budget)[0].variant == name
+    with pytest.raises(SaccadeError, match=r"budget is 'slow', expected .* a setting's name"):
+        client.classify(IMAGES, budget="slow")
+
+
+def test_sparo_embeds_images_and_texts_by_the_same_variant(asked):
+    client, run = asked("sparo")
+    assert client.ready()
+    for budget, name in ((1.0, "sparo-b1000-fp32"), (0.5, "sparo-b0500-fp32")):
+        images = client.embed(IMAGES, budget)
+        texts = client.embed_text(["a red circle", "blue square"], budget)
+        assert images.variant == texts.variant == name
+        np.testing.assert_allclose(
+            images.vectors, run(name, "image", image=IMAGES)["embedding"], **CLOSE
+        )
+        assert images.similarity(texts).shape == (3, 2)
+    with pytest.raises(SaccadeError, match="different slots"):
+        client.embed(IMAGES, 1.0).similarity(texts)
+
+
+def test_sparo_labels_of_the_request_and_of_the_deployment_agree(asked):
+    from saccade.models.sparo.text_tokens import encode_texts
+    from saccade.models.sparo.zero_shot import class_vectors
+
+    client, run = asked("sparo")
+    deployed = client.classify(IMAGES, top=3)
+    given = client.classify(IMAGES, top=3, labels=LABELS, templates=TEMPLATES)
+    facts = client.view().facts("sparo-b1000-fp32")
+    prompts = [each.replace("{}", label) for label in LABELS for each in TEMPLATES]
+    codes = run("sparo-b1000-fp32", "text", tokens=encode_texts(facts, prompts))["embedding"]
+    classes = class_vectors(codes.reshape(3, 2, -1))
+    logits = facts["logit_scale"] * client.embed(IMAGES).vectors @ classes.T
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    for row, one, other in zip(chances, deployed, given, strict=True):
+        expected = dict(zip(LABELS, row, strict=True))
+        for found in (one, other):
+            assert dict(found.labels) == pytest.approx(expected, abs=1e-4)
+    # Its tokenizer is a list of words, which has no "photo".
+    (usual,) = client.classify(IMAGES[:1], top=3, labels=LABELS)
+    (said,) = client.classify(IMAGES[:1], top=3, labels=LABELS, templates=("a {}",))
+    assert dict(usual.labels) == pytest.approx(dict(said.labels), abs=1e-6)
+
+
+def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):
+    from saccade.models.slot_attention.initial import initial_states
+
+    client, run = asked("slot-attention")
+    assert client.ready()
+    rule = client.view().facts("slot-attention-t2-fp32")["initial_state"]
+    for seed, slots in ((0, None), (5, 4)):
+        states = initial_states(rule, 3, slots or 3, seed=seed)
+        expected = run("slot-attention-t2-fp32", "", image=IMAGES, initial_state=states)
+        found = client.segment(IMAGES, seed=seed, slots=slots)
+        for index, one in enumerate(found):
+            for name in ("masks", "slots", "positions", "scales"):
+                np.testing.assert_allclose(getattr(one, name), expected[name][index], **CLOSE)
+    state = {name: expected[name][:1] for name in ("slots", "positions", "scales")}
+    painted = client.infer(state)["reconstruction"]
+    again = run("slot-attention-t2-fp32", "decode", **state)["reconstruction"]
+    np.testing.assert_allclose(painted, again, **CLOSE)
+    same = client.edit(IMAGES[0], Change(slot=1))
+    removed = client.edit(IMAGES[0], Change(slot=1, remove=True))
+    assert same.shape == (16, 16, 3) and not np.array_equal(same, removed)
+
+
+def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
+    from PIL import Image
+
+    from saccade.serving.commands.cli import run
+
+    pytest.importorskip("matplotlib")
+    running, _ = served("slot-attention")
+    scene = tmp_path / "scene.png"
+    Image.fromarray(IMAGES[0]).save(scene)
+    where = ("--model", "slot-attention", "--url", running.url, "--json")
+
+    def call(command, *arguments):
+        assert run([command, str(scene), *map(str, arguments), *where]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    (found,) = call("segment", "--out", tmp_path / "masks", "--slots", 2)
+    assert [each["slot"] for each in found["slots"]] == [0, 1]
+    assert sum(each["share"] for each in found["slots"]) == pytest.approx(1)
+    with Image.open(tmp_path / "masks" / "scene-slots.png") as masks:
+        assert masks.mode == "P" and masks.size == (16, 16)
+    call("edit", "--slot", 1, "--move", "-0.01,0.02", "--out", tmp_path / "edited.png")
+    call("show", "--out", tmp_path / "looked.png")
+    for name in ("edited.png", "looked.png"):
+        with Image.open(tmp_path / name) as picture:
+            picture.load()
+    before = (tmp_path / "edited.png").read_bytes()
+    code = run(["edit", str(scene), "--out", str(tmp_path / "edited.png"), *where])
+    assert code == 2 and (tmp_path / "edited.png").read_bytes() == before
+
+
+def test_masks_are_a_palette_of_the_slots(tmp_path):
+    from PIL import Image
+
+    owners = np.array([[0, 1], [2, 9]], np.uint8)
+    (tmp_path / "masks.png").write_bytes(masks_png(owners))
+    with Image.open(tmp_path / "masks.png") as image:
+        assert image.mode == "P"
+        np.testing.assert_array_equal(np.asarray(image), owners)
+        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) == 4
+
+
+def test_questions_are_answered(asked):
+    from saccade.models.vqa.questions import question_tokens
+
+    client, run = asked("vqa")
+    questions = ["what is left ?", "red circle", "blue ?"]
+    facts = client.view().facts("vqa-b1000-fp32")
+    tokens = np.stack([question_tokens(facts, each) for each in questions])
+    expected = run("vqa-b1000-fp32", "", image=IMAGES, question=tokens)
+    found = client.answer(IMAGES, questions, top=5)
+    for one, row in zip(found, expected["probabilities"], strict=True):
+        served = dict(one.labels)
+        assert [served[f"answer {index}"] for index in range(5)] == pytest.approx(row, abs=1e-5)
+    maps = client.infer({"image": list(IMAGES), "question": tokens}, ["attention"])["attention"]
+    np.testing.assert_allclose(maps, expected["attention"], **CLOSE)
+
+
+def test_captions_are_those_of_the_search_in_process(asked):
+    from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of
+
+    client, run = asked("captioner")
+    assert client.ready()
+    name = "captioner-b1000-fp32"
+    facts = client.view().facts(name)
+    step = step_of(lambda arrays: run(name, "step", **arrays))
+    settings = {"start": facts["start"], "max_length": 4}
+    encoded = run(name, "encode", image=SMALL)
+    # No word is likelier than the end in a model that was never trained: take one as the end.
+    for end in (facts["end"], 5):
+        greedy = greedy_search(step, encoded, end=end, **settings)
+        found = client.caption(SMALL, beam=1, max_length=4, end=str(end))
+        for one, expected in zip(found, greedy, strict=True):
+            assert len(one.text.split()) == len(expected.tokens)
+            np.testing.assert_allclose(one.attention, expected.attention, **CLOSE)
+    first = {key: value[:1] for key, value in encoded.items()}
+    best = beam_search(step, first, end=facts["end"], beam=3, **settings)[0]
+    (one,) = client.caption(SMALL[:1], beam=3, max_length=4)
+    words = [facts["words"][token - 4] for token in best.tokens]
+    assert one.text.split() == words
+    np.testing.assert_allclose(one.attention, best.attention, **CLOSE)
+
+
+REFUSED = {
+    "both towers": (
+        "sparo", {"image": IMAGES, "tokens": np.ones((3, 8), int)}, {},
+        "inputs are image, tokens; expected image, or tokens",
+    ),
+    "slots without their place": (
+        "slot-attention", {"slots": np.zeros((1, 3, 12))}, {},
+        "expected image \\[and initial_state\\], or slots and positions and scales",
+    ),
+    "as many places as slots": (
+        "slot-attention",
+        {"slots": np.ones((1, 3, 12)), "positions": np.ones((1, 2, 2)),
+         "scales": np.ones((1, 3, 2))},
+        {}, "positions has shape \\[1, 2, 2\\], expected \\[b k 2\\], k = 3",
+    ),
+    "a seed with a state": (
+        "slot-attention", {"image": IMAGES[:1], "initial_state": np.zeros((1, 3, 16))},
+        {"seed": "1"}, "leave one of them out",
+    ),
+    "no slot": ("slot-attention", {"image": IMAGES}, {"slots": "0"}, "from 1 to 64"),
+    "another family's parameter": ("vqa", {"image": IMAGES}, {"seed": "1"}, "unknown parameter"),
+    "no question": ("vqa", {"image": IMAGES}, {}, "expected image and question"),
+    "no such word": (
+        "vqa", {"image": IMAGES, "question": np.full((3, 6), 99)}, {}, "expected 0 to 15",
+    ),
+    "no word of the model": ("captioner", {"image": SMALL}, {"end": "zebra"}, "'zebra'"),
+    "longer than was trained": ("captioner", {"image": SMALL}, {"max_length": "99"}, "1 to 6"),
+    "an unknown input": ("captioner", {"images": SMALL}, {}, "no input 'images'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED, key=lambda case: REFUSED[case][0]))
+def test_refuses_and_says_what_was_expected(asked, case):
+    family, inputs, parameters, words = REFUSED[case]
+    client, _ = asked(family)
+    with pytest.raises(SaccadeError, match=words) as error:
+        client.infer(inputs, parameters=parameters)
+    assert error.value.exit_code == 2
+    assert "/" not in str(error.value).replace("127.0.0.1", "")

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken repositories, each refused with its own reason and none by its hash alone."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
+pytest.importorskip(
+    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
+)
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+import tiny_artefacts as tiny
+from broken_by_intent import HOSTILE
+from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
+from tiny_artefacts import examine
+
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.target import Gpu, Target
+
+CONTAINER = Target(line="24.10", bundled=False, memory_bytes=2**30)
+BUNDLED = replace(CONTAINER, bundled=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A good repository of each runtime; copy it to break it."""
+    place = tmp_path_factory.mktemp("preflight")
+    folder = tiny.artefacts(place / "artefacts")
+    plans = [str(tiny.engines(folder, place / each, each)) for each in ("8.9", "12.0")]
+    deploy(folder, RepositoryOptions(place / "onnxruntime"))
+    deploy(
+        folder,
+        RepositoryOptions(place / "tensorrt", runtime="tensorrt", engines=tuple(plans)),
+    )
+    return place
+
+
+@pytest.fixture
+def repository(made, tmp_path):
+    """A copy of the repository of ONNX Runtime."""
+    return Path(shutil.copytree(made / "onnxruntime", tmp_path / "repository"))
+
+
+@pytest.fixture
+def plans(made, tmp_path):
+    """A copy of the repository of plans."""
+    return Path(shutil.copytree(made / "tensorrt", tmp_path / "plans"))
+
+
+def failures(repository, target=CONTAINER):
+    """The reasons of each check that failed."""
+    found = {}
+    for each in examine(repository, target):
+        if each.verdict == "failed":
+            found.setdefault(each.check, []).extend(each.reasons)
+    return found
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "tensorrt"])
+def test_a_good_repository_passes_every_check(made, runtime):
+    findings = examine(made / runtime, CONTAINER)
+    assert [each for each in findings if each.verdict == "failed"] == []
+    checked = {each.check for each in findings if each.verdict == "passed"}
+    wanted = {"files", "models", "configuration", "paths", "versions", "code", "routes", "sample"}
+    wanted |= {"answer", "weights", "memory"} if runtime == "onnxruntime" else {"profiles"}
+    assert checked >= wanted
+    unchecked = {each.check for each in findings if each.verdict == "not checked"}
+    gpu = {"engines", "capabilities", "instances", "answer", "memory"}
+    assert unchecked == {"machine", *(gpu if runtime == "tensorrt" else ())}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_repository_is_refused_with_its_reason(repository, case):
+    spoil, check, words = BROKEN[case]
+    refused(repository, spoil, check, words)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_repository_that_wants_more_is_refused_with_its_reason(repository, case):
+    spoil, check, words = HOSTILE[case]
+    refused(repository, spoil, check, words)
+
+
+@pytest.mark.parametrize("case", BROKEN_PLANS)
+def test_a_broken_repository_of_plans_is_refused_with_its_reason(plans, case):
+    spoil, check, words = BROKEN_PLANS[case]
+    refused(plans, spoil, check, words)
+
+
+def refused(repository, spoil, check, words):
+    spoil(repository)
+    tiny.rehash(repository)
+    found = failures(repository)
+    # The hashes fit: the check itself has seen it.
+    assert set(found) >= {check} and ("files" not in found or check == "files")
+    assert any(re.search(words, each) for each in found[check]), found
+
+
+@pytest.mark.parametrize("case", HASHES)
+def test_files_that_are_not_those_written(repository, case):
+    spoil, words = HASHES[case]
+    spoil(repository)
+    found = failures(repository)["files"]
+    assert any(re.search(words, each) for each in found), found
+
+
+TARGETS = {
+    "memory": (replace(CONTAINER, memory_bytes=2**10), "onnxruntime", "memory", "there are 0"),
+    "a GPU that no plan is for": (
+        replace(CONTAINER, gpus=(Gpu("9.0", 2**33),)), "tensorrt", "capabilities", "at hand is 9.0",
+    ),
+    "a server with another TensorRT": (
+        replace(CONTAINER, tensorrt="10.13.3.9"), "tensorrt", "engines", "has 10.13.3.9",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_a_good_repository_on_the_wrong_machine(made, case):
+    target, runtime, check, words = TARGETS[case]
+    assert words in failures(made / runtime, target)[check][0]
+
+
+def test_instances_on_a_gpu_are_not_for_the_bundled_server(made, tmp_path):
+    deploy(made / "artefacts", RepositoryOptions(tmp_path / "out", instances="gpu"))
+    assert "runs on KIND_CPU" in failures(tmp_path / "out", BUNDLED)["instances"][0]
+    assert "instances" not in failures(tmp_path / "out", CONTAINER)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "words"),
+    [("numpy", "2.1.0", "numpy 2.1.0 is installed"), ("python", (3, 99), "This is Python 3.99")],
+)
+def test_an_environment_that_the_bundled_server_cannot_run_in(
+    needs_server, made, monkeypatch, name, version, words
+):
+    from saccade.serving.repository import installation
+
+    if name == "numpy":
+        monkeypatch.setattr(installation.metadata, "version", lambda _: version)
+    else:
+        newest = SimpleNamespace(major=version[0], minor=version[1])
+        monkeypatch.setattr(installation.sys, "version_info", newest)
+    assert words in failures(made / "onnxruntime", BUNDLED)["machine"][0]

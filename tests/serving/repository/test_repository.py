@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `deploy` writes, what it refuses, and that nothing half-written is left behind."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.frontier import entry_of, merge
+from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.variant_files import grouped
+from saccade.files import sha256_of
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.model_config import parse_config
+from saccade.serving.repository.options import RepositoryOptions
+
+POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
+NAMES = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32")
+
+
+@pytest.fixture
+def folder(tiny_folder, tmp_path):
+    """A copy of the tiny model's folder, to be changed."""
+    copy = tmp_path / "artefacts"
+    copy.mkdir()
+    for path in tiny_folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    return copy
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "repository"
+
+
+def measured(folder, *, device="a processor, 2 cores", best_batch=16):
+    """An entry for each variant: score and speed that differ by variant."""
+    return [
+        entry_of(
+            {
+                "variant": each.variant.name, "sha256": each.file.sha256,
+                "budget": each.variant.budget, "precision": "fp32",
+                "runtime": "onnxruntime 1.31.1 CPU", "device": device,
+                "score": {
+                    "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "fraction",
+                    "n": 599, "interval": [0.88, 0.92], "data": "digits", "data_sha256": "d" * 64,
+                },
+                "top5": None,
+                "in_process": {
+                    "threads": 1, "best_batch": best_batch, f"batch_{best_batch}": POINT,
+                },
+                "grpc": {"concurrency_1": {**POINT, "p95_ms": 5 * each.variant.budget}},
+                "dominated_by": None,
+            }
+        )
+        for each in read_folder(folder)
+    ]  # fmt: skip
+
+
+def config_of(out, model):
+    return parse_config((out / model / "config.pbtxt").read_text())
+
+
+def routes_of(out):
+    return json.loads((out / "nac" / "1" / "routes.json").read_text())
+
+
+def test_writes_what_the_server_loads(folder, out):
+    deployment = deploy(folder, RepositoryOptions(out))
+    assert (deployment.model, deployment.variants, deployment.unmeasured) == ("nac", NAMES, NAMES)
+    assert json.loads(json.dumps(deployment.to_dict()))["variants"] == list(NAMES)
+    assert {path.name for path in out.iterdir()} == {"nac", "saccade.json", *NAMES}
+    for manifest in read_folder(folder):
+        place = out / manifest.variant.name
+        assert sha256_of(place / "1" / "model.onnx") == manifest.file.sha256
+        assert (place / "labels.txt").read_text().splitlines() == list(manifest.labels)
+    for source in ("model.py", "choose.py", "image_decoding.py", "lane.py"):
+        assert (out / "nac" / "1" / source).is_file()
+
+
+def test_a_variants_config(folder, out):
+    deploy(folder, RepositoryOptions(out, run_batch=16))
+    config = config_of(out, "nac-b0250-fp32")
+    assert (config.name, config.backend) == ("nac-b0250-fp32", "onnxruntime")
+    assert (config.default_model_filename, config.max_batch_size) == ("model.onnx", 64)
+    assert [(each.name, list(each.dims)) for each in config.input] == [("image", [8, 8, 1])]
+    labels = {each.name: each.label_filename for each in config.output}
+    assert labels == {"logits": "", "probabilities": "labels.txt", "embedding": ""}
+    batching = config.dynamic_batching
+    assert list(batching.preferred_batch_size) == [16]
+    assert batching.max_queue_delay_microseconds == 0
+    # Any queue policy makes some requests of a lone client wait 500 ms.
+    assert not batching.HasField("default_queue_policy")
+    assert [(each.count, each.kind) for each in config.instance_group] == [(1, 2)]  # KIND_CPU
+    assert [each.batch_size for each in config.model_warmup] == [1, 16]
+    assert [each.inputs["image"].input_data_file for each in config.model_warmup] == ["image"] * 2
+    parameters = {key: each.string_value for key, each in config.parameters.items()}
+    assert parameters["intra_op_thread_count"] == "1"
+
+
+def test_the_routers_config(folder, out):
+    deploy(folder, RepositoryOptions(out, max_images=32))
+    config = config_of(out, "nac")
+    assert (config.backend, config.max_batch_size) == ("python", 32)
+    outputs = ["logits", "probabilities", "embedding", "variant", "variant_sha256"]
+    outputs.append("saccade_lanes")
+    assert [each.name for each in config.output] == outputs
+    # With a warm-up the start fails: the variants are not ready yet.
+    assert not config.model_warmup
+    assert config.parameters["variants"].string_value == ",".join(NAMES)
+
+
+def test_config_uses_only_fields_that_the_oldest_server_knows(folder, out):
+    # A field that it does not know stops the load: these came after the 24.10 line.
+    deploy(folder, RepositoryOptions(out))
+    for model in ("nac", *NAMES):
+        text = (out / model / "config.pbtxt").read_text()
+        fields = set(re.findall(r"^([a-z_]+)", text, re.MULTILINE))
+        assert fields <= {
+            "name", "backend", "max_batch_size", "input", "output", "instance_group",
+            "default_model_filename", "dynamic_batching", "parameters", "model_warmup",
+            "version_policy", "response_cache",
+        }  # fmt: skip
+
+
+def test_the_frontier_reaches_the_router_and_the_batch_sizes(folder, out):
+    merge(folder, "nac", measured(folder))
+    deployment = deploy(folder, RepositoryOptions(out))
+    assert deployment.unmeasured == ()
+    assert sha256_of(out / "frontier.json") == sha256_of(folder / "frontier.json")
+    found = {each["name"]: each for each in routes_of(out)["variants"]}
+    assert found["nac-b0500-fp32"]["lower_bound"] == 0.88
+    assert found["nac-b0500-fp32"]["p95_ms"] == 2.5
+    assert found["nac-b0500-fp32"]["run_batch"] == 16
+    assert list(config_of(out, NAMES[0]).dynamic_batching.preferred_batch_size) == [16]
+
+
+def test_measurements_of_several_devices(folder, out):
+    merge(folder, "nac", measured(folder))
+    merge(folder, "nac", measured(folder, device="another", best_batch=4))
+    with pytest.raises(SaccadeError, match=r"a processor, 2 cores.*another.*--device"):
+        deploy(folder, RepositoryOptions(out))
+    deploy(folder, RepositoryOptions(out, device="another"))
+    assert {each["run_batch"] for each in routes_of(out)["variants"]} == {4}
+    with pytest.raises(SaccadeError, match="'a third'"):
+        deploy(folder, RepositoryOptions(out, device="a third", force=True))
+
+
+def test_an_empty_frontier_measured_nothing(folder, out):
+    merge(folder, "nac", [])
+    assert deploy(folder, RepositoryOptions(out)).unmeasured == NAMES
+    assert not (out / "frontier.json").exists()
+
+
+def test_a_frontier_of_other_bytes_is_refused(folder, out):
+    first, *rest = measured(folder)
+    merge(folder, "nac", [replace(first, sha256="f" * 64), *rest])
+    with pytest.raises(SaccadeError, match=r"nac-b1000-fp32 with SHA-256 ffff.*saccade bench"):
+        deploy(folder, RepositoryOptions(out))
+    assert not out.exists()
+
+
+def test_a_file_that_does_not_fit_its_manifest_is_refused(folder, out):
+    (folder / "nac-b0250-fp32.onnx").write_bytes(b"other")
+    with pytest.raises(SaccadeError, match=r"nac-b0250-fp32\.onnx: SHA-256"):
+        deploy(folder, RepositoryOptions(out))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("labels", ["x"] * 10, "differ in labels"),
+        ("opset", 18, "opset 18, IR version 10"),
+        ("ir_version", 11, "opset 20, IR version 11"),
+    ],
+)
+def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words):
+    path = folder / "nac-b0250-fp32.manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(SaccadeError, match=f"nac-b0250-fp32.*{words}.*Export"):
+        deploy(folder, RepositoryOptions(out))
+    assert not out.exists()
+
+
+def test_a_captioner_needs_both_of_its_parts(folder):
+    (first, *_) = read_folder(folder)
+    alone = replace(first, variant=replace(first.variant, family="captioner", role="encode"))
+    with pytest.raises(SaccadeError, match="found the part encode, expected encode and step"):
+        grouped([alone])
+    step = replace(alone, variant=replace(alone.variant, role="step"))
+    assert set(grouped([alone, step])[0].parts) == {"encode", "step"}
+
+
+def test_an_existing_output_is_refused_before_any_work_and_replaced_with_force(folder, out):
+    out.mkdir()
+    (out / "precious").write_text("mine")
+    with pytest.raises(SaccadeError, match="--force"):
+        deploy(folder / "is not even looked at", RepositoryOptions(out))
+    with pytest.raises(SaccadeError):
+        deploy(folder / "missing", RepositoryOptions(out, force=True))
+    assert (out / "precious").exists()
+    deploy(folder, RepositoryOptions(out, force=True))
+    assert not (out / "precious").exists() and (out / "nac").is_dir()
+
+
+@pytest.mark.parametrize("place", [".", "..", "link"])
+def test_force_does_not_replace_what_is_read(folder, place):
+    (folder.parent / "link").symlink_to(folder)
+    out = folder.parent / "link" if place == "link" else folder / place
+    before = sorted(folder.iterdir())
+    with pytest.raises(SaccadeError, match=r"would remove .*artefacts, which is read"):
+        deploy(folder, RepositoryOptions(out, force=True))
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_images": 65}, "max_images is 65"),
+        ({"max_images": 0}, "max_images is 0"),
+        ({"max_side_px": -1}, "max_side_px is -1"),
+        ({"max_megapixels": 5_000}, "max_megapixels is 5000, expected at most 1000"),
+        ({"run_batch": 65}, "run_batch is 65"),
+        ({"run_batch": 0}, "run_batch is 0"),
+    ],
+)
+def test_caps_out_of_range_are_refused(folder, out, options, words):
+    with pytest.raises(SaccadeError, match=words):
+        deploy(folder, RepositoryOptions(out, **options))
+    assert not list(out.parent.glob("*repository*"))
+
+
+def test_caps_of_the_options_reach_the_router(folder, out):
+    caps = {"max_image_mib": 2, "max_megapixels": 3, "max_side_px": 400, "min_side_px": 5}
+    deploy(folder, RepositoryOptions(out, **caps))
+    found = routes_of(out)["preprocessing"]
+    assert {name: found[name] for name in caps} == caps
+    assert found["resize_mode"] == "shortest"
+
+
+def test_the_same_folder_gives_the_same_bytes(folder, out, tmp_path):
+    for place in (out, tmp_path / "again"):
+        deploy(folder, RepositoryOptions(place))
+    first, second = (
+        {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        for place in (out, tmp_path / "again")
+    )
+    assert first == second
+
+
+LABELLINGS = {
+    "no text part": ("red\nblue\n", "a {}\n", "no text part"),
+    "no place for the label": ("red\n", "a thing\n", "place"),
+    "a label twice": ("red\nred\n", None, "more than once"),
+    "no label": ("\n", None, "empty"),
+    "templates alone": (None, "a {}\n", "without --labels"),
+}
+
+
+@pytest.mark.parametrize("case", LABELLINGS)
+def test_labels_that_cannot_be_deployed_leave_nothing(folder, out, tmp_path, case):
+    given, words = {}, LABELLINGS[case][2]
+    for name, text in zip(("labels", "templates"), LABELLINGS[case][:2], strict=True):
+        if text is not None:
+            given[name] = tmp_path / f"{name}.txt"
+            given[name].write_text(text)
+    with pytest.raises(SaccadeError, match=words):
+        deploy(folder, RepositoryOptions(out, **given))
+    assert not out.exists()
+
+
+def test_the_library_of_kernels_is_named_where_an_op_needs_it(folder, out, monkeypatch, tmp_path):
+    library = tmp_path / "ops.so"
+    library.write_bytes(b"kernels")
+    monkeypatch.setattr("saccade.plugins.onnxruntime_library", lambda: library)
+    with pytest.raises(SaccadeError, match="no custom op"):
+        deploy(folder, RepositoryOptions(out, op_library=True))
+    path = folder / f"{NAMES[0]}.manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "custom_ops": ["Sparsemax"]}))
+    deploy(folder, RepositoryOptions(out, op_library=True))
+    named = [list(config_of(out, name).model_operations.op_library_filename) for name in NAMES]
+    # A bare name, that both servers find: one beside the model, the other by its loader.
+    assert named == [["libsaccade_onnxruntime.so"], [], [], []]
+    assert (out / NAMES[0] / "1" / named[0][0]).read_bytes() == b"kernels"
+
+
+def test_an_axis_that_differs_between_variants_is_open_in_the_router(folder, out):
+    path = folder / f"{NAMES[1]}.manifest.json"
+    content = json.loads(path.read_text())
+    content["outputs"][2]["axes"] = "b 7"
+    path.write_text(json.dumps(content))
+    deploy(folder, RepositoryOptions(out))
+    dims = {each.name: list(each.dims) for each in config_of(out, "nac").output}
+    assert (dims["logits"], dims["embedding"]) == ([10], [-1])
+    content["outputs"][2]["axes"] = "b 7 2"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SaccadeError, match="embedding"):
+        deploy(folder, RepositoryOptions(out, force=True))

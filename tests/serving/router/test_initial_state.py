@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router, which has numpy only, draws the initial slots that the model's own code draws."""
+
+import importlib
+import sys
+
+import numpy as np
+from places import ROOT
+
+from saccade.models.slot_attention.initial import initial_states
+
+
+def test_the_router_draws_as_the_model_does():
+    router = ROOT / "model_repository" / "router"
+    sys.path.insert(0, str(router))
+    try:
+        drawing = importlib.import_module("initial_state")
+    finally:
+        sys.path.remove(str(router))
+    rng = np.random.default_rng(1)
+    rules = [
+        {"kind": "learned", "slots": rng.normal(size=(5, 6)).tolist()},
+        {"kind": "gaussian", "mean": rng.normal(size=6).tolist(), "std": [0.5] * 6},
+    ]
+    places = [(None, None, None), ("uniform", None, None), ("zero", 0.1, 0.1),
+              ("uniform", 0.1, 0.2)]  # fmt: skip
+    for rule in rules:
+        for positions, mean, std in places:
+            whole = {**rule, "positions": positions, "scale_mean": mean, "scale_std": std}
+            facts = {"initial_state": whole, "slots": 5}
+            for seed, slots in ((0, 5), (3, 2)):
+                np.testing.assert_array_equal(
+                    drawing.initial_state(facts, 4, seed=seed, slots=slots),
+                    initial_states(whole, 4, slots, seed=seed),
+                )

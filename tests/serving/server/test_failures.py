@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures under load, seen by the client and by the supervisor, and the way back."""
+
+import os
+import signal
+import threading
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from saccade.errors import ServerFailed
+from saccade.serving.client.client import Client
+from saccade.serving.client.connection import connect_alone
+from saccade.serving.client.probe import Prober
+from saccade.serving.server.run_folder import SHARED_MEMORY
+from saccade.serving.server.server import ServeOptions, Server
+
+FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
+FULL, CHEAP = 1.0, 0.5
+CHEAP_VARIANT = "tiny-b0500-fp32"
+RESTART_S = 30
+
+
+@pytest.fixture(scope="module")
+def victim(needs_server, small_repository):
+    """A server of its own, to be killed and to come back between the tests."""
+    options = ServeOptions(
+        probe_interval_s=1, probe_timeout_s=1, start_timeout_s=RESTART_S, **FREE_PORTS
+    )
+    with Server(small_repository, options) as running:
+        yield running
+
+
+def stubs(server: Server) -> dict[str, list[str]]:
+    """By process id, the arguments of the processes in which the models run."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            words = (entry / "cmdline").read_text().split("\0")
+            if parent == str(server.pid) and words[0]:  # the server does not bury its dead
+                found[entry.name] = words
+    return found
+
+
+def regions(server: Server) -> set[Path]:
+    """The shared memory of its models."""
+    return {SHARED_MEMORY / arguments[2] for arguments in stubs(server).values()}
+
+
+def kill_stub(server: Server, variant: str, number: int = signal.SIGKILL) -> None:
+    (pid,) = [pid for pid, words in stubs(server).items() if f"{variant}_0_0" in words]
+    os.kill(int(pid), number)
+
+
+def raw_calls(server: Server, model: str) -> "tuple[threading.Event, list[str]]":
+    """Call in a loop without the client's words; the status of each call, "" for an answer."""
+    from tritonclient.utils import InferenceServerException
+
+    stop, found = threading.Event(), []
+
+    def loop() -> None:
+        prober = Prober(server.url, 5)
+        with closing(connect_alone(server.url)) as connection, closing(prober):
+            request = prober._request(model)
+            while not stop.wait(0.01):
+                try:
+                    connection.infer(
+                        model, client_timeout=5, **request | {"parameters": {"budget": CHEAP}}
+                    )
+                    found.append("")
+                except InferenceServerException as error:
+                    found.append(f"{error.status()}: {error.message()}")
+
+    threading.Thread(target=loop, daemon=True).start()
+    return stop, found
+
+
+def test_a_killed_variant_is_loaded_again_and_nobody_else_notices(victim, load, eventually):
+    eventually(victim.ready, RESTART_S)
+    before, restarts, pid, reloads = regions(victim), victim.restarts, victim.pid, victim.reloads
+    assert len(before) == 1 + len(victim.variants)
+    stop, statuses = raw_calls(victim, victim.model)
+    with load(victim, FULL, CHEAP, timeout_s=5) as calls:
+        eventually(lambda: calls[CHEAP].errors and statuses, 10)
+        killed = time.monotonic()
+        kill_stub(victim, CHEAP_VARIANT)
+        eventually(lambda: not victim.ready(), 2)
+        assert victim.ready().variants == {name: name != CHEAP_VARIANT for name in victim.variants}
+        eventually(lambda: victim.reloads > reloads and victim.ready(), RESTART_S)
+        eventually(lambda: calls[CHEAP].errors[-1] == statuses[-1] == "", 10)
+    stop.set()
+    assert set(calls[FULL].errors) == {""}
+    failed = [error for error in calls[CHEAP].between(killed, time.monotonic()) if error]
+    assert any(failed) or any(statuses)
+    assert all(CHEAP_VARIANT in error for error in failed)
+    # Whatever a retry mends is UNAVAILABLE to callers who go by the protocol's own words.
+    kinds = {status.partition(":")[0] for status in statuses if status}
+    assert kinds <= {"StatusCode.UNAVAILABLE"}
+    assert (victim.restarts, victim.pid, victim.reloads) == (restarts, pid, reloads + 1)
+    gone = before - regions(victim)
+    assert len(gone) == 1 and len(regions(victim)) == len(before)
+    assert not any(region.exists() for region in gone)
+
+
+def test_a_killed_router_is_loaded_again_alone(victim, load, eventually):
+    eventually(victim.ready, RESTART_S)
+    restarts, pid, reloads = victim.restarts, victim.pid, victim.reloads
+    with load(victim, FULL, timeout_s=5) as calls:
+        eventually(lambda: calls[FULL].errors, 10)
+        kill_stub(victim, victim.model)
+        eventually(lambda: victim.reloads > reloads and victim.ready(), RESTART_S)
+        eventually(lambda: calls[FULL].errors[-1] == "", 10)
+    assert (victim.restarts, victim.pid) == (restarts, pid)
+
+
+def test_a_variant_that_hangs_is_ended_and_loaded_again_alone(victim, load, eventually):
+    eventually(victim.ready, RESTART_S)
+    restarts, pid, reloads = victim.restarts, victim.pid, victim.reloads
+    with load(victim, FULL, timeout_s=5) as calls:
+        kill_stub(victim, CHEAP_VARIANT, signal.SIGSTOP)
+        eventually(lambda: victim.reloads > reloads and victim.ready(), RESTART_S)
+    assert (victim.restarts, victim.pid) == (restarts, pid)
+    assert set(calls[FULL].errors) == {""}
+
+
+def test_killed_server(victim, load, eventually):
+    eventually(victim.ready, RESTART_S)
+    restarts = victim.restarts
+    with load(victim, FULL, timeout_s=5) as calls:
+        time.sleep(0.5)
+        killed = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        eventually(lambda: calls[FULL].errors[-1], 2)
+        assert "no server answers there" in calls[FULL].errors[-1]
+        assert max(calls[FULL].seconds[-3:]) < 0.5
+        assert eventually(lambda: not victim.ready(), 2) < 2
+        eventually(lambda: victim.restarts > restarts and victim.ready(), RESTART_S)
+        eventually(lambda: calls[FULL].errors[-1] == "", 10)
+    assert calls[FULL].ends[-1] > killed
+
+
+def test_stopped_server(victim, load, eventually):
+    eventually(victim.ready, RESTART_S)
+    restarts = victim.restarts
+    with load(victim, FULL, timeout_s=0.7) as calls:
+        time.sleep(0.5)
+        before = len(calls[FULL].errors)
+        os.kill(victim.pid, signal.SIGSTOP)
+        eventually(lambda: len(calls[FULL].errors) > before and calls[FULL].errors[-1], 4)
+        assert "within 0.7 s" in calls[FULL].errors[-1]
+        assert 0.6 < calls[FULL].seconds[-1] < 1.5
+        eventually(lambda: not victim.ready(), 5)
+        eventually(lambda: victim.restarts > restarts and victim.ready(), RESTART_S)
+        eventually(lambda: calls[FULL].errors[-1] == "", 10)
+
+
+def test_no_restart_ends_with_server_failed(needs_server, hand_made, leavings):
+    fragile = hand_made()
+    options = ServeOptions(restart=False, **FREE_PORTS)
+    with pytest.raises(ServerFailed, match="m-b1000-fp32 has died") as error:
+        with Server(fragile, options) as server:
+            kill_stub(server, "m-b1000-fp32")
+            server.wait()
+    assert error.value.exit_code == 3
+    assert not leavings()
+
+
+def test_client_says_which_variant_does_not_answer(victim, eventually):
+    eventually(victim.ready, RESTART_S)
+    with Client(victim.url, victim.model, timeout_s=5) as client:
+        assert client.ready()
+        kill_stub(victim, CHEAP_VARIANT)
+        found = client.ready()
+        assert not found
+        assert found.variants == {name: name != CHEAP_VARIANT for name in victim.variants}
+        assert found.reasons[CHEAP_VARIANT]

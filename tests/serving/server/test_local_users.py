@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other users of the machine, and callers, cannot reach of a running server."""
+
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import raw_http2
+
+from saccade.serving.server import process as server_process
+from saccade.serving.server import process_limits
+from saccade.serving.server.run_folder import SHARED_MEMORY
+
+grpc = pytest.importorskip("tritonclient.grpc")
+HEADER, VALUE = server_process.CLOSED.split("=")
+PREFIX = "triton-grpc-protocol-"  # which the server puts before a header's name
+INHERITED = """
+import os, resource, sys
+os.umask(before := os.umask(0))
+file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o644)
+os.fchmod(file, 0o644)
+print(oct(before), oct(os.fstat(file).st_mode & 0o777), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.fixture(scope="module")
+def command_line(server) -> str:
+    """What everyone on the machine can read."""
+    return Path(f"/proc/{server.pid}/cmdline").read_text().replace("\0", "\n")
+
+
+@pytest.fixture(scope="module")
+def regions(command_line) -> list[Path]:
+    """The server's own shared memory, in which callers' images are."""
+    found = re.search(r"shm-region-prefix-name=(.+)", command_line)
+    return list(SHARED_MEMORY.glob(f"{found[1]}*"))
+
+
+def test_a_program_inherits_umask_modes_and_descriptors(tmp_path):
+    limited = (sys.executable, "-IS", process_limits.__file__)
+    program = (sys.executable, "-c", INHERITED, str(tmp_path / "file"))
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -Sn 256; exec "$@"', "bash", *limited, *program],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    umask, mode, soft, hard = done.stdout.split()
+    assert (umask, mode) == ("0o77", "0o600")
+    assert soft == hard != "256"
+
+
+def test_images_and_files_of_a_run_are_its_users_alone(server, command_line, regions):
+    assert len(regions) >= 1 + len(server.variants)
+    assert {stat.S_IMODE(region.stat().st_mode) for region in regions} == {0o600}
+    folder = Path(re.search(r"--model-repository=(.+)", command_line)[1]).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert "\nUmask:\t0077\n" in Path(f"/proc/{server.pid}/status").read_text()
+    limits = Path(f"/proc/{server.pid}/limits").read_text()
+    soft, hard = re.search(r"Max open files +(\d+) +(\d+)", limits).groups()
+    assert soft == hard
+
+
+def test_the_command_line_has_no_secret(command_line):
+    closed = re.findall(r"restricted-\w+=(.+)", command_line)
+    assert len(closed) == 2
+    assert all(each.endswith(f":{server_process.CLOSED}") for each in closed)
+    assert not re.search("[0-9a-f]{32}", command_line)
+
+
+def register(region: Path) -> bytes:
+    message = grpc.service_pb2.SystemSharedMemoryRegisterRequest(
+        name="own", key=f"/{region.name}", byte_size=64
+    )
+    return message.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["SystemSharedMemoryRegister", "SystemSharedMemoryStatus", "RepositoryIndex",
+     "RepositoryModelUnload", "LogSettings", "TraceSetting"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "header",
+    ["", HEADER, f"{PREFIX}{HEADER}", f"{PREFIX}{HEADER.upper()}",
+     f"{PREFIX}{HEADER.partition(':')[0]}", f"{PREFIX}x-saccade-admin"],
+)  # fmt: skip
+def test_administration_is_closed_over_grpc(server, regions, method, header):
+    message = register(regions[0]) if method == "SystemSharedMemoryRegister" else b""
+    headers = {header: VALUE} if header else {}
+    said = raw_http2.call(server.options.grpc_port, method, message, **headers)
+    refused = b"is restricted" in said or b"Missing :method header" in said
+    assert refused and raw_http2.status(said) in (2, 14)
+
+
+def test_the_raw_call_can_succeed(server):
+    said = raw_http2.call(server.options.grpc_port, "ServerLive")
+    assert raw_http2.status(said) == 0
+
+
+def test_the_servers_own_memory_is_no_callers_memory(server, client, digit, regions):
+    """The chain of CVE-2025-23319, 23320 and 23334: its second and third link."""
+    variant, pid = server.variants[0], server.pid
+    for name in ("own", regions[0].name, f"/{regions[0].name}"):
+        given = grpc.InferInput("image", [1, *digit.shape], "UINT8")
+        given.set_shared_memory(name, digit.nbytes)
+        wanted = grpc.InferRequestedOutput("logits")
+        wanted.set_shared_memory(name, 64)
+        with grpc.InferenceServerClient(server.url) as connection:
+            for call in (
+                lambda named=name: connection.register_system_shared_memory(named, named, 64),
+                lambda tensor=given: connection.infer(variant, [tensor]),
+                lambda output=wanted: connection.infer(variant, [whole(digit)], outputs=[output]),
+            ):
+                with pytest.raises(grpc.InferenceServerException) as refused:
+                    call()
+                said = refused.value.message()
+                assert "restricted" in said or "Unable to find shared memory region" in said
+                assert not any(region.name in said.replace(name, "") for region in regions)
+    assert server.pid == pid and len(client.classify([digit])) == 1
+
+
+def whole(digit):
+    given = grpc.InferInput("image", [1, *digit.shape], "UINT8")
+    given.set_data_from_numpy(digit[None])
+    return given

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shape of the tree: arrows, sizes, one copy of every module, no machine's traces."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+LAYERS = ("plugins", "models", "export", "serving")
+FAMILIES = ("nac", "sparo", "sot", "slot_attention", "vqa", "captioner")
+# Each package imports those of lines above its own; a package stands for the packages in it, too,
+# but for those that have a place of their own. One family imports nothing of another.
+ORDER = (
+    {"saccade"},
+    {"plugins"},
+    {"models"},
+    {"models.layers"},
+    {"models.scores"},
+    {"models.data"},
+    {"models.training"},
+    {f"models.{family}" for family in FAMILIES},
+    {"models.official"},
+    {"models.shipped"},
+    {"export.artefact"},
+    {"export.runtimes"},
+    {"export.graph"},
+    {"export.runtimes.tensorrt"},
+    {"export.gate"},
+    {"export.evaluation"},
+    {"export"},
+    {"serving.client"},
+    {"serving.repository"},
+    {"serving.server"},
+    {"serving.bench"},
+    {"serving.commands"},
+)
+PLACE = {package: line for line, packages in enumerate(ORDER) for package in packages}
+# Both may only fall.
+MOST_CIRCLES = 5
+MOST_SINGLE_IMPORTERS = 120
+SOURCES = sorted(
+    path
+    for folder in ("saccade", *LAYERS, "model_repository")
+    for path in (ROOT / folder).rglob("*.py")
+)
+ALL_CODE = sorted({*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")})
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    """The name under which a file is imported, without the package's own."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "saccade" else parts
+    return ".".join(parts).removesuffix("__init__").rstrip(".")
+
+
+MODULES = {module_of(path): path for path in SOURCES if path.parent.name != "router"}
+
+
+def package_of(module: str) -> str:
+    """The package with a place in the order; of the core, `saccade`."""
+    while module and module not in PLACE:
+        module = module.rpartition(".")[0]
+    return module or "saccade"
+
+
+@cache
+def imported_modules(path: Path) -> frozenset[str]:
+    """The modules of saccade that a file imports anywhere in it, late or for its types."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{name_of(path)}: write imports in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            if name.partition(".")[0] == "saccade":
+                module = name.removeprefix("saccade").lstrip(".")
+                found.add(module if module in MODULES else module.rpartition(".")[0])
+    return frozenset(found - {""})
+
+
+def test_every_package_has_a_place():
+    packages = {module.rpartition(".")[0] for module in MODULES if module.startswith(LAYERS)}
+    packages -= {"", *LAYERS}
+    assert not {each for each in packages if package_of(each) in ("saccade", "models", "export")}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_follow_the_arrows(module):
+    if module in ("", "__main__", "serving"):
+        return
+    own = package_of(module)
+    for other in imported_modules(MODULES[module]):
+        allowed = {own, "model_repository"} if own == "serving.bench" else {own}
+        package = "model_repository" if other.startswith("model_repository") else package_of(other)
+        assert package in allowed or PLACE[package] < PLACE[own], f"imports {other}"
+
+
+def test_export_and_serving_do_not_import_training():
+    for module, path in MODULES.items():
+        if module.startswith(("export", "serving")) and not module.startswith("serving.commands"):
+            trained = {each for each in imported_modules(path) if ".training" in each}
+            assert not trained, f"{module} imports {sorted(trained)}"
+
+
+def test_no_circle_of_imports():
+    """Late imports and those for types count: they hide a circle and do not end it."""
+    graph = {
+        module: {each for each in imported_modules(path) if each in MODULES} - {module}
+        for module, path in MODULES.items()
+    }
+    circles = circles_of(graph)
+    assert len(circles) <= MOST_CIRCLES, circles
+
+
+def circles_of(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    """Groups of modules that reach each other."""
+    reached = {module: set(others) for module, others in graph.items()}
+    for middle in graph:
+        for module in graph:
+            if middle in reached[module]:
+                reached[module] |= reached[middle]
+    groups = [sorted(m for m in reached[module] if module in reached[m]) for module in graph]
+    return sorted({tuple(group) for group in groups if group})
+
+
+def test_circles_are_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": {"e"}}
+    assert circles_of(graph) == [("a", "b", "c"), ("e", "f")]
+
+
+def test_files_that_one_other_imports(capsys):
+    """Most have no noun of their own and belong into the file that needs them."""
+    importers: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for other in imported_modules(path) - {module}:
+            importers.setdefault(other, set()).add(module)
+    single = sorted(
+        module
+        for module, found in importers.items()
+        if len(found) == 1 and module in MODULES and MODULES[module].stem != "__init__"
+    )
+    with capsys.disabled():
+        print(f" {len(single)} files with one importer", end="")
+    assert len(single) <= MOST_SINGLE_IMPORTERS, single
+
+
+def test_what_runs_in_the_server_imports_nothing_of_saccade():
+    for path in (ROOT / "model_repository").rglob("*.py"):
+        assert not imported_modules(path), name_of(path)
+
+
+@pytest.mark.parametrize("path", ALL_CODE, ids=name_of)
+def test_file_is_short_and_says_what_it_is(path):
+    text = path.read_text()
+    lines = text.splitlines()
+    # Most thoughts take 100 to 250 lines.
+    assert len(lines) <= 500, f"{len(lines)} lines: look for the noun that is hiding in it"
+    assert lines[0] == "# SPDX-License-Identifier: Apache-2.0"
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "a file says in one line what it is"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            size = node.end_lineno - node.lineno + 1 - docstring_lines(node)
+            assert size <= 60, f"{node.name} has {size} lines"
+
+
+def docstring_lines(node: ast.AST) -> int:
+    first = node.body[0]
+    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return first.end_lineno - first.lineno + 1 if is_text else 0
+
+
+def test_vague_names_are_not_used():
+    vague = {"utils", "helpers", "common", "base", "manager", "misc"}
+    assert not [name_of(path) for path in ALL_CODE if path.stem in vague]
+
+
+def test_every_package_of_the_tree_is_listed():
+    listed = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    )
+    found = {"saccade"}
+    for folder in (*LAYERS, "model_repository"):
+        for init in (ROOT / folder).rglob("__init__.py"):
+            found.add(".".join(("saccade", *init.parent.relative_to(ROOT).parts)))
+    assert found == listed
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "tests"
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "saccade",
+        "saccade.serving.client.client",
+        "saccade.serving.commands.cli",
+        "saccade.export.artefact.manifest",
+    ],
+)
+def test_importing_does_not_load_frameworks(module):
+    heavy = ["torch", "onnx", "onnxruntime", "onnxscript", "sklearn", "matplotlib"]
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
+    assert run_python(code).strip() == "[]"
+
+
+def test_no_second_copy_of_a_layer_is_imported():
+    # From the root `import models` would succeed too and make a second copy of everything.
+    bare = [layer for layer in (*LAYERS, "model_repository") if layer in sys.modules]
+    assert not bare
+
+
+def test_repository_names_no_machine():
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split("\0")
+    pattern = re.compile(r"/(home|root|Users|tmp|work)/[a-zA-Z_.]|index-url|find-links")
+    for name in filter(None, files):
+        path = ROOT / name
+        if path.suffix in {".png", ".safetensors", ".npz"} or path == Path(__file__).resolve():
+            continue
+        found = path.exists() and pattern.search(path.read_text(errors="replace"))
+        assert not found, f"{name}: {found.group(0) if found else ''}"

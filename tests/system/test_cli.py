@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a user meets it: help, answers, exit codes, and the words for wrong input."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from saccade.serving.commands import artefacts as commands
+from saccade.serving.commands import cli
+
+COMMANDS = sorted(cli.COMMANDS)
+
+
+@pytest.fixture
+def saccade(capsys):
+    """Run the command line here; gives exit code, standard output and standard error."""
+
+    def call(*arguments):
+        try:
+            code = cli.run([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+        seen = capsys.readouterr()
+        return code, seen.out, seen.err
+
+    return call
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(saccade, command):
+    code, out, _ = saccade(command, "--help")
+    assert code == 0
+    assert "--json" in out
+
+
+def test_no_command_lists_them(saccade):
+    code, out, _ = saccade("--help")
+    assert code == 0
+    assert all(command in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("exprt",), ("exprt",)),
+        (("train", "resnet", "--out", "x"), ("resnet", "nac")),
+        (("train", "nac", "--out", "x.safetensors", "--set", "width=3"), ("width", "dim")),
+        (("train", "nac", "--data", "nothing", "--out", "x.safetensors"), ("nothing", "digits")),
+        (("export", "missing.safetensors", "--out", "x"), ("missing.safetensors",)),
+        (("verify", "missing"), ("missing",)),
+        (("repository", "missing", "--out", "x"), ("missing",)),
+        (("serve", "missing"), ("missing",)),
+        (("classify", "--model", "nac"), ("No image",)),
+        (("classify", "missing.png", "--model", "nac"), ("missing.png",)),
+    ],
+)
+def test_wrong_input_is_explained(saccade, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = saccade(*arguments)
+    assert code == 2
+    assert "Traceback" not in out + err
+    assert all(word in out + err for word in words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("budget", ["0", "-0.5", "1.5", "0.001", "nan", "half", "0.5,0.5"])
+def test_impossible_budgets_leave_nothing(saccade, tiny_checkpoint, tmp_path, budget):
+    out = tmp_path / "out"
+    code, _, err = saccade(
+        "export", "ops", tiny_checkpoint, "--out", out, "--name", "n", "--budget", budget
+    )
+    assert code == 2
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_precision(saccade, tiny_checkpoint, tmp_path):
+    code, _, err = saccade("export", tiny_checkpoint, "--out", tmp_path / "o", "--precision", "fp8")
+    assert code == 2
+    assert "fp8" in err
+
+
+def test_export_refuses_an_existing_folder_and_replaces_it_with_force(
+    saccade, tiny_checkpoint, tmp_path
+):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "precious").write_text("kept")
+    call = ("export", tiny_checkpoint, "--out", out, "--name", "n", "--budget", "0.5")
+    code, _, err = saccade(*call)
+    assert code == 2
+    assert "--force" in err
+    assert (out / "precious").read_text() == "kept"
+    code, answer, _ = saccade(*call, "--force", "--json")
+    assert code == 0
+    assert json.loads(answer)
+    assert (out / "n-b0500-fp32.onnx").exists()
+    assert not (out / "precious").exists()
+
+
+def test_verify_reports_and_fails_on_a_changed_artefact(saccade, tiny_folder, tmp_path):
+    code, answer, _ = saccade("verify", tiny_folder, "--json")
+    assert code == 0
+    assert json.loads(answer)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in tiny_folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    victim = sorted(copy.glob("*.onnx"))[0]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 255
+    victim.write_bytes(data)
+    code, out, _ = saccade("verify", copy)
+    assert code == 1
+    assert victim.name in out
+
+
+def test_interrupt_leaves_nothing(tmp_path):
+    code = (
+        "import sys, os, signal, threading;"
+        "threading.Timer(2.5, os.kill, (os.getpid(), signal.SIGINT)).start();"
+        "from saccade.serving.commands.cli import run;"
+        f"sys.exit(run(['train', 'nac', '--data', 'digits', '--steps', '99999', '--out', "
+        f"{str(tmp_path / 'x.safetensors')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_our_bug_keeps_its_trace(saccade, monkeypatch):
+    def broken(json: bool = False) -> commands.Answer:
+        """Fail.
+
+        Args:
+            json: machine-readable answer.
+        """
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setitem(cli.COMMANDS, "doctor", broken)
+    code, _, err = saccade("doctor")
+    assert code == 70
+    assert "ZeroDivisionError" in err
+
+
+def test_answer_is_json_alone(saccade):
+    code, out, _ = saccade("doctor", "--json")
+    assert code in (0, 1)
+    json.loads(out)
+
+
+def test_embed_refuses_before_calling(saccade, tmp_path):
+    out = tmp_path / "embeddings.npz"
+    np.savez(out, vectors=np.zeros((1, 2)))
+    before = out.read_bytes()
+    code, _, err = saccade("embed", "x.png", "--model", "nac", "--out", out)
+    assert code == 2
+    assert "--force" in err
+    assert out.read_bytes() == before

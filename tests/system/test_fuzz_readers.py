@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sound files with other bytes, values and headers: each is read, or refused with a message.
+
+The long form is benchmarks/fuzz_readers.py. A seed that failed there is kept in `FAILED`.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reader_fuzz import outcome, readers, sound_bytes, write_changed
+
+from saccade.json_text import parse_json
+
+EXAMPLES = {"checkpoint": 60, "state of a run": 80, "weights .pt": 80}  # others: 150
+# By reader, seeds whose files ended in a trace once.
+FAILED: dict[str, tuple[int, ...]] = {
+    "embeddings .npz": (62,),  # a text of a character that Python has not
+    "weights .pt": (1, 51),  # a member that is not where the directory says
+    "state of a run": (1, 100, 378),  # 378: a directory on several disks
+}
+
+
+@pytest.mark.parametrize("name", readers())
+def test_reader(name: str, tmp_path: Path) -> None:
+    reader = readers()[name]
+    path = tmp_path / reader.name
+    sound = sound_bytes(reader, path)
+    assert outcome(reader, path) == "read"
+    ended = set()
+
+    @settings(
+        max_examples=EXAMPLES.get(name, 150),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.integers(0, 2**32))
+    def run(seed: int) -> None:
+        write_changed(reader, sound, seed, path)
+        ended.add(outcome(reader, path))
+
+    for seed in FAILED.get(name, ()):
+        write_changed(reader, sound, seed, path)
+        outcome(reader, path)
+    run()
+    assert "refused" in ended, "nothing that was changed was noticed"
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(JSON, st.booleans())
+def test_json_is_read_as_the_library_reads_it(value: object, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    assert parse_json(text) == json.loads(text)
+    assert parse_json(text.encode()) == value

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile data sets, weights of other codes and JSON: a message, nothing allocated or followed."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
+
+from hostile_files import (  # noqa: E402
+    DEEP,
+    deep_dictionaries,
+    deep_json,
+    deep_key,
+    doubled_dictionaries,
+    images_npz,
+    npy,
+    safetensors_file,
+    torch_zip,
+    zip_bomb,
+    zip_file,
+)
+
+from saccade import limits  # noqa: E402
+from saccade.errors import SaccadeError  # noqa: E402
+from saccade.export.artefact.frontier import read_frontier  # noqa: E402
+from saccade.export.artefact.manifest import read_manifest  # noqa: E402
+from saccade.models.data.token_states import token_states  # noqa: E402
+from saccade.models.data.user_data import npz  # noqa: E402
+from saccade.models.official.given_files import names_from, object_from  # noqa: E402
+from saccade.models.official.reading import read_tensors  # noqa: E402
+from saccade.models.sparo.ranking import read_selection  # noqa: E402
+from saccade.models.training.options import parse_overrides  # noqa: E402
+from saccade.models.training.state import read_state  # noqa: E402
+from saccade.serving.bench.report import read_report  # noqa: E402
+from saccade.serving.client.embeddings import load_embeddings  # noqa: E402
+
+ARRAYS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "1e13 numbers": (
+        lambda path: images_npz(path, images=npy("|u1", (10**13,), bytes(9))),
+        "claims the shape",
+    ),
+    "4e9 numbers": (
+        lambda path: images_npz(path, images=npy("|u1", (4 * 10**9,), bytes(9))),
+        "claims .*4000000000 bytes, and has 9",
+    ),
+    "one number more": (
+        lambda path: images_npz(path, labels=npy("<i8", (41,), bytes(8 * 40))),
+        "328 bytes, and has 320",
+    ),
+    "400 axes": (lambda path: images_npz(path, labels=npy("<i8", (1,) * 400)), "claims the shape"),
+    "below zero": (lambda path: images_npz(path, labels=npy("<i8", (-1, -1), bytes(8))), "claims"),
+    "objects": (lambda path: images_npz(path, labels=npy("|O", (1,), b"x")), "Python objects"),
+    "texts of no letter": (
+        lambda path: images_npz(path, class_names=npy("<U0", (10**9,))),
+        "claims",
+    ),
+    "a header of 50,000 brackets": (
+        lambda path: images_npz(path, labels=npy("(" * 25_000 + ")" * 25_000, (1,), b"")),
+        "damaged",
+    ),
+    "a zip bomb": (zip_bomb, "unpacks to 1073741824 bytes, at most"),
+    "a zip of texts": (lambda path: zip_file(path, {"a.txt": b""}), "expected arrays"),
+    "an .npy": (lambda path: path.write_bytes(npy("|u1", (9,), bytes(9))) and path, "npz"),
+    "a directory of 1 GB": (
+        lambda path: (
+            path.write_bytes(
+                b"PK\x05\x06" + bytes(8) + (10**9).to_bytes(4, "little") + bytes(6) + bytes(2**23)
+            )
+            and path
+        ),
+        "damaged",
+    ),
+    "a pipe": (lambda path: os.mkfifo(path) or path, "pipe or device"),
+}
+READERS: dict[str, Callable[[Path], Any]] = {
+    "images": lambda path: npz(path, "train"),
+    "token states": lambda path: token_states(path, "train"),
+    "embeddings": load_embeddings,
+    "weights": read_tensors,
+}
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_npz(case: str, tmp_path: Path) -> None:
+    make, words = ARRAYS[case]
+    path = make(tmp_path / "x.npz")
+    with pytest.raises(SaccadeError, match=f"(?s){words}"):
+        READERS["images"](path)
+    for reader in READERS.values():
+        with pytest.raises(SaccadeError):
+            reader(path)
+
+
+WEIGHTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "deep dictionaries": (
+        lambda path: torch_zip(path, deep_dictionaries(DEEP)),
+        "nested more than 64 deep",
+    ),
+    "a bare pickle of deep dictionaries": (
+        lambda path: path.write_bytes(deep_dictionaries(DEEP)),
+        "nested more than 64 deep",
+    ),
+    "a key whose hash ends the process": (
+        lambda path: torch_zip(path, deep_key(500_000)),
+        "nested more than 64 deep",
+    ),
+    "a key in front of an archive": (
+        lambda path: path.write_bytes(
+            deep_key(500_000) + torch_zip(path, b"\x80\x02}.").read_bytes()
+        ),
+        "nested more than 64 deep",
+    ),
+    "2^40 leaves": (
+        lambda path: torch_zip(path, doubled_dictionaries(40)),
+        "holds more than 1000000 values",
+    ),
+    "a list in itself": (
+        lambda path: torch_zip(path, b"\x80\x02]q\x00h\x00a."),
+        "nests more than 64 deep",
+    ),
+    "a number repeated 1e13 times": (
+        lambda path: torch.save({"a": torch.zeros(1).expand(10**13)}, path),
+        "is a view of shape",
+    ),
+    "numbers that are not there": (
+        lambda path: torch.save({"a": torch.zeros(1, device="meta")}, path),
+        "expected plain numbers",
+    ),
+    "few of many numbers": (
+        lambda path: torch.save({"a": torch.zeros(3, 4).to_sparse()}, path),
+        "expected plain numbers",
+    ),
+    "400 axes": (
+        lambda path: safetensors_file(
+            path, {"a": {"dtype": "F32", "shape": [1] * 400, "data_offsets": [0, 4]}}, bytes(4)
+        ),
+        "has 400 axes",
+    ),
+    "deep header": (
+        lambda path: safetensors_file(path, b'{"a":' + deep_json().encode() + b"}"),
+        "nested more than 64 deep",
+    ),
+    "messages in messages": (
+        lambda path: path.write_bytes(b"\x81\xa1a" * DEEP + b"\x80"),
+        "not a tree that Flax saved",
+    ),
+    "four million messages": (
+        lambda path: path.write_bytes(
+            b"\x81\xa1a\xdc\x04\x00" + (b"\xdc\x10\x00" + b"\x80" * 4096) * 1024
+        ),
+        "holds more than 1000000 values",
+    ),
+    "a pipe": (lambda path: os.mkfifo(path), "pipe or a device"),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_of_other_codes(case: str, tmp_path: Path) -> None:
+    make, words = WEIGHTS[case]
+    make(tmp_path / "x.pt")
+    with pytest.raises(SaccadeError, match=f"(?s){words}"):
+        read_tensors(tmp_path / "x.pt")
+
+
+JSON_READERS: dict[str, Callable[[Path], Any]] = {
+    "--config": lambda path: object_from(path, "--config"),
+    "--labels": lambda path: names_from(path, "--labels"),
+    "--slots": read_selection,
+    "manifest": read_manifest,
+    "frontier.json": read_frontier,
+    "report.json": read_report,
+}
+JSON_TEXTS: dict[str, bytes] = {
+    "deep": deep_json().encode(),
+    "500 deep": (deep_json(500)).encode(),
+    "deep in a key": b'{"a": ' + deep_json().encode() + b"}",
+    "two million values": b"[" + b"{}," * 2_000_001 + b"{}]",
+    "never ends": b'{"a' + b'\\"' * 2_000_000 + b"\\",
+    "a number of 10^5 digits": b"[" + b"9" * 10**5 + b"]",
+    "1e999": b'{"schema": 1e999}',
+    "NaN": b'{"schema": NaN}',
+    "null": b"null",
+    "7": b"7",
+    "empty": b"",
+    "half a character": b'{"schema": "\\ud800", "version": 1}',
+    "no UTF-8": b'{"\xff\xfe": 1}',
+    "too large": b" " * (limits.JSON_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("text", JSON_TEXTS)
+def test_json(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.manifest.json"
+    path.write_bytes(JSON_TEXTS[text])
+    for name, reader in JSON_READERS.items():
+        with pytest.raises(SaccadeError) as error:
+            reader(path)
+        assert len(str(error.value)) < 2_000, name
+
+
+def test_a_field_that_is_there_twice_is_in_doubt(tmp_path: Path) -> None:
+    path = tmp_path / "x.manifest.json"
+    path.write_bytes(b'{"schema": "saccade.manifest", "variant": {"sha256": "a", "sha256": "b"}}')
+    with pytest.raises(SaccadeError, match="the field 'sha256' is there twice"):
+        read_manifest(path)
+
+
+def test_deep_values_on_the_command_line() -> None:
+    with pytest.raises(SaccadeError, match="--set dim: nested more than 64 deep"):
+        parse_overrides([f"dim={deep_json(2000)}"])
+    assert parse_overrides(["dim=64", "input=image"]) == {"dim": 64, "input": "image"}
+
+
+SELECTION = {"order": [0, 1], "mask": None, "kind": "slot", "data": "d", "checkpoint_sha256": "0"}
+NO_SELECTIONS: dict[str, dict[str, Any]] = {
+    "order of texts": {"order": ["0"]},
+    "order null": {"order": None},
+    "kind a list": {"kind": ["slot"]},
+    "ragged mask": {"mask": [[1, 0], [1]]},
+    "mask of texts": {"mask": ["1"]},
+    "mask beyond 1": {"mask": [2.0]},
+    "hash a number": {"checkpoint_sha256": 7},
+}
+
+
+@pytest.mark.parametrize("case", NO_SELECTIONS)
+def test_selection(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "slots.json"
+    path.write_text(json.dumps(SELECTION))
+    assert read_selection(path) == SELECTION
+    path.write_text(json.dumps(SELECTION | NO_SELECTIONS[case]))
+    with pytest.raises(SaccadeError, match="expected the keys"):
+        read_selection(path)
+
+
+def test_names_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "labels.txt"
+    path.write_text("a\n" * 200_000)
+    with pytest.raises(SaccadeError, match="expected at most 100000"):
+        names_from(path, "--labels")
+    path.write_text("a" * 5_000)
+    with pytest.raises(SaccadeError, match="expected at most 1000"):
+        names_from(path, "--labels")
+    with pytest.raises(SaccadeError, match="device"):
+        names_from(Path("/dev/zero"), "--labels")
+    with pytest.raises(SaccadeError, match="device"):
+        object_from(Path("/dev/zero"), "--config")
+
+
+def test_names_and_shapes_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PICKLE_OPCODES", 1_000)
+    for content in (b"N0" * 600 + b"N.", b"]q\x00" * 600 + b"."):
+        torch_zip(tmp_path / "x.pt", b"\x80\x02" + content)
+        with pytest.raises(SaccadeError, match="more than 1000 steps"):
+            read_tensors(tmp_path / "x.pt")
+
+
+def test_state_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "x.resume.pt"
+    for content in (deep_dictionaries(DEEP), deep_key(500_000), b"\x80\x02]q\x00h\x00a."):
+        torch_zip(path, content)
+        with pytest.raises(SaccadeError, match="found a damaged file"):
+            read_state(path, {})
+    torch.save({"version": 1, "run": "[1]", "state": {}}, path)
+    with pytest.raises(SaccadeError, match="found a damaged file"):
+        read_state(path, {})

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel holds what the editable install shows, and a missing extra explains itself."""
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from places import ROOT
+
+from saccade.errors import MissingPackage, require
+
+
+@pytest.fixture(scope="module")
+def builder():
+    """The script that builds wheels."""
+    path = ROOT / "supply_chain" / "wheel.py"
+    spec = importlib.util.spec_from_file_location("supply_chain_wheel", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def names():
+    """All files that are no build's: those that are not committed yet, too."""
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return list(filter(None, listed.stdout.split("\0")))
+
+
+@pytest.fixture(scope="module")
+def wheel(builder, names, tmp_path_factory):
+    """A wheel built from a copy, so that nothing is left in the tree."""
+    return builder.build(ROOT, tmp_path_factory.mktemp("wheel"), pure=True, names=names)
+
+
+def test_what_a_zip_file_keeps_of_the_machine_is_put_away(builder, tmp_path):
+    def zipped(name, order, when, mode):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            for each in order:
+                entry = zipfile.ZipInfo(each, when)
+                entry.external_attr = mode << 16
+                file.writestr(entry, b"b,1\na,2\n" if order[0] == "a" else b"a,2\nb,1\n")
+        builder.normalise(tmp_path / name, tmp_path / f"same-{name}")
+        return (tmp_path / f"same-{name}").read_bytes()
+
+    record = "x.dist-info/RECORD"
+    first = zipped("one", ["a", record], (2026, 1, 1, 0, 0, 0), 0o600)
+    second = zipped("two", [record, "a"], (1999, 1, 1, 0, 0, 0), 0o664)
+    assert first != second  # the file `a` differs
+    names = [each.filename for each in zipfile.ZipFile(tmp_path / "same-two").infolist()]
+    assert names == ["a", record]
+    lists = [zipfile.ZipFile(tmp_path / f"same-{name}").read(record) for name in ("one", "two")]
+    assert lists[0] == lists[1]
+    modes = {
+        (each.date_time, each.external_attr >> 16)
+        for name in ("one", "two")
+        for each in zipfile.ZipFile(tmp_path / f"same-{name}").infolist()
+    }
+    assert modes == {((1980, 1, 1, 0, 0, 0), 0o100644)}
+
+
+def test_wheel_holds_every_source_file(wheel):
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("plugins", "models", "export", "serving", "model_repository"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".py", ".html", ".safetensors"} and "__pycache__" not in path.parts:
+                assert f"saccade/{path.relative_to(ROOT)}" in inside
+    assert "saccade/py.typed" in inside
+
+
+def test_wheel_runs_without_the_tree(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        "import sys;"
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
+        f"sys.path.insert(0, {str(tmp_path)!r});"
+        "import saccade.serving.commands.cli as c; print(c.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
+
+
+def test_missing_extra_names_the_pip_command():
+    with pytest.raises(MissingPackage, match=r"pip install 'saccade\[export\]'"):
+        require("a_package_that_is_not_there", extra="export")

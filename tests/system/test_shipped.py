@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints that come with the package are what their cards say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+
+from saccade.errors import SaccadeError
+from saccade.export.evaluation.evaluate import evaluate
+from saccade.export.evaluation.options import EvaluateOptions
+from saccade.files import sha256_of
+from saccade.models.checkpoint import load
+from saccade.models.families import FAMILIES
+from saccade.models.shipped import shipped_checkpoint
+
+FOLDER = shipped_checkpoint("digits-sum").parent
+FILES = sorted(FOLDER.glob("*.safetensors"))
+# On few samples, well below what the card has and well above chance.
+AT_LEAST = {
+    "captioner-shapes": 1.5,
+    "digits-sum": 0.8,
+    "listops": 0.35,
+    "slots-tetrominoes": 0.6,
+    "sot-shapes": 0.6,
+    "sparo-shapes": 0.8,
+    "vqa-shapes": 0.4,
+}
+
+
+def test_families_that_have_one() -> None:
+    assert {load(path).family for path in FILES} == set(FAMILIES)
+    assert {path.stem for path in FILES} == set(AT_LEAST)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_file_is_the_one_on_its_card_and_small(path: Path) -> None:
+    card = path.with_suffix(".md").read_text()
+    (digest,) = re.findall(r"\| file SHA-256 \| `(\w+)` \|", card)
+    assert digest == sha256_of(path)
+    assert load(path).card["command"] in card
+    assert path.stat().st_size <= 3 * 2**20
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_file_knows_what_its_card_claims(path: Path) -> None:
+    (found,) = evaluate(path, EvaluateOptions(limit=100)).found
+    assert found.data == load(path).card["data"]
+    assert found.scores[0].value >= AT_LEAST[path.stem]
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(SaccadeError, match=r"There are: .*digits-sum"):
+        shipped_checkpoint("digits")
