@@ -35,7 +35,7 @@ def use_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     library = folder / "libsaccade_tensorrt.so"
     library.write_bytes(b"plugins")
     for module in ("build", "loading"):
-        monkeypatch.setattr(f"saccade.export.engines.{module}.TENSORRT_LIBRARY", library)
+        monkeypatch.setattr(f"saccade.export.runtimes.tensorrt.{module}.TENSORRT_LIBRARY", library)
     return library
 
 

@@ -98,7 +98,7 @@ def attention_pooler(place: Path) -> OfficialFile:
 
 def sparo_dino(place: Path) -> OfficialFile:
     """DINO's training script: two networks, of which the student is wrapped."""
-    teacher = beside("test_sparo_official").dino_file()
+    teacher = beside("models/sparo/test_sparo_official").dino_file()
     student = of_several_gpus({key: value + 1 for key, value in teacher.items()})
     run = {"args": argparse.Namespace(arch="vit_small"), "dino_loss": {"center": torch.ones(1, 3)}}
     torch.save({"student": student, "teacher": teacher, **_RUN, **run}, place / "checkpoint.pth")
@@ -166,7 +166,7 @@ def invariant_slot_attention(place: Path) -> OfficialFile:
             branch = branch.setdefault(scope, {})
         branch[leaf] = value.numpy()
     state = {"step": 7, "params": tree, "opt_state": {"0": {"count": 7, "mu": tree, "nu": tree}}}
-    beside("test_reading").write_messages(place / "ckpt-7.flax", state)
+    beside("models/official/test_reading").write_messages(place / "ckpt-7.flax", state)
     return OfficialFile(place / "ckpt-7.flax", _given(place, config=config))
 
 

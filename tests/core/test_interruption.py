@@ -23,7 +23,7 @@ sys.exit(main())
 """
 _IN_COMMAND = """
 import os, sys, time
-from saccade.serving import cli, commands
+from saccade.serving.commands import artefacts, cli
 from saccade.__main__ import main
 class Swallows:
     def __del__(self):
@@ -33,11 +33,11 @@ def wraps():
         os.kill(os.getpid(), int(sys.argv[1]))
     except KeyboardInterrupt as error:
         raise ImportError("cannot be imported") from error
-def doctor(json: bool = False) -> commands.Answer:
+def doctor(json: bool = False) -> artefacts.Answer:
     HERE
     for _ in range(500):
         time.sleep(0.01)
-    return commands.Answer({}, "not interrupted")
+    return artefacts.Answer({}, "not interrupted")
 cli.COMMANDS["doctor"] = doctor
 sys.argv = ["saccade", "doctor"]
 """
@@ -67,7 +67,7 @@ def test_where_it_is_swallowed_or_wrapped(number, how):
 
 def test_standard_output_without_room():
     with Path("/dev/full").open("w") as full:
-        code = _IN_COMMAND.replace("HERE", "return commands.Answer({}, as_json=True)")
+        code = _IN_COMMAND.replace("HERE", "return artefacts.Answer({}, as_json=True)")
         words = [sys.executable, "-c", code + "sys.exit(main())"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert done.returncode == 2

@@ -221,7 +221,7 @@ def test_foreign_file_is_not_appended_to(tmp_path, content):
 def test_the_client_needs_neither_torch_nor_grpc_to_be_imported():
     heavy = ["torch", "onnx", "onnxruntime", "tritonclient.grpc", "grpc", "pytriton"]
     code = (
-        "import sys; from saccade.serving.client.client import Client, AsyncClient;"
+        "import sys; from saccade import AsyncClient, Client;"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
