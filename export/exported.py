@@ -40,6 +40,7 @@ from saccade.export.gate.report import GateReport, VariantReport
 from saccade.export.graph.trial import made_here
 from saccade.export.runtimes.runners import Runner
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
+from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Family, Part, Setting, part_named
 from saccade.models.sparo.select import selected_checkpoint
@@ -58,7 +59,7 @@ class ExportOptions(PathFields):
 
     out: Path  # folder to make
     name: str | None = None  # the model's name, by default the checkpoint's stem
-    budget: tuple[float | str, ...] = ()  # 1,0.5 or t3,t1 or exact,fast; default: the family's own
+    budget: tuple[BudgetLike, ...] = ()  # 1,2/3,0.5 or t3,t1 or exact,fast; default: the family's
     outputs: tuple[str, ...] = ()  # further outputs, such as attention
     slots: Path | None = None  # a selection of slots, as `saccade select` writes it
     precision: tuple[str, ...] = ("fp32",)  # of fp32, fp16, bf16, int8: type of the products

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from saccade.errors import SaccadeError
+from saccade.models.budget import Budget
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,11 +37,11 @@ class TensorSpec:
 class Setting:
     """One point of a family's budget: what its variants differ in.
 
-    Units: budget is in (0, 1], 1 for the whole model; a request's `budget` is held against it.
+    Units: budget is 1 for the whole model; a request's `budget` is held against it.
     """
 
     label: str  # in the variant's name: b0250, t3, exact
-    budget: float
+    budget: Budget
     kept: int
     total: int
     unit: str  # modules, slots, rounds, head
@@ -135,28 +136,14 @@ def fraction_setting(text: str, total: int, unit: str) -> Setting:
 
     Raises: SaccadeError if it is no fraction in (0, 1] or keeps nothing.
     """
-    import math
-
-    try:
-        budget = float(text)
-    except ValueError as error:
-        raise SaccadeError(
-            f"budget {text!r} is not a number. Give fractions of the {unit} in (0, 1], "
-            "such as --budget 1,0.5,0.25."
-        ) from error
-    if not (math.isfinite(budget) and 0 < budget <= 1):
-        raise SaccadeError(
-            f"budget {budget:g} is out of range: a budget is the fraction of {unit} kept, "
-            "larger than 0 and at most 1."
-        )
-    if round(1000 * budget) == 0:
+    budget = Budget(text)
+    if budget.label == "b0000":
         raise SaccadeError(
             f"budget {budget:g} is too small for a name in per mille. The smallest is 0.001."
         )
-    kept = math.floor(budget * total + 0.5)
-    if kept == 0:
+    if (kept := budget.of(total)) == 0:
         raise SaccadeError(
             f"budget {budget:g} keeps none of {total} {unit}. "
-            f"The smallest that keeps one is {0.5 / total:.4g}."
+            f"The smallest that keeps one is 1/{2 * total}."
         )
-    return Setting(f"b{round(1000 * budget):04d}", budget, kept, total, unit)
+    return Setting(budget.label, budget, kept, total, unit)

@@ -11,6 +11,7 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_bounded
 from saccade.json_text import parse_json
+from saccade.models.budget import Budget
 
 AGAIN = "Export again with: saccade export CHECKPOINT"
 _LARGEST_INT = 2**63 - 1  # what every reader of ours counts with
@@ -52,6 +53,8 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise _wrong_type(where, value, "an object")
         return {key: typed(arguments[1], each, f"{where}{key}: ") for key, each in value.items()}
+    if kind is Budget:
+        return _typed_budget(value, where)
     if kind is float and type(value) is int:
         try:
             value = float(value)
@@ -78,6 +81,13 @@ def _typed_object(kind: Any, value: Any, where: str) -> Any:
         return kind(**checked)
     except SaccadeError as error:
         raise SaccadeError(f"{where}{error}") from error
+
+
+def _typed_budget(value: Any, where: str) -> Budget:
+    number = typed(float, value, where)
+    if not 0 < number <= 1:
+        raise _wrong_type(where, value, "a number above 0 and at most 1")
+    return Budget(number)
 
 
 def _wrong_type(where: str, value: Any, expected: str) -> SaccadeError:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of each family, small enough for a test: random weights, random calibration data."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
+from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.families import build, family_class
 from saccade.models.preprocessing import Preprocessing
@@ -46,8 +48,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LABELS = {family: tuple(f"answer {index}" for index in range(5)) for family in ("sot", "vqa")}
-BUDGETS: dict[str, tuple[float | str, ...]] = {
-    "sot": ("exact", "class"), "sparo": (1, 0.5), "slot-attention": ("t2",),
+BUDGETS: dict[str, tuple[BudgetLike, ...]] = {
+    "sot": ("exact", "class"), "sparo": (1, 2 / 3, Fraction(1, 6)), "slot-attention": ("t2",),
 }  # fmt: skip
 OUTPUTS = dict.fromkeys(CONFIGS, ()) | {"slot-attention": ("reconstruction",)}
 SAMPLES = 256
@@ -87,7 +89,7 @@ def exported(
     place: Path,
     precision: tuple[str, ...] = ("fp32",),
     *,
-    budget: tuple[float | str, ...] | None = None,
+    budget: tuple[BudgetLike, ...] | None = None,
     inline_ops: bool = False,
 ) -> Path:
     """The folder of that model; the gate has tests of its own, so it looks at few samples here."""

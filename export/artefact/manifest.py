@@ -17,6 +17,7 @@ from saccade.export.artefact.manifest_checks import (
 )
 from saccade.export.artefact.variant import ROLES, variant_name
 from saccade.files import json_bytes, sha256_of, write_atomically
+from saccade.models.budget import Budget
 from saccade.models.families import FAMILIES
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing, upgraded
@@ -34,7 +35,7 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class VariantEntry:
     """The variant's name and what the name stands for.
 
-    Units: budget is in (0, 1]; kept and total count `unit`.
+    Units: kept and total count `unit`.
     """
 
     name: str
@@ -42,7 +43,7 @@ class VariantEntry:
     family: str
     role: str  # of this file; empty where one file is the whole variant
     setting: str
-    budget: float
+    budget: Budget
     kept: int
     total: int
     unit: str
@@ -243,7 +244,7 @@ def _check_names(manifest: Manifest, path: Path) -> None:
         (Path(manifest.file.name).stem, name, "artefact's stem"),
     )
     check_equal(path, claims, AGAIN)
-    if entry.setting.startswith("b") and entry.setting != f"b{round(1000 * entry.budget):04d}":
+    if entry.setting.startswith("b") and entry.setting != entry.budget.label:
         raise SaccadeError(
             f"{path}: setting {entry.setting!r} has budget {entry.budget:g}. {AGAIN}"
         )
@@ -273,7 +274,7 @@ def _check_labels(manifest: Manifest, path: Path) -> None:
 
 def _check_counts(manifest: Manifest, path: Path) -> None:
     entry = manifest.variant
-    if not 1 <= entry.kept <= entry.total or not 0 < entry.budget <= 1:
+    if not 1 <= entry.kept <= entry.total:
         raise SaccadeError(
             f"{path}: keeps {entry.kept} of {entry.total} {entry.unit} at budget "
             f"{entry.budget:g}. {AGAIN}"

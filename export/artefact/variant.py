@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
+from saccade.models.budget import BudgetLike, budget_text
 
 if TYPE_CHECKING:
     from saccade.models.interface import Family, Setting
@@ -61,7 +62,7 @@ def default_model_name(checkpoint: Path) -> str:
 
 
 def setting_text(label: str, budget: float) -> str:
-    """A setting as `--budget` reads it: a fraction in full, of which the label has four digits."""
+    """A setting as `--budget` reads it: a fraction exactly, of which the label has four digits."""
     return repr(budget) if re.fullmatch(r"b\d{4}", label) else label
 
 
@@ -79,13 +80,12 @@ def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> N
         raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")
 
 
-def choose_settings(model: "Family", given: Iterable[float | str]) -> tuple["Setting", ...]:
+def choose_settings(model: "Family", given: Iterable[BudgetLike]) -> tuple["Setting", ...]:
     """The settings to export, largest budget first; the family's own where none is given.
 
     Raises: SaccadeError for what the family does not know, and for two that are the same.
     """
-    texts = [f"{each:g}" if isinstance(each, int | float) else each for each in given]
-    chosen = [model.setting(text.strip()) for text in texts] if texts else list(model.settings())
+    chosen = [model.setting(budget_text(each)) for each in given] or list(model.settings())
     chosen.sort(key=lambda each: -each.budget)
     for index, setting in enumerate(chosen):
         for other in chosen[:index]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.errors import SaccadeError
+from saccade.models.budget import BudgetLike
 from saccade.path_fields import PathFields
 
 TaskName = Literal[
@@ -27,7 +28,7 @@ class EvaluateOptions(PathFields):
 
     data: str | None = None  # a name, a folder or an .npz; none: what it learned
     task: TaskName | None = None  # none: the family's own
-    budget: tuple[float | str, ...] = ()  # of a checkpoint; a folder is scored whole
+    budget: tuple[BudgetLike, ...] = ()  # of a checkpoint; a folder is scored whole
     limit: int | None = None  # samples at most
     templates: Path | None = None  # prompts of zero-shot, one a line, with {} for the label
     positions: Literal["anywhere", "left"] = "anywhere"  # of objects, for ari

@@ -20,6 +20,7 @@ from saccade.export.runtimes.runners import (
     run_in_batches,
     torch_runner,
 )
+from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
@@ -68,7 +69,7 @@ class Subject:
         )
 
 
-def subjects_of(path: Path, budget: Sequence[float | str] = ()) -> list[Subject]:
+def subjects_of(path: Path, budget: Sequence[BudgetLike] = ()) -> list[Subject]:
     """The variants of an artefact folder, or of a checkpoint at these budgets (all of it).
 
     Raises: SaccadeError if there is neither.

@@ -7,6 +7,8 @@ The router runs this file, and `saccade choose` imports it: one rule for both.
 from __future__ import annotations
 
 import math
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ RESERVED = {
     "binary_data_size",
 }  # fmt: skip
 RESERVED_PREFIXES = ("sequence_", "triton_", "shared_memory_")
+# As saccade reads a budget: 2/3 is the float nearest to it.
+_RATIO = re.compile(r"\s*([0-9]{1,9})\s*/\s*([1-9][0-9]{0,8})\s*")
 # Units of a score that is a share; files of the first release say `fraction`.
 SHARES = {"share", "fraction"}
 HOW_TO_MEASURE = "Run `saccade bench` on the artefact folder, then `saccade repository` again"
@@ -68,12 +72,13 @@ def scores_are_shares(routes: Routes) -> bool:
 def number(name: str, value: Any, *, share: bool = True) -> float:
     """A number in the parameter's range, from a string, an integer or a double.
 
+    A budget may be a fraction too, as text: "2/3".
     `share` says that scores lie from 0 to 1; any other score may be any number.
 
     Raises: RequestRefused otherwise.
     """
     try:
-        parsed = math.nan if isinstance(value, bool) else float(value)
+        parsed = math.nan if isinstance(value, bool) else float(_divided(name, value))
     except (TypeError, ValueError, OverflowError):
         parsed = math.nan
     fits, expected = {
@@ -89,12 +94,28 @@ def number(name: str, value: Any, *, share: bool = True) -> float:
     return parsed
 
 
+def _divided(name: str, value: Any) -> Any:
+    ratio = _RATIO.fullmatch(value) if name == "budget" and isinstance(value, str) else None
+    return int(ratio[1]) / int(ratio[2]) if ratio else value
+
+
+@lru_cache(maxsize=1024)  # each request compares with every variant
+def compared(budget: float) -> float:
+    """A budget as it is compared: to six significant digits, as tables show it.
+
+    So 2/3 finds the variant that a table, a caller or an older manifest writes 0.666667, and
+    0.333333 the one of a third.
+    """
+    return float(f"{budget:.6g}")
+
+
 def by_budget(routes: Routes, budget: float) -> Route:
-    """The largest variant with at most this budget; of two precisions the quicker one."""
-    fitting = [route for route in routes.variants if route.budget <= budget]
+    """The largest variant with at most this budget, both `compared`; of two the quicker one."""
+    most = compared(budget)
+    fitting = [route for route in routes.variants if compared(route.budget) <= most]
     if not fitting:
         raise RequestRefused(f"no variant has a budget of at most {budget:g}.{table(routes)}")
-    return max(fitting, key=lambda route: (route.budget, route.quickness))
+    return max(fitting, key=lambda route: (compared(route.budget), route.quickness))
 
 
 def by_setting(routes: Routes, name: Any) -> Route | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError, ShapeError
+from saccade.models.budget import Budget
 from saccade.models.captioner.caption_search import (
     Caption,
     Step,
@@ -182,7 +183,7 @@ class Captioner(nn.Module):
 
     def settings(self) -> tuple[Setting, ...]:
         """The whole model: a captioner has no budget."""
-        return (Setting("b1000", 1.0, 1, 1, "model"),)
+        return (Setting("b1000", Budget(1), 1, 1, "model"),)
 
     def setting(self, text: str) -> Setting:
         """The whole model.

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor, stack
 
 from saccade.errors import SaccadeError
+from saccade.models.budget import Budget
 from saccade.models.interface import Arrays, Part, Setting, TensorSpec, fraction_setting
 from saccade.models.nac.config import NACConfig
 
@@ -149,7 +150,7 @@ def nac_settings(config: NACConfig) -> tuple[Setting, ...]:
     """The default budgets; of those that keep the same modules the largest only."""
     found: dict[int, Setting] = {}
     for text in BUDGETS:
-        if float(text) * config.modules + 0.5 >= 1:
+        if Budget(text).of(config.modules):
             setting = fraction_setting(text, config.modules, "modules")
             found.setdefault(setting.kept, setting)
     return tuple(found.values())

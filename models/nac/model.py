@@ -261,7 +261,7 @@ class NAC(nn.Module):
 
     def at(self, setting: Setting) -> "NAC":
         """The pruned model of that setting."""
-        return self.prune(setting.budget)
+        return self.prune(setting.kept / setting.total)
 
     def facts(self) -> dict[str, Any]:
         """What comes in, the longest of it, and what characters stand for."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NAC of fewer modules: rows of codes and signatures, nothing is renormalised."""
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from saccade.errors import SaccadeError
+from saccade.models.budget import Budget
 
 if TYPE_CHECKING:
     from saccade.models.nac.model import NAC
@@ -20,11 +20,11 @@ def pruned(model: "NAC", budget: float) -> "NAC":
     Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
     """
     total = model.config.modules
-    keep = math.floor(budget * total + 0.5) if 0 < budget <= 1 else 0
+    keep = Budget(budget).of(total) if 0 < budget <= 1 else 0
     if keep < 1:
         raise SaccadeError(
             f"budget {budget}: keeps no module of {total}, or is not above 0 and at most 1. "
-            f"Expected at least {0.5 / total:.4g}. Choose a larger budget."
+            f"Expected at least 1/{2 * total}. Choose a larger budget."
         )
     chosen = model.module_order[:keep]
     config = replace(model.config, modules=keep)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
+from saccade.models.budget import Budget
 from saccade.models.interface import Part, Setting
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.slot_attention.components import slot_parts
@@ -114,7 +115,7 @@ class SlotModel(nn.Module):
 
     def _rounds(self, count: int) -> Setting:
         total = self.config.rounds
-        return Setting(f"t{count}", count / total, count, total, "rounds")
+        return Setting(f"t{count}", Budget(count / total), count, total, "rounds")
 
     def at(self, setting: Setting) -> "SlotModel":
         """The same weights with that many rounds."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError, ShapeError
+from saccade.models.budget import Budget
 from saccade.models.interface import Part, Setting
 from saccade.models.sot.components import sot_parts
 from saccade.models.sot.config import SoTConfig as SoTConfig
@@ -103,11 +104,11 @@ class SoT(nn.Module):
         A model that was trained with the fast svPN is that at budget 1.
         """
         config = self.config
-        settings = [Setting(_own(config), 1.0, 3, 3, "head")]
+        settings = [Setting(_own(config), Budget(1), 3, 3, "head")]
         if config.second_order and config.normalization == "svpn":
-            settings.append(Setting("fast", 2 / 3, 2, 3, "head"))
+            settings.append(Setting("fast", Budget("2/3"), 2, 3, "head"))
         if config.fusion in ("sum", "late"):
-            settings.append(Setting("class", 1 / 3, 1, 3, "head"))
+            settings.append(Setting("class", Budget("1/3"), 1, 3, "head"))
         return tuple(settings)
 
     def setting(self, text: str) -> Setting:
@@ -119,7 +120,7 @@ class SoT(nn.Module):
         """
         known = {each.label: each for each in self.settings()}
         if _own(self.config) == "fast":
-            known["exact"] = Setting("exact", 1.0, 3, 3, "head")
+            known["exact"] = Setting("exact", Budget(1), 3, 3, "head")
         if text not in known:
             raise SaccadeError(
                 f"setting {text!r}: this model has {', '.join(known)} (the head's svPN exact or "

@@ -7,12 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from saccade.models.budget import Budget
 from saccade.models.interface import Law, Part, Setting, TensorSpec, only_setting
 from saccade.models.layers.attention_invariants import no_excess, same_support, sums_to_one
 from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.questions import question_tokens as question_tokens
 
-_WHOLE = Setting("b1000", 1.0, 1, 1, "model")
+_WHOLE = Setting("b1000", Budget(1), 1, 1, "model")
 _ZERO_ROW_SHARE = 0.05  # of random features
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, ServerFailed
+from saccade.models.budget import BudgetLike, number
 from saccade.serving.client.images import MAX_IMAGES, Image, encoded, requests
 
 DEFAULT_URL = "127.0.0.1:8001"
-Budget = float | str  # a share of the full model, or a setting by its name, such as fast or t2
+Budget = BudgetLike  # a fraction of the full model, or a setting by its name, such as fast or t2
 # Outputs of the router that are texts. They come as rows of bytes in UTF-8 with zeros behind; of
 # repositories that were written before this, as strings.
 TEXTS = ("variant", "variant_sha256", "caption")
@@ -33,7 +34,7 @@ def choice(
     Raises: SaccadeError if there is more than one, or it is out of range.
     """
     given = {"budget": budget, "min_score": min_score, "max_latency_ms": max_latency_ms}
-    chosen = {name: _number(value) for name, value in given.items() if value is not None}
+    chosen = {name: _number(name, value) for name, value in given.items() if value is not None}
     if len(chosen) > 1:
         flags = ", ".join("--" + name.replace("_", "-") for name in chosen)
         raise SaccadeError(f"{flags} were given together; each chooses the variant. Give one.")
@@ -52,11 +53,13 @@ def choice(
     return {name: repr(value) for name, value in chosen.items()}
 
 
-def _number(value: float | str) -> float | str:
+def _number(name: str, value: BudgetLike) -> float | str:
     try:
-        return float(value)
+        return number(value) if name == "budget" else float(value)
     except ValueError:
-        return value
+        if isinstance(value, str):
+            return value
+        raise SaccadeError(f"{name} is {value!r:.60}, expected a number.") from None
 
 
 def image_calls(

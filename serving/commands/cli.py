@@ -15,6 +15,7 @@ from saccade import interruption
 from saccade.errors import GateFailed, SaccadeError, ServerFailed
 from saccade.escaped import escaped, escaped_message
 from saccade.files import is_full
+from saccade.models.budget import BudgetLike
 from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.serving.commands import artefacts as commands
 from saccade.serving.commands import calls as call_commands
@@ -149,7 +150,7 @@ class _Escaped:
 def _ways_to_write() -> tyro.constructors.ConstructorRegistry:
     """Values of one option are written `1,0.5,0.25`, fields of a model `dim=64 heads=4`."""
     registry = tyro.constructors.ConstructorRegistry()
-    reads: dict[Any, Callable[[str], Any]] = {float: float, int: int, str: str, float | str: str}
+    reads: dict[Any, Callable[[str], Any]] = {float: float, int: int, str: str, BudgetLike: str}
 
     @registry.primitive_rule
     def values(

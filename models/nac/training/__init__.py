@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NAC that learns to classify images: module dropout, graph prior, and a score by budget."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from saccade.models.budget import Budget
 from saccade.models.data.datasets import (
     CALIBRATION_SAMPLES,
     Dataset,
@@ -144,7 +144,7 @@ class NACTask:
     def report(self) -> dict[str, float]:
         """Top-1 by budget on all validation images."""
         modules = self.model.config.modules
-        keeping = [each for each in self.extra["budgets"] if math.floor(each * modules + 0.5)]
+        keeping = [each for each in self.extra["budgets"] if Budget(each).of(modules)]
         return score(self.model, self.validation, keeping)
 
     def saved(self) -> dict[str, Any]:

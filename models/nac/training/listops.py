@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NAC that learns ListOps from its characters: new expressions for ever, and their parts."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
+from saccade.models.budget import Budget
 from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Expressions, Grammar, draw, listops
 from saccade.models.families import new_model
 from saccade.models.nac.model import NAC, NACConfig
@@ -144,7 +144,7 @@ class ListOpsTask:
     def report(self) -> dict[str, float]:
         """Top-1 by budget on all validation expressions."""
         modules = self.model.config.modules
-        keeping = [each for each in self.extra["budgets"] if math.floor(each * modules + 0.5)]
+        keeping = [each for each in self.extra["budgets"] if Budget(each).of(modules)]
         return self._scores(keeping, None)
 
     def saved(self) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from saccade.serving.repository.checks import check_alike, measurements
 from saccade.serving.repository.router_folder import RouterPlan, route_fields
 
 _PARAMETERS = ("budget", "min_score", "max_latency_ms")
+Compared = Callable[[float], float]  # a figure as the rule compares it
+_APART = 1e-5  # a budget less this share of it differs in the six digits that are compared
 _ANY_BATCH = 8  # of a route; the choice does not look at it
 
 
@@ -111,15 +113,16 @@ def choose(folder: Path | str, options: ChooseOptions) -> Choice:
             return None
         return name
 
+    compared = rules.compared if parameter == "budget" else float
     best = chosen(value)
     rest = routes._replace(variants=tuple(each for each in routes.variants if each.name != best))
     return Choice(
         parameter=parameter,
         value=value,
         chosen=best,
-        why=_why(routes, parameter, value, best),
+        why=_why(routes, parameter, value, best, compared),
         runner_up=chosen(value, rest) if best and rest.variants else None,
-        changes=tuple(_changes(routes, parameter, value, chosen)),
+        changes=tuple(_changes(routes, parameter, value, chosen, compared)),
         variants=tuple(_figures(each, entries.get(each.name)) for each in routes.variants),
         measured_on=next((f"{each.device}, {each.runtime}" for each in entries.values()), None),
     )
@@ -165,8 +168,8 @@ def _check_measured(routes: Any, parameter: str, folder: Path) -> None:
         )
 
 
-def _why(routes: Any, parameter: str, value: float, best: str | None) -> str:
-    fitting = [each for each in routes.variants if _fits(each, parameter, value)]
+def _why(routes: Any, parameter: str, value: float, best: str | None, compared: Compared) -> str:
+    fitting = [each for each in routes.variants if _fits(each, parameter, value, compared)]
     count = f"of {len(fitting)} variant{'s' if len(fitting) != 1 else ''}"
     name = next((each.score_name for each in routes.variants if each.score_name), "score")
     which = {
@@ -191,15 +194,20 @@ def _of(route: Any, parameter: str) -> float | None:
     return found
 
 
-def _fits(route: Any, parameter: str, value: float) -> bool:
+def _fits(route: Any, parameter: str, value: float, compared: Compared) -> bool:
     found = _of(route, parameter)
     if found is None:
         return False
+    found, value = compared(found), compared(value)
     return found >= value if parameter == "min_score" else found <= value
 
 
 def _changes(
-    routes: Any, parameter: str, value: float, chosen: Callable[[float], str | None]
+    routes: Any,
+    parameter: str,
+    value: float,
+    chosen: Callable[[float], str | None],
+    compared: Compared,
 ) -> list[dict[str, Any]]:
     """The nearest value on either side from which on another variant is chosen.
 
@@ -210,16 +218,23 @@ def _changes(
     from_above = parameter == "min_score"  # a score is reached by those at it and above
     now, changes = chosen(value), []
     for side in (-1, 1):
-        for step in [each for each in steps[::side] if (each - value) * side >= 0]:
+        beyond = [each for each in steps if (compared(each) - compared(value)) * side >= 0]
+        for step in beyond[::side]:
             # Just past the figure, on the side where its variant counts no more, or counts at last.
             past = from_above == (side > 0)
-            at = math.nextafter(step, side * math.inf) if past else step
+            at = _next(step, side, compared) if past else step
             if (other := chosen(at)) != now:
                 words = {(-1, False): "at most", (-1, True): "below"}
                 words |= {(1, False): "at least", (1, True): "above"}
                 changes.append({"when": words[side, past], "value": step, "variant": other})
                 break
     return changes
+
+
+def _next(step: float, side: int, compared: Compared) -> float:
+    """The nearest number on that side that is told apart, budgets in their sixth digit."""
+    at = math.nextafter(step, side * math.inf)
+    return at if compared(at) != compared(step) else step * (1 + side * _APART)
 
 
 def _figures(route: Any, entry: Entry | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.variant import PRECISIONS, check_chosen
+from saccade.models.budget import BudgetLike
 from saccade.serving.bench.options import BenchOptions
 
 RUNTIME: Final = "onnxruntime"
@@ -20,7 +21,7 @@ class SweepOptions(BenchOptions):
     """Which budgets and precisions, measured as a benchmark does, and where everything goes."""
 
     out: Path  # folder of the sweep: artefacts, report, and what an interrupted run goes on from
-    budget: tuple[float | str, ...] = ()  # 1,0.5 or t3,t1 or exact,fast; default: the family's own
+    budget: tuple[BudgetLike, ...] = ()  # 1,2/3,0.5 or t3,t1 or exact,fast; default: the family's
     precision: tuple[str, ...] = ("fp32",)  # fp32, fp16, bf16, int8: each at each budget
     engine: tuple[str, ...] = (RUNTIME,)  # what runs them; tensorrt-rtx is built, not measured
     name: str | None = None  # the model's name, by default the checkpoint's stem

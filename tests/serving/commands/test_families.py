@@ -104,7 +104,8 @@ def test_sot_answers_at_each_of_its_heads(asked):
 def test_sparo_embeds_images_and_texts_by_the_same_variant(asked):
     client, run = asked("sparo")
     assert client.ready()
-    for budget, name in ((1.0, "sparo-b1000-fp32"), (0.5, "sparo-b0500-fp32")):
+    for budget, setting in ((1.0, "b1000"), ("1/6", "b0167"), (2 / 3, "b0667")):
+        name = f"sparo-{setting}-fp32"
         images = client.embed(IMAGES, budget)
         texts = client.embed_text(["a red circle", "blue square"], budget)
         assert images.variant == texts.variant == name
