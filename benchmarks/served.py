@@ -100,7 +100,11 @@ def main() -> None:
                 one = each.images[:1]
                 expected = {"logits": each.run({"image": one})["logits"]}
                 check_answers(
-                    server.url, each.name, tensor_request(each.name, one, "logits"), expected
+                    server.url,
+                    each.name,
+                    tensor_request(each.name, one, "logits"),
+                    expected,
+                    "fp32",
                 )
             rounds = []
             for turn in range(options.rounds):

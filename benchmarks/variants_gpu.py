@@ -28,6 +28,7 @@ from result_file import write_result
 
 from saccade.errors import SaccadeError, require
 from saccade.export.artefact.manifest import read_manifests
+from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.export.runtimes.half_products import half_products
 from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.export.runtimes.tensorrt.available import gpu_runners
@@ -39,7 +40,7 @@ BUDGETS = ("1", "0.5", "0.25", "0.125", "0.0625")
 BATCHES = (1, 8, 64, 512)
 ROTATED, BURST, ROUNDS = 4, 10, 15
 # Float32 on a GPU may round products to TF32 only where that is allowed, which it is not here.
-LIMITS = {"fp32": 1e-3, "fp16": 5e-2}
+PRECISIONS = ("fp32", "fp16")
 PAPER = {"budget": 0.125, "full over budget": 8}
 Form = Callable[[Any], Any]
 
@@ -72,7 +73,7 @@ def exported_forms(artefact: Path | None, budget: str, device: str) -> dict[str,
 
     forms: dict[str, Form] = {}
     for manifest in read_manifests(artefact) if artefact else ():
-        if f"{manifest.variant.budget:g}" != budget or manifest.variant.precision not in LIMITS:
+        if f"{manifest.variant.budget:g}" != budget or manifest.variant.precision not in PRECISIONS:
             continue
         if device == "cuda":
             runners = gpu_runners(artefact, manifest)
@@ -113,20 +114,18 @@ def captured(form: Form, images: Any) -> Form:
 
 
 def check(forms: dict[str, Form], images: Any) -> dict[str, float]:
-    """Each form's largest difference to the unfolded model, as a share of its largest logit.
+    """Each form's relative error against the unfolded model, on the scale of its largest logit.
 
     Raises: SaccadeError for a form that computes something else.
     """
-    expected = forms["unfolded"](images).clone()
+    expected = forms["unfolded"](images).cpu().numpy()
     found = {}
     for name, form in forms.items():
-        error = float((form(images) - expected).abs().max() / expected.abs().max())
+        error = relative_error(form(images).cpu().numpy(), expected, WHOLE)
         found[name] = error
-        limit = LIMITS["fp16" if "fp16" in name else "fp32"]
+        limit = tensor_limit("fp16" if "fp16" in name else "fp32")
         if not error <= limit:
-            raise SaccadeError(
-                f"{name}: differs by {error:.2g} of the largest logit, at most {limit}."
-            )
+            raise SaccadeError(f"{name}: relative error is {error:.2g}, at most {limit}.")
     return found
 
 

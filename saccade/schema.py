@@ -11,7 +11,6 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import read_bounded
 from saccade.json_text import parse_json
-from saccade.models.budget import Budget
 
 AGAIN = "Export again with: saccade export CHECKPOINT"
 _LARGEST_INT = 2**63 - 1  # what every reader of ours counts with
@@ -53,8 +52,8 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise _wrong_type(where, value, "an object")
         return {key: typed(arguments[1], each, f"{where}{key}: ") for key, each in value.items()}
-    if kind is Budget:
-        return _typed_budget(value, where)
+    if isinstance(kind, type) and issubclass(kind, float) and kind is not float:
+        return _in_range(kind, typed(float, value, where), where)
     if kind is float and type(value) is int:
         try:
             value = float(value)
@@ -83,11 +82,12 @@ def _typed_object(kind: Any, value: Any, where: str) -> Any:
         raise SaccadeError(f"{where}{error}") from error
 
 
-def _typed_budget(value: Any, where: str) -> Budget:
-    number = typed(float, value, where)
-    if not 0 < number <= 1:
-        raise _wrong_type(where, value, "a number above 0 and at most 1")
-    return Budget(number)
+def _in_range(kind: type[float], number: float, where: str) -> float:
+    """A number of a type that says what range it has, such as `Budget`."""
+    try:
+        return kind(number)
+    except SaccadeError as error:
+        raise SaccadeError(f"{where}{error} {AGAIN}") from error
 
 
 def _wrong_type(where: str, value: Any, expected: str) -> SaccadeError:

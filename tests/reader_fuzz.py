@@ -187,6 +187,7 @@ def _manifest(path: Path) -> None:
             "real_inputs": 256,
             "random_inputs": 64,
             "batches": [1, 2],
+            "floor": 0.1,
         },
         "float32_layers": [],
         "activation_ranges": {},

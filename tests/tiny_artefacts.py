@@ -24,6 +24,7 @@ from saccade.export.artefact.manifest import (
     read_manifests,
     write_manifest,
 )
+from saccade.export.gate.metrics import FLOORS, THRESHOLDS
 from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest, write_engine_manifest
 from saccade.files import json_bytes, sha256_of
 from saccade.models.interface import TensorSpec
@@ -44,6 +45,7 @@ OUTPUTS = (
     TensorSpec("probabilities", "b 3", "float32"),
     TensorSpec("embedding", "b 4", "float32"),
 )
+LIMIT = {"relative_error": THRESHOLDS["fp32"]["relative_error"]}
 PREPROCESSING = Preprocessing(4, 4, 1, (0.5,), (0.5,))
 
 
@@ -100,7 +102,7 @@ def manifest_of(setting: str, data: bytes, parent: ParentEntry, **changes: Any) 
         "tools": {"onnx": "1"},
         "cost": Cost(76, MultiplyAdds(kept * 5, {"tiny": kept * 5}), 256),
         "parity": Parity(
-            True, {"relative_error": 0.0}, {"relative_error": 1e-3}, (), 256, 64, (1,)
+            True, {"relative_error": 0.0}, LIMIT, (), 256, 64, (1,), floor=FLOORS["fp32"]
         ),
     }
     # What later releases add has nothing to say of so small a model.

@@ -24,8 +24,11 @@ from saccade.models.preprocessing import Preprocessing, upgraded
 from saccade.schema import AGAIN, read_json, typed
 
 SCHEMA = "saccade.manifest"
-VERSION = 4
-SQUASHING = 3  # the version before resize modes, which is read too: it squashed every image
+VERSION = 5
+SQUASHING = 3  # the oldest that is read; it came before resize modes and squashed every image
+# What versions before 5 do not say: the floor of the gate that they passed. This is history, and
+# stays as it is when the gate's own table changes.
+_FLOORS_BEFORE_5 = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
 SUFFIX = ".manifest.json"
 _FILE_NAME_CHARACTERS = 255  # what a file system takes
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -95,6 +98,12 @@ class Parity:
     real_inputs: int
     random_inputs: int
     batches: tuple[int, ...]
+    floor: float  # of the errors: a share of the largest magnitude, in every denominator
+
+    @property
+    def overrides(self) -> dict[str, float]:
+        """The thresholds that are not the table's."""
+        return {name: self.thresholds[name] for name in self.overridden}
 
 
 @dataclass(frozen=True)
@@ -141,21 +150,31 @@ def read_manifest(path: Path) -> Manifest:
     schema, version = content.pop("schema", None), content.pop("version", None)
     if schema != SCHEMA:
         raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")
-    if version not in (SQUASHING, VERSION) or isinstance(version, bool):
+    if version not in range(SQUASHING, VERSION + 1) or isinstance(version, bool):
         raise SaccadeError(
             f"{path}: manifest version {version!r} is not known to this release, which reads "
-            f"{SQUASHING} and {VERSION}. Use the release that wrote it, or export again."
+            f"{SQUASHING} to {VERSION}. Use the release that wrote it, or export again."
         )
     if version == SQUASHING:
         content.setdefault("inlined_ops", [])
         if isinstance(declared := content.get("preprocessing"), dict):
             content["preprocessing"] = upgraded(declared)
+    if version < VERSION:
+        _add_floor(content)
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
     _check_counts(manifest, path)
     _check_names(manifest, path)
     check_tensors(path, manifest.inputs, manifest.outputs, AGAIN)
     _check_labels(manifest, path)
     return manifest
+
+
+def _add_floor(content: dict[str, Any]) -> None:
+    """The floor into what an older release wrote, if it is as it should be so far."""
+    variant, parity = content.get("variant"), content.get("parity")
+    if isinstance(variant, dict) and isinstance(parity, dict):
+        floor = _FLOORS_BEFORE_5.get(str(variant.get("precision")), 1.0)
+        parity.setdefault("floor", floor)
 
 
 def read_folder(folder: Path) -> list[Manifest]:
@@ -278,6 +297,11 @@ def _check_counts(manifest: Manifest, path: Path) -> None:
         raise SaccadeError(
             f"{path}: keeps {entry.kept} of {entry.total} {entry.unit} at budget "
             f"{entry.budget:g}. {AGAIN}"
+        )
+    if not 0 < manifest.parity.floor <= 1:
+        raise SaccadeError(
+            f"{path}: parity.floor is {manifest.parity.floor:g}, expected above 0 and at most 1. "
+            f"{AGAIN}"
         )
     if unknown := set(manifest.parity.overridden) - set(manifest.parity.thresholds):
         raise SaccadeError(f"{path}: overrides {sorted(unknown)} have no threshold. {AGAIN}")

@@ -12,6 +12,7 @@ import onnx
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import Manifest, check_file, read_manifests
 from saccade.export.gate.gate import Reference, parent_path
+from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.export.gate.report import GateReport
 from saccade.export.graph.half_graph import widened_bytes
 from saccade.export.runtimes.runners import onnx_runner, onnx_session
@@ -20,8 +21,6 @@ from saccade.models.interface import Arrays
 from saccade.plugins.native.library import built_library
 from saccade.progress import progress
 
-# Largest difference as a share of the tensor's largest magnitude.
-TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 1e-1, "int8": 1e-1}
 _SAMPLES = 8
 # Tensors looked at in one run: an output in the midst of a graph keeps it from being fused there.
 _AT_ONCE = 16
@@ -33,7 +32,7 @@ Ask = Callable[[Sequence[str]], dict[str, np.ndarray]]  # node names -> their fi
 class Departure:
     """One variant: the first node beyond the tolerance, or the worst one where none is.
 
-    Units: error is the largest difference over the largest magnitude of the reference's tensor.
+    Units: error is the gate's `relative_error`, with a floor of 1: of the whole tensor.
     """
 
     name: str
@@ -54,8 +53,8 @@ class Departure:
                 f"largest is {self.error:.2g}, at {self.node}; {limit}."
             )
         return (
-            f"{self.name}: departs from {self.against} at {self.node} ({self.operator}), by "
-            f"{self.error:.2g} of the tensor's largest magnitude; {limit}."
+            f"{self.name}: departs from {self.against} at {self.node} ({self.operator}), by a "
+            f"relative error of {self.error:.2g} of the whole tensor; {limit}."
         )
 
 
@@ -123,7 +122,7 @@ def departure(
         raise SaccadeError(
             f"{path}: shares no node with {against}. Export both again, in one command."
         )
-    tolerance = TOLERANCES[entry.precision]
+    tolerance = tensor_limit(entry.precision)
     node, error = _first(list(nodes), found, expected, tolerance)
     return Departure(
         entry.name, against, error > tolerance, node, nodes[node], error, tolerance, len(nodes)
@@ -135,7 +134,7 @@ def _first(names: list[str], found: Ask, expected: Ask, tolerance: float) -> tup
 
     def errors_of(probes: list[str]) -> dict[str, float]:
         mine, theirs = found(probes), expected(probes)
-        return {name: relative_error(mine[name], theirs[name]) for name in probes}
+        return {name: relative_error(mine[name], theirs[name], WHOLE) for name in probes}
 
     step = -(-len(names) // _AT_ONCE)
     seen: dict[str, float] = {}
@@ -154,21 +153,6 @@ def _first(names: list[str], found: Ask, expected: Ask, tolerance: float) -> tup
         return first, seen[first]
     worst = max(seen, key=lambda name: seen[name])
     return worst, seen[worst]
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference over the largest magnitude; infinite where one is not a number."""
-    if found.shape != expected.shape:
-        return float("inf")
-    a, b = found.astype(np.float64), expected.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    finite = np.isfinite(b)
-    if not same[~np.isfinite(a) | ~finite].all():
-        return float("inf")
-    largest = float(np.abs(b[finite]).max(initial=0.0))
-    apart = np.subtract(a, b, where=~same, out=np.zeros_like(a))
-    difference = float(np.abs(apart).max(initial=0.0))
-    return difference / largest if largest else float(difference > 0)
 
 
 def _asked(

@@ -120,9 +120,15 @@ def expected_of(
 
 
 def measure(
-    runs: Sequence[Runner], expected: Expected, precision: str, overrides: Mapping[str, float]
+    runs: Sequence[Runner],
+    expected: Expected,
+    precision: str,
+    overrides: Mapping[str, float],
+    floor: float | None = None,
 ) -> Parity:
     """The artefact's figures against the reference, under the table with its overrides.
+
+    The errors' floor is the table's too, unless one is given: that of an older proof.
 
     Row isolation compares the answers at batch 64 with those at every other batch size, and
     with shuffled samples, where batch mates and positions differ. A second runner, the same file
@@ -135,24 +141,21 @@ def measure(
     largest = max(BATCHES)
     run, *others = runs
     found = [run_in_batches(run, inputs, largest)]
-    missing = sorted(set(expected.answers) - set(found[0]))
-    if missing:
-        raise SaccadeError(
-            f"outputs {', '.join(missing)} are missing, found {', '.join(found[0])}."
-        )
+    _check_outputs(found[0], expected.answers)
     found += [run_in_batches(run, inputs, batch) for batch in BATCHES if batch != largest]
     found += [run_in_batches(run, inputs, batch, shuffled) for batch in (7, largest)]
     answers = [found, *([run_in_batches(other, inputs, largest)] for other in others)]
     labelled = expected.samples.labelled
-    asked, floor = (inputs, labelled, expected.part), FLOORS[precision]
-    figures = figures_of(expected.answers, answers, *asked, floor=floor)
+    floor = FLOORS[precision] if floor is None else floor
+    asked = (inputs, labelled, expected.part, floor)
+    figures = figures_of(expected.answers, answers, *asked)
     too_far = {"relative_error", "one_minus_cosine", "row_isolation"} & {
         *exceeded(figures, thresholds)
     }
     if too_far and "sensitive_rows" in thresholds:
         own = row_errors(expected.float32_answers(), expected.answers, floor)
-        rows = sensitive_rows(answers, expected.answers, own, thresholds, precision)
-        figures = figures_of(expected.answers, answers, *asked, sensitive=rows, floor=floor)
+        rows = sensitive_rows(answers, expected.answers, own, thresholds, precision, floor)
+        figures = figures_of(expected.answers, answers, *asked, rows)
         figures["float32_error"] = float(max(each.max() for each in own.values()))
     return Parity(
         passed=not exceeded(figures, thresholds),
@@ -162,7 +165,13 @@ def measure(
         real_inputs=REAL_INPUTS,
         random_inputs=RANDOM_INPUTS,
         batches=BATCHES,
+        floor=floor,
     )
+
+
+def _check_outputs(found: Arrays, expected: Arrays) -> None:
+    if missing := sorted(set(expected) - set(found)):
+        raise SaccadeError(f"outputs {', '.join(missing)} are missing, found {', '.join(found)}.")
 
 
 def candidates_of(
@@ -205,7 +214,8 @@ def verify(folder: Path | str) -> GateReport:
     """Run the gate again on everything in an artefact folder, from its own checkpoint.
 
     A file that was changed, or that is another model's, is a row that did not pass; the others
-    are still measured. Thresholds are the table's, or the overrides that a manifest records.
+    are still measured. Thresholds are the table's, or the overrides that a manifest records; the
+    floor of the errors is the manifest's.
 
     Raises: SaccadeError if there is no such folder, a manifest is wrong, or the checkpoint is
         missing or not the one that the manifests name.
@@ -250,7 +260,8 @@ def _verify_variant(
             [*candidates, *gpu_runners(folder, manifest).values()],
             expected_of(reference, variant, setting, entry.role, outputs),
             entry.precision,
-            {each: manifest.parity.thresholds[each] for each in manifest.parity.overridden},
+            manifest.parity.overrides,
+            manifest.parity.floor,
         )
     except SaccadeError as error:
         return VariantReport(name, None, (str(error),))

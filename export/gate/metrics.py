@@ -8,9 +8,10 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.models.interface import Arrays, Part
 
-# The one table. A figure that a precision does not list is reported but not held against it. The
-# laws allow what float32 does: that no weight above 1e-4 has another support than the reference
-# becomes 3e-3 where the scores behind it are rounded to half precision.
+# The one table: whoever compares answers asks `thresholds_of` or `tensor_limit`. A figure that a
+# precision does not list is reported but not held against it. The laws allow what float32 does:
+# that no weight above 1e-4 has another support than the reference becomes 3e-3 where the scores
+# behind it are rounded to half precision.
 THRESHOLDS: dict[str, dict[str, float]] = {
     "fp32": {
         "relative_error": 1e-3,
@@ -50,6 +51,11 @@ THRESHOLDS: dict[str, dict[str, float]] = {
 # A relative error's denominator is at least this share of the largest magnitude. Half precision
 # rounds a sum's largest terms by up to 1/256 of them: below a tenth there is nothing to compare.
 FLOORS = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
+# With this floor a number near zero counts no more than the largest: of a tensor in the midst of a
+# graph, whose small numbers nobody reads, and of an answer that only has to be the same model's.
+WHOLE = 1.0
+# A vector shorter than this share of the longest has no direction worth the name.
+_SHORTEST = 1e-2
 # Without custom ops there is no law to keep, and few models have rows that float32 cannot hold.
 _NOT_ALWAYS = ("op_laws", "sensitive_rows")
 _COSINE_OF = ("logits", "embedding", "slots")
@@ -71,6 +77,15 @@ def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, f
     return {**row, **overrides}
 
 
+def tensor_limit(precision: str) -> float:
+    """What a whole tensor may be off, by `relative_error` with the floor `WHOLE`.
+
+    The gate holds no output of int8 to a relative error, but it does hold its rows together.
+    """
+    row = THRESHOLDS[precision]
+    return row.get("relative_error", row["row_isolation"])
+
+
 def exceeded(figures: Mapping[str, float], thresholds: Mapping[str, float]) -> list[str]:
     """The figures above their threshold; one that is not a number is above any."""
     return [
@@ -86,8 +101,8 @@ def figures_of(
     inputs: Arrays,
     labelled: Arrays,
     part: Part,
+    floor: float,
     sensitive: Arrays | None = None,
-    floor: float = FLOORS["fp32"],
 ) -> dict[str, float]:
     """The gate's figures: the worst over all outputs and all ways to batch the same samples.
 
@@ -121,10 +136,31 @@ def _vectors(reference: Arrays) -> list[str]:
     return usual or [name for name, each in reference.items() if each.ndim > 1]
 
 
-def row_errors(
-    runs: Sequence[Arrays], expected: Arrays, floor: float = FLOORS["fp32"]
-) -> dict[str, np.ndarray]:
-    """Largest |a - b| / (|b| + floor max|b|) of each row of each output, over all runs.
+def relative_errors(found: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
+    """|a - b| / (|b| + floor max|b|) of each number: the one measure of an error.
+
+    The same infinity on both sides is no error, nor is NaN; on one side either is an infinite one.
+
+    Shapes: both alike, answered as they are.
+    """
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    finite = np.isfinite(b)
+    scale = np.abs(b) + floor * np.abs(b).max(initial=0.0, where=finite)
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.abs(a - b) / np.maximum(scale, np.finfo(np.float64).tiny)
+    return np.where(same, 0.0, np.where(finite & np.isfinite(a), errors, np.inf))
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray, floor: float) -> float:
+    """The largest of `relative_errors`; infinite where the shapes differ."""
+    if found.shape != expected.shape:
+        return float("inf")
+    return float(relative_errors(found, expected, floor).max(initial=0.0))
+
+
+def row_errors(runs: Sequence[Arrays], expected: Arrays, floor: float) -> dict[str, np.ndarray]:
+    """Largest of `relative_errors` of each row of each output, over all runs.
 
     Shapes: each output [n ...], answered as [n]; infinite where a run has another shape or what is
             not a number.
@@ -135,9 +171,7 @@ def row_errors(
     }
 
 
-def rows_apart(
-    runs: Sequence[Sequence[Arrays]], floor: float = FLOORS["fp32"]
-) -> dict[str, np.ndarray]:
+def rows_apart(runs: Sequence[Sequence[Arrays]], floor: float) -> dict[str, np.ndarray]:
     """By how much each row of each output moves between the runs of one runner.
 
     Shapes: as `row_errors`.
@@ -149,10 +183,7 @@ def rows_apart(
 def _row_errors(found: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
     if found.shape != expected.shape or not np.isfinite(found).all():
         return np.full(len(expected), np.inf)
-    a, b = found.astype(np.float64), expected.astype(np.float64)
-    scale = np.abs(b) + floor * np.abs(b).max()
-    errors = np.abs(a - b) / np.maximum(scale, np.finfo(np.float64).tiny)
-    return errors.reshape(len(b), -1).max(axis=1)
+    return relative_errors(found, expected, floor).reshape(len(expected), -1).max(axis=1)
 
 
 def _worst(errors: Arrays, left_out: Arrays | None) -> float:
@@ -176,15 +207,15 @@ def row_cosines(runs: Sequence[Arrays], expected: Arrays) -> dict[str, np.ndarra
 def one_minus_cosine(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """1 - cos of each row, as half the squared distance of the unit vectors.
 
-    A vector of less than a hundredth of the longest, such as a black pixel, has no direction
-    worth the name: it is measured as if it had that length. Of several vectors the worst counts.
+    A vector of less than a hundredth of the longest, such as a black pixel, is measured as if it
+    had that length. Of several vectors the worst counts.
 
     Shapes: both [n d], or [n ... d] -> [n].
     """
     if found.shape != expected.shape or not np.isfinite(found).all():
         return np.full(len(expected), np.inf)
     a, b = found.astype(np.float64), expected.astype(np.float64)
-    least = max(1e-2 * np.linalg.norm(b, axis=-1).max(), np.finfo(np.float64).tiny)
+    least = max(_SHORTEST * np.linalg.norm(b, axis=-1).max(), np.finfo(np.float64).tiny)
     apart = np.square(_unit(a, least) - _unit(b, least)).sum(axis=-1) / 2
     return apart.reshape(len(apart), -1).max(axis=1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.export.artefact.manifest import Parity
-from saccade.export.gate.metrics import THRESHOLDS, exceeded
+from saccade.export.gate.metrics import FLOORS, THRESHOLDS, exceeded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,6 +73,7 @@ def _row_dict(row: VariantReport) -> dict[str, Any]:
         "figures": {},
         "thresholds": {},
         "overridden": [],
+        "floor": None,
     }
     if row.parity is not None:
         entry["figures"] = {
@@ -81,6 +82,7 @@ def _row_dict(row: VariantReport) -> dict[str, Any]:
         }
         entry["thresholds"] = dict(row.parity.thresholds)
         entry["overridden"] = list(row.parity.overridden)
+        entry["floor"] = row.parity.floor
     return entry
 
 
@@ -107,7 +109,7 @@ def render(report: GateReport) -> "Table":
     for heading in (*(name.replace("_", "\n") for name in names), "passed"):
         table.add_column(heading, justify="right", min_width=max(map(len, heading.split("\n"))))
     for row in report.variants:
-        cells = [_cell(row.parity, name) for name in names]
+        cells = [_cell(row, name) for name in names]
         table.add_row(row.name, *cells, Text("yes") if row.passed else Text("NO", style="bold red"))
     table.add_section()
     for precision, limits in THRESHOLDS.items():
@@ -116,8 +118,13 @@ def render(report: GateReport) -> "Table":
     return table
 
 
-def _cell(parity: Parity | None, name: str) -> str:
+def _cell(row: VariantReport, name: str) -> str:
+    parity = row.parity
     if parity is None or name not in parity.figures:
         return ""
-    override = f" (override: {parity.thresholds[name]:g})" if name in parity.overridden else ""
-    return f"{parity.figures[name]:.2g}{override}"
+    text = f"{parity.figures[name]:.2g}"
+    if name in parity.overridden:
+        text += f" (override: {parity.thresholds[name]:g})"
+    if name == "relative_error" and parity.floor != FLOORS.get(row.name.rpartition("-")[2]):
+        text += f" (floor: {parity.floor:g})"
+    return text

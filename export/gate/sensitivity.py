@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.gate.metrics import FLOORS, THRESHOLDS, row_cosines, row_errors, rows_apart
+from saccade.export.gate.metrics import THRESHOLDS, row_cosines, row_errors, rows_apart
 from saccade.models.interface import Arrays
 
 # Two orders of the same sums differ by a small factor.
@@ -41,6 +41,7 @@ def sensitive_rows(
     own: Arrays,
     thresholds: Mapping[str, float],
     precision: str,
+    floor: float,
 ) -> dict[str, np.ndarray]:
     """Rows beyond a threshold by at most four times what the unfolded model would be off.
 
@@ -48,7 +49,6 @@ def sensitive_rows(
 
     Shapes: runs as for `figures_of`, each output [n ...]; own and the answer [n], the answer bool.
     """
-    floor = FLOORS[precision]
     every = [run for each in runs for run in each]
     errors = row_errors(every, reference, floor)
     apart = rows_apart(runs, floor)

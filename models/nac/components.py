@@ -10,6 +10,7 @@ from torch import Tensor, stack
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget
 from saccade.models.interface import Arrays, Part, Setting, TensorSpec, fraction_setting
+from saccade.models.layers.attention_invariants import SUM_TOLERANCE
 from saccade.models.nac.config import NACConfig
 
 BUDGETS = ("1", "0.5", "0.25", "0.125")
@@ -139,11 +140,11 @@ def random_inputs(config: NACConfig, rng: np.random.Generator, count: int) -> di
 
 
 def attention_sums_to_one(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    """How far the sums of the read-in's weights are from 1, as a share of 1e-4."""
+    """How far the sums of the read-in's weights are from 1, as a share of what is allowed."""
     if "attention" not in found:
         return 0.0
     total = found["attention"].sum(-1, dtype=np.float64)
-    return float(np.abs(total - 1).max(initial=0.0) / 1e-4)
+    return float(np.abs(total - 1).max(initial=0.0) / SUM_TOLERANCE)
 
 
 def nac_settings(config: NACConfig) -> tuple[Setting, ...]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from saccade.errors import ServerFailed
+from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.models.interface import Arrays
 from saccade.progress import Advance
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
@@ -14,8 +15,6 @@ from saccade.serving.bench.load_requests import Answer, ask, png_files, request
 from saccade.serving.bench.work import Work
 
 WARMUP_S = 0.15
-# An answer through the server may differ from one in process by the batch it was computed in.
-_RELATIVE_TOLERANCE = 1e-3
 _Key = TypeVar("_Key", bound=Hashable)
 Place = tuple[str, str, str]  # variant, role (empty for plain requests), name of the point
 
@@ -37,8 +36,10 @@ def encoded_request(router: str, images: np.ndarray, budget: float, *outputs: st
     return request(router, {"image": png_files(images)}, outputs or ("probabilities",), parameters)
 
 
-def check_answers(url: str, variant: str, message: bytes, expected: Arrays) -> None:
+def check_answers(url: str, variant: str, message: bytes, expected: Arrays, precision: str) -> None:
     """Stop if the server does not answer what the artefact answers in process.
+
+    The batch that it is computed in, or an engine, may round an answer as the gate lets the type.
 
     Shapes: expected holds the outputs to compare, of the same rows as the request.
     Raises: ServerFailed with both answers.
@@ -46,20 +47,17 @@ def check_answers(url: str, variant: str, message: bytes, expected: Arrays) -> N
     answer: Answer = ask(url, message)
     for name, wanted in expected.items():
         found = answer.get(name)
-        if not _same(found, wanted):
+        if not _same(found, wanted, precision):
             raise ServerFailed(
                 f"{variant} at {url} answers {name} {_shown(found)}, in process it is "
                 f"{_shown(wanted)}. Write the repository again and restart the server."
             )
 
 
-def _same(found: np.ndarray | list[bytes] | None, wanted: np.ndarray) -> bool:
+def _same(found: np.ndarray | list[bytes] | None, wanted: np.ndarray, precision: str) -> bool:
     if isinstance(found, list):
         return found == list(wanted.ravel())
-    if found is None or found.shape != wanted.shape:
-        return False
-    scale = _RELATIVE_TOLERANCE * max(1.0, float(np.abs(wanted).max()))
-    return bool(np.allclose(found, wanted, rtol=0, atol=scale))
+    return found is not None and relative_error(found, wanted, WHOLE) <= tensor_limit(precision)
 
 
 def _shown(values: Any) -> str:
@@ -163,4 +161,5 @@ def _check(url: str, work: Work) -> None:
     expected = work.run(work.row(0))
     names = ("logits",) if "logits" in expected else work.answers
     message = work.routed(0, *names) if work.model is None else work.direct(0, *names)
-    check_answers(url, work.title, message, {name: expected[name] for name in names})
+    wanted = {name: expected[name] for name in names}
+    check_answers(url, work.title, message, wanted, work.precision)

@@ -37,6 +37,7 @@ class Work:
     variant: str
     role: str  # empty for plain requests
     setting: str
+    precision: str
     run: Runner
     inputs: Mapping[str, np.ndarray]
     answers: tuple[str, ...]
@@ -100,6 +101,7 @@ def works_of(
             variant=variant.name,
             role="" if role == entry.role else role,
             setting=entry.setting,
+            precision=entry.precision,
             run=_captioned(variant, runners) if entry.family == "captioner" else runners[role],
             inputs=dict(inputs[role]),
             answers=ANSWERS[entry.family],

@@ -104,6 +104,8 @@ async def _caller(name: str, group: dict[str, Any], url: str, ending: asyncio.Ev
     import numpy as np
     from tritonclient.grpc import service_pb2
 
+    from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
+
     options = [
         ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000),
@@ -120,7 +122,7 @@ async def _caller(name: str, group: dict[str, Any], url: str, ending: asyncio.Ev
                 answer = await ask(request, timeout=group["timeout_s"])
                 numbers = np.frombuffer(b"".join(answer.raw_output_contents), np.float32)
                 first = numbers if first is None else first
-                if not numbers.size or not np.allclose(numbers, first, rtol=1e-2, atol=1e-4):
+                if not numbers.size or relative_error(numbers, first, WHOLE) > tensor_limit("fp32"):
                     status = "WRONG_ANSWER"
             except grpc.aio.AioRpcError as error:
                 status, said = error.code().name, error.details() or ""

@@ -8,13 +8,13 @@ import pickle
 import sys
 from copy import deepcopy
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from places import ROOT
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.variant import choose_settings, setting_text
@@ -24,7 +24,7 @@ from saccade.models.interface import Setting, fraction_setting
 from saccade.schema import typed
 from saccade.serving.client.wire import choice
 
-ROUTER = Path(__file__).resolve().parents[1] / "model_repository" / "router"
+ROUTER = ROOT / "model_repository" / "router"
 sys.path.insert(0, str(ROUTER))
 try:
     rules: Any = importlib.import_module("choose")

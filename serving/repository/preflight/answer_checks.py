@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from saccade.errors import MissingPackage, SaccadeError
-from saccade.export.gate.metrics import THRESHOLDS, one_minus_cosine, row_errors
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.gate.metrics import one_minus_cosine, relative_error, thresholds_of
 from saccade.export.runtimes.runners import onnx_runner, onnx_session
 from saccade.files import sha256_of
 from saccade.models.interface import Arrays
@@ -140,35 +141,41 @@ def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
     try:
         sample = read_sample(model.sample)
         found = onnx_runner(session)(sample.inputs)
+        apart = list(differences(found, sample.answers, model.manifest))
     except SaccadeError as error:
         yield str(error)
         return
-    yield from differences(found, sample.answers, model.manifest.variant.precision)
+    yield from apart
 
 
-def differences(found: Arrays, stored: Arrays, precision: str) -> Iterator[str]:
-    """In what answers depart from the stored ones by more than the gate's table allows.
+def differences(found: Arrays, stored: Arrays, manifest: Manifest) -> Iterator[str]:
+    """In what answers depart from the stored ones by more than the gate allowed the file.
 
     Shapes: both [1 ...] by output.
+    Raises: SaccadeError if the manifest overrides what is no threshold.
     """
-    limits = THRESHOLDS[precision]
+    limits = thresholds_of(manifest.variant.precision, manifest.parity.overrides)
     for name, expected in stored.items():
         if name not in found or found[name].shape != expected.shape:
             yield f"output {name!r} has another shape than the stored answer's."
         elif not np.isfinite(found[name]).all():
             yield f"output {name!r} holds numbers that are none."
         else:
-            yield from _apart(name, found, expected, limits)
+            yield from _apart(name, found[name], expected, limits, manifest.parity.floor)
 
 
 def _apart(
-    name: str, found: Arrays, expected: np.ndarray, limits: Mapping[str, float]
+    name: str,
+    found: np.ndarray,
+    expected: np.ndarray,
+    limits: Mapping[str, float],
+    floor: float,
 ) -> Iterator[str]:
-    if limit := limits.get("relative_error"):
-        error = float(row_errors([found], {name: expected})[name].max())
+    if (limit := limits.get("relative_error")) is not None:
+        error = relative_error(found, expected, floor)
         if error > limit:
             yield f"output {name!r} is {error:.2g} from the stored answer, expected {limit:g}."
     elif expected.ndim > 1:
-        error = one_minus_cosine(found[name], expected).max()
+        error = one_minus_cosine(found, expected).max()
         if error > limits["one_minus_cosine"]:
             yield f"output {name!r} is {error:.2g} (1 - cosine) from the stored answer."

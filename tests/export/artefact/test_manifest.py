@@ -7,12 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import (
+    SQUASHING,
     SUFFIX,
+    VERSION,
     Cost,
     FileEntry,
     Manifest,
@@ -26,9 +29,12 @@ from saccade.export.artefact.manifest import (
     write_manifest,
 )
 from saccade.export.artefact.variant import choose_settings, default_model_name, variant_name
-from saccade.files import sha256_of
+from saccade.export.gate.metrics import FLOORS, THRESHOLDS
+from saccade.files import json_bytes, sha256_of
 from saccade.models.interface import Setting, TensorSpec, fraction_setting
 from saccade.models.preprocessing import Preprocessing
+
+LIMIT = {"relative_error": THRESHOLDS["fp32"]["relative_error"]}
 
 
 def put(folder: Path, budget: float = 0.5, model: str = "nac", role: str = "") -> Manifest:
@@ -53,7 +59,9 @@ def put(folder: Path, budget: float = 0.5, model: str = "nac", role: str = "") -
         ir_version=10,
         tools={"torch": "2"},
         cost=Cost(7, MultiplyAdds(5, {"read-in": 5}), 64),
-        parity=Parity(True, {"relative_error": 1e-6}, {"relative_error": 1e-3}, (), 256, 64, (1,)),
+        parity=Parity(
+            True, {"relative_error": 1e-6}, LIMIT, (), 256, 64, (1,), floor=FLOORS["fp32"]
+        ),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -72,7 +80,7 @@ def test_reads_what_it_wrote(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "another schema": (("schema",), "saccade.frontier", "schema"),
     "older version": (("version",), 2, "version 2"),
-    "newer version": (("version",), 5, "version 5"),
+    "newer version": (("version",), VERSION + 1, f"version {VERSION + 1}"),
     "version that equals 1 but is not": (("version",), True, "version True"),
     "unknown key": (("colour",), "blue", "unknown keys: colour"),
     "unknown nested key": (("cost", "seconds"), 1, "cost: unknown keys: seconds"),
@@ -98,7 +106,10 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "axis that is no length": (("inputs", 0, "axes"), "b " + "8" * 5000, "axes"),
     "no outputs": (("outputs",), [], "empty"),
     "preprocessing out of range": (("preprocessing", "height_px"), 0, "height_px"),
-    "override without threshold": (("parity", "overridden"), ["row_isolation"], "threshold"),
+    "override without threshold": (("parity", "overridden"), ["colour"], "threshold"),
+    "no floor": (("parity", "floor"), 0, "floor is 0, expected above 0"),
+    "a floor above all": (("parity", "floor"), 1.5, "floor is 1.5, expected .* at most 1"),
+    "a floor that is no number": (("parity", "floor"), "0.1", "floor: found '0.1'"),
 }
 
 
@@ -131,16 +142,25 @@ OLD_IMAGES = {
 }
 
 
-def written_before_resize_modes(folder: Path) -> None:
-    for path in folder.glob("*" + SUFFIX):
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps(content | {"version": 3, "preprocessing": OLD_IMAGES}))
+def as_written_by(version: int, folder: Path, precision: str = "fp32") -> Path:
+    """A manifest as an older release wrote it: its path."""
+    new = put(folder)
+    name = new.variant.name.replace("fp32", precision)
+    entry = replace(new.variant, name=name, precision=precision)
+    changed = replace(new, variant=entry, file=replace(new.file, name=f"{name}.onnx"))
+    content = changed.to_dict() | {"version": version}
+    del content["parity"]["floor"]
+    if version == SQUASHING:
+        content["preprocessing"] = OLD_IMAGES
+    path = folder / (name + SUFFIX)
+    path.write_bytes(json_bytes(content))
+    return path
 
 
 def test_an_older_manifest_squashes_and_says_so(tmp_path: Path) -> None:
     new = put(tmp_path)
     assert "cropped at the centre" in images_text(tmp_path, [new])[0]
-    written_before_resize_modes(tmp_path)
+    as_written_by(SQUASHING, tmp_path)
     (old,) = read_folder(tmp_path)
     assert old.preprocessing == Preprocessing(
         8, 8, 1, (0.3,), (0.4,), resize_mode="squash", interpolation="bicubic", min_side_px=1
@@ -148,6 +168,29 @@ def test_an_older_manifest_squashes_and_says_so(tmp_path: Path) -> None:
     (said,) = images_text(tmp_path, [old])
     assert "squashed to 8 x 8 px (bicubic), its shape not kept" in said
     assert "The manifest has version 3, which knew no other way than to squash" in said
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize(
+    ("precision", "floor"), [("fp32", 0.01), ("fp16", 0.1), ("bf16", 0.1), ("int8", 0.1)]
+)
+def test_an_older_manifest_has_the_floor_that_it_was_proved_with(
+    tmp_path: Path, precision: str, floor: float, version: int
+) -> None:
+    path = as_written_by(version, tmp_path, precision)
+    # Whatever the table says by now: what was proved stays what it was.
+    with mock.patch.dict(FLOORS, dict.fromkeys(FLOORS, 0.5)):
+        assert read_manifest(path).parity.floor == floor
+
+
+def test_written_anew_an_older_manifest_gains_its_floor_and_no_more(tmp_path: Path) -> None:
+    path = as_written_by(4, tmp_path, "fp16")
+    before = path.read_text()
+    assert "floor" not in before
+    write_manifest(tmp_path, read_manifest(path))
+    after = path.read_text()
+    assert after.count('  "floor": 0.1,\n') == 1
+    assert after.replace('  "floor": 0.1,\n', "").replace('"version": 5', '"version": 4') == before
 
 
 @pytest.mark.parametrize("key", ["schema", "version", "file", "parity"])

@@ -13,7 +13,8 @@ from tiny_artefacts import FULL, artefacts, onnx_model
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import Manifest, read_manifests
-from saccade.export.gate.bisect import departure, relative_error
+from saccade.export.gate.bisect import departure
+from saccade.export.gate.metrics import WHOLE, relative_error
 from saccade.export.runtimes.runners import onnx_session
 from saccade.serving.commands import cli
 
@@ -44,8 +45,8 @@ def test_names_the_first_node_that_departs(folder: Path, weight: str, node: str)
     name = add_variant(folder, FULL, "fp16", half_typed(spoiled(weight), "fp16")).variant.name
     found = departure(folder, manifest_named(folder, name), read_manifests(folder), IMAGES)
     assert (found.departs, found.node, found.operator) == (True, node, "MatMul")
-    assert found.error == pytest.approx(1 / 3, rel=0.05)
-    assert f"at {node} (MatMul), by 0.33" in found.to_text()
+    assert found.error == pytest.approx(1 / 6, rel=0.05)  # of its largest number, which is off
+    assert f"at {node} (MatMul), by a relative error of 0.17" in found.to_text()
 
 
 def test_finds_none_in_a_graph_that_was_only_rounded(folder: Path) -> None:
@@ -80,16 +81,21 @@ def test_a_long_graph_is_searched_whole(folder: Path) -> None:
     assert (found.departs, found.node) == (True, "step/41")
 
 
-def test_errors_are_shares_of_the_largest_magnitude() -> None:
+def test_what_is_no_number_is_equal_to_itself_alone() -> None:
     one = np.array([1.0, -4.0, 0.0])
-    assert relative_error(np.array([1.0, -4.0, 1.0]), one) == 0.25
-    assert relative_error(one, one) == 0
+    assert relative_error(np.array([1.0, -4.0, 1.0]), one, WHOLE) == 0.25
+    assert relative_error(np.array([1.0, -5.0, 0.0]), one, WHOLE) == 0.125
+    assert relative_error(np.array([1.0, -4.0, 1.0]), one, 0.1) == 2.5
+    assert relative_error(one, one, WHOLE) == 0
     infinite = np.array([np.inf, -4.0, np.nan])
-    assert relative_error(infinite, infinite) == 0
-    assert relative_error(one, infinite) == np.inf
-    assert relative_error(infinite, one) == np.inf
-    assert relative_error(one[:2], one) == np.inf
-    assert relative_error(np.zeros(2), np.zeros(2)) == 0
+    assert relative_error(infinite, infinite, WHOLE) == 0
+    assert relative_error(infinite + np.array([0, 1, 0]), infinite, WHOLE) == 0.125
+    assert relative_error(one, infinite, WHOLE) == np.inf
+    assert relative_error(infinite, one, WHOLE) == np.inf
+    assert relative_error(one[:2], one, WHOLE) == np.inf
+    assert relative_error(one, one[:0], WHOLE) == np.inf
+    assert relative_error(np.zeros(2), np.zeros(2), WHOLE) == 0
+    assert relative_error(np.float32(2), np.float32(1), WHOLE) == 0.5
 
 
 def test_a_broken_file_does_not_keep_the_others_from_it(

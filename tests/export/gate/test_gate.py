@@ -15,14 +15,14 @@ import pytest
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import SUFFIX
 from saccade.export.gate.gate import Expected, measure, verify
-from saccade.export.gate.metrics import THRESHOLDS, exceeded, figures_of, one_minus_cosine
+from saccade.export.gate.metrics import FLOORS, THRESHOLDS, exceeded, figures_of, one_minus_cosine
 from saccade.export.gate.report import GateReport, render
 from saccade.export.graph.samples import RANDOM_INPUTS, REAL_INPUTS, Samples
 from saccade.files import sha256_of
 from saccade.models.interface import Part, TensorSpec
 
 Arrays = dict[str, np.ndarray]
-FULL = "nac-b1000-fp32"
+FULL, FLOOR = "nac-b1000-fp32", FLOORS["fp32"]
 PART = Part("", (TensorSpec("image", "b 4 4 1", "uint8"),), ("logits",), run=lambda image: {})
 
 
@@ -67,7 +67,8 @@ def test_verify_passes_on_an_export(tiny_folder: Path) -> None:
     for row in json.loads(json.dumps(report.to_dict()))["variants"]:
         assert row["thresholds"] == THRESHOLDS["fp32"]
         # Not a bound of the gate but of the arithmetic: float32 against float64.
-        assert 0 < row["figures"]["relative_error"] < 1e-3
+        assert 0 < row["figures"]["relative_error"] < row["thresholds"]["relative_error"]
+        assert row["floor"] == FLOOR
     text = shown(report)
     assert all(f"at most, {precision}" in text for precision in THRESHOLDS)
 
@@ -88,15 +89,24 @@ def test_one_changed_weight_fails(pair: Path) -> None:
     assert "NO" in shown(report) and "relative error is" in shown(report)
 
 
-def test_a_recorded_override_is_used_and_shown(pair: Path) -> None:
+def test_a_recorded_override_and_floor_are_used_and_shown(pair: Path) -> None:
     path = pair / (FULL + SUFFIX)
     content = json.loads(path.read_text())
     content["parity"]["overridden"] = ["relative_error"]
     content["parity"]["thresholds"]["relative_error"] = 1e-12
     path.write_text(json.dumps(content))
+    # The other variant was proved with another floor, by an older or a newer table.
+    small = "nac-b0125-fp32"
+    other = json.loads((pair / (small + SUFFIX)).read_text())
+    other["parity"]["floor"] = 1e-6
+    (pair / (small + SUFFIX)).write_text(json.dumps(other))
     report = verify(pair)
     assert list(failing(report)) == [FULL]
     assert "override: 1e-12" in shown(report)
+    row = next(each for each in report.to_dict()["variants"] if each["name"] == small)
+    assert row["floor"] == 1e-6
+    assert row["figures"]["relative_error"] > other["parity"]["figures"]["relative_error"]
+    assert shown(report).count("(floor: 1e-06)") == 1
 
 
 def test_files_that_are_not_what_they_claim(folder: Path) -> None:
@@ -243,9 +253,9 @@ def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -
 def test_two_ways_to_compute_a_file_may_differ_where_each_isolates_its_rows() -> None:
     rows = np.linspace(1, 2, 12).reshape(3, 4)
     one, other = {"embedding": rows}, {"embedding": rows * (1 + 5e-4)}
-    figures = figures_of(one, [[one, one], [other]], {}, {}, PART)
+    figures = figures_of(one, [[one, one], [other]], {}, {}, PART, FLOOR)
     assert figures["row_isolation"] == 0 and not exceeded(figures, THRESHOLDS["fp32"])
-    assert figures_of(one, [[one, other]], {}, {}, PART)["row_isolation"] > 4e-4
+    assert figures_of(one, [[one, other]], {}, {}, PART, FLOOR)["row_isolation"] > 4e-4
 
 
 def test_a_black_pixel_has_no_direction() -> None:
@@ -262,9 +272,9 @@ def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
     close = dict.fromkeys(reference, moved)
     clear = {**reference, "probabilities": logits[:, ::-1]}
     labelled = {"labels": np.zeros(2, dtype=np.int64)}
-    figures = figures_of(reference, [[close]], {}, labelled, PART)
+    figures = figures_of(reference, [[close]], {}, labelled, PART, FLOOR)
     assert (figures["top1_flips"], figures["score_points"]) == (0, 50)
-    assert figures_of(reference, [[clear]], {}, labelled, PART)["top1_flips"] == 2
+    assert figures_of(reference, [[clear]], {}, labelled, PART, FLOOR)["top1_flips"] == 2
 
 
 def test_a_broken_law_fails_the_gate() -> None:
@@ -274,7 +284,7 @@ def test_a_broken_law_fails_the_gate() -> None:
         return float(np.abs(found["attention"].sum(-1) - 1).max() / 1e-5)
 
     part = replace(PART, laws={"rows_sum_to_1": rows_sum_to_1})
-    right = figures_of({"attention": rows}, [[{"attention": rows}]], {}, {}, part)
+    right = figures_of({"attention": rows}, [[{"attention": rows}]], {}, {}, part, FLOOR)
     assert right["op_laws"] == 0 and not exceeded(right, THRESHOLDS["fp32"])
-    broken = figures_of({"attention": rows}, [[{"attention": rows * 1.0001}]], {}, {}, part)
+    broken = figures_of({"attention": rows}, [[{"attention": rows * 1.0001}]], {}, {}, part, FLOOR)
     assert exceeded(broken, THRESHOLDS["fp32"]) == ["op_laws"]

@@ -18,6 +18,7 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import read_folder, read_manifest
 from saccade.export.gate.gate import Reference
 from saccade.export.gate.manifest_checks import contradictions
+from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.export.graph.half_graph import widened_bytes
 from saccade.export.graph.inlining import inlined
 from saccade.models.checkpoint import load
@@ -63,9 +64,9 @@ def test_they_answer_as_the_files_with_functions(folder: Path, all_workers: Path
     expected = plain(whole.read_bytes()).run(None, {"image": image})
     found = plain((folder / whole.name).read_bytes()).run(None, {"image": image})
     half = (folder / "sot-exact-fp16.onnx").read_bytes()
-    for model, allowed in ((half, 3e-2), (widened_bytes(half), 1e-3)):
+    for model, precision in ((half, "fp16"), (widened_bytes(half), "fp32")):
         for one, other in zip(plain(model).run(None, {"image": image}), expected, strict=True):
-            np.testing.assert_allclose(one, other, atol=allowed, rtol=allowed)
+            assert relative_error(one, other, WHOLE) <= tensor_limit(precision)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=1e-6)
 

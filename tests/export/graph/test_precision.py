@@ -20,7 +20,7 @@ from saccade.errors import GateFailed, SaccadeError
 from saccade.export.artefact.manifest import read_manifest, write_manifest
 from saccade.export.exported import ExportedModel, ExportOptions, export
 from saccade.export.gate.gate import verify
-from saccade.export.gate.metrics import exceeded, figures_of, thresholds_of
+from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, thresholds_of
 from saccade.export.gate.sensitivity import sensitive_rows
 from saccade.export.graph.half_graph import activation_ranges, check_ranges, fold_casts
 from saccade.export.graph.layer_types import check_types, matrix_types
@@ -259,11 +259,12 @@ def test_a_row_is_as_sensitive_in_half_precision_as_roundings_are_larger() -> No
     found["embedding"][3] += 0.2
     own = {"embedding": np.full(20, 1e-7)}
     limits = thresholds_of("fp16", {})
-    assert not sensitive_rows([[found]], expected, own, limits, "fp16")["embedding"].any()
+    asked = (limits, "fp16", FLOORS["fp16"])
+    assert not sensitive_rows([[found]], expected, own, *asked)["embedding"].any()
     own["embedding"][3] = 1e-5
-    rows = sensitive_rows([[found]], expected, own, limits, "fp16")
+    rows = sensitive_rows([[found]], expected, own, *asked)
     assert rows["embedding"].tolist() == [number == 3 for number in range(20)]
-    figures = figures_of(expected, [[found]], {}, {}, PART, rows, floor=0.1)
+    figures = figures_of(expected, [[found]], {}, {}, PART, FLOORS["fp16"], rows)
     assert figures["relative_error"] == 0 and figures["sensitive_rows"] == 0.05
     assert exceeded({**figures, "sensitive_rows": 0.2}, {"sensitive_rows": 0.1})
 

@@ -17,7 +17,7 @@ import official_files  # noqa: E402
 from saccade.errors import SaccadeError  # noqa: E402
 from saccade.export.artefact.manifest import read_folder  # noqa: E402
 from saccade.export.gate import gate  # noqa: E402
-from saccade.export.gate.metrics import THRESHOLDS  # noqa: E402
+from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit  # noqa: E402
 from saccade.export.graph import samples  # noqa: E402
 from saccade.files import json_bytes, sha256_of  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
@@ -268,9 +268,8 @@ def test_photographs_are_answered_as_by_their_authors(source, server, made):
     expected = answers(path, image=pixels, **given)
     with Client(server.url, source) as client:
         found = client.infer({"image": files, **given})
-    limit = THRESHOLDS["fp32"]["relative_error"]
     for name, array in expected.items():
-        assert np.abs(found[name] - array).max() <= limit * np.abs(array).max(), name
+        assert relative_error(found[name], array, WHOLE) <= tensor_limit("fp32"), name
 
 
 REFUSED = {

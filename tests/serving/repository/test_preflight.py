@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
@@ -18,8 +19,12 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 import tiny_artefacts as tiny
 from broken_by_intent import HOSTILE
 from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
+from half_typed import add_variant, half_typed
+from safetensors.numpy import load, save
 from tiny_artefacts import examine
 
+from saccade.export.artefact.manifest import read_manifests
+from saccade.export.gate.metrics import FLOORS, THRESHOLDS, relative_error
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.target import Gpu, Target
@@ -74,6 +79,28 @@ def test_a_good_repository_passes_every_check(made, runtime):
     unchecked = {each.check for each in findings if each.verdict == "not checked"}
     gpu = {"engines", "capabilities", "instances", "answer", "memory"}
     assert unchecked == {"machine", *(gpu if runtime == "tensorrt" else ())}
+
+
+def test_a_half_precision_answer_may_be_off_by_as_much_as_in_the_gate(tmp_path):
+    folder = tiny.artefacts(tmp_path / "artefacts")
+    limit, floor = THRESHOLDS["fp16"]["relative_error"], FLOORS["fp16"]
+    parity = replace(read_manifests(folder)[0].parity, floor=floor)
+    proto = half_typed(tiny.onnx_model(), "fp16")
+    name = add_variant(folder, tiny.FULL, "fp16", proto, parity=parity).variant.name
+    repository = tmp_path / "repository"
+    deploy(folder, RepositoryOptions(repository, precisions=("fp16",)))
+    path = repository / name / "warmup" / "sample.safetensors"
+    arrays = load(path.read_bytes())
+    right = arrays["output/logits"]
+    at = np.abs(right).argmin()  # near zero the floor decides
+    for share, failed in ((0.8, set()), (1.2, {"answer"})):
+        wrong = right.copy()
+        wrong.flat[at] += share * limit * (abs(right.flat[at]) + floor * np.abs(right).max())
+        assert (relative_error(right, wrong, floor) > limit) == bool(failed)
+        assert relative_error(right, wrong, FLOORS["fp32"]) > limit
+        path.write_bytes(save(arrays | {"output/logits": wrong}, metadata={"saccade": "real"}))
+        tiny.rehash(repository)
+        assert set(failures(repository)) == failed
 
 
 @pytest.mark.parametrize("case", BROKEN)
