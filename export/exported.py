@@ -91,7 +91,8 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
     """Write `<name>.safetensors`, and an ONNX file with its manifest for each budget.
 
     The folder appears when every variant has passed the gate, or not at all. The same weights
-    and versions give the same bytes.
+    and versions give the same ONNX files on every CPU; int8 files on one kind of CPU, because
+    their scales are measured there.
 
     Raises: GateFailed if a variant does not pass, SaccadeError for an option or a checkpoint
         that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.

@@ -196,8 +196,11 @@ def candidates_of(
 
 
 def folded_float32(variant: Family) -> Any:
-    """The model that a file is made of: folded in float64, where that is exact, rounded once."""
-    folded: Any = deepcopy(variant).fold()
+    """The model that a file is made of: folded in float64, the same on every CPU, rounded once."""
+    from saccade.models.fixed_order import FixedOrder
+
+    with FixedOrder():
+        folded: Any = deepcopy(variant).fold()
     return folded.float()
 
 

@@ -15,7 +15,7 @@ from onnxscript.rewriter.rules.common import _no_op
 from torch import nn
 
 from saccade.export.graph.canonical import OUTPUT_PREFIX, clean, tidy
-from saccade.export.graph.folded_constants import fold_constants
+from saccade.export.graph.folded_constants import exact_folding, fold_constants
 from saccade.export.graph.half_graph import fold_casts
 from saccade.export.graph.layer_types import opset_of
 from saccade.export.graph.translation import translations
@@ -95,7 +95,7 @@ def trace_module(
         for word in shape
         if isinstance(word, str)
     }
-    with _quiet(), _tiny_constants_stay(), torch.no_grad():
+    with _quiet(), _tiny_constants_stay(), exact_folding(), torch.no_grad():
         program = torch.onnx.export(
             module.eval(),
             tuple(examples.values()),

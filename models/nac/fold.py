@@ -31,6 +31,7 @@ class FoldedNAC(nn.Module):
     """
 
     link_bias: Tensor | None
+    links: Tensor | None
     read_out_bias: Tensor | None
     read_out_signatures: Tensor | None
     start: Tensor | None
@@ -47,7 +48,10 @@ class FoldedNAC(nn.Module):
         else:
             circuit = source.generator()
             between, to_read_out = link_distances(circuit, source.read_out_signatures)
-            self.register_buffer("link_bias", self.kernel.constant(between))
+            link_bias = self.kernel.constant(between)
+            self.register_buffer("link_bias", link_bias)
+            links = None if link_bias is None else self.kernel.links(link_bias)
+            self.register_buffer("links", links)
             self.register_buffer("read_out_bias", self.kernel.read_out(to_read_out, 1))
         self.tokenizer = fold_tokenizer(source.tokenizer)
         self._fold_layers(source, circuit)
@@ -126,8 +130,9 @@ class FoldedNAC(nn.Module):
         state, attention, bias = self._run(x, length, condition, condition_length)
         found = head_outputs(self._logits, state) | {"attention": attention}
         if bias is not None:
-            links = self.kernel.links(bias)[..., : self.config.modules]
-            found["link"] = links.expand(attention.shape[0], -1, -1)
+            links = self.kernel.links(bias) if self.config.conditional else self.links
+            assert links is not None
+            found["link"] = links[..., : self.config.modules].expand(attention.shape[0], -1, -1)
         return found
 
     def parts(self) -> tuple[Part, ...]:

@@ -4,6 +4,7 @@
 from torch import Tensor, nn
 
 from saccade.models.layers.pixels import check_image
+from saccade.models.nac.sequence_tokenizers import SymbolTokenizer, TokenProjection, sinusoids
 from saccade.models.nac.tokenizers import PairTokenizer, PatchTokenizer, patches
 
 
@@ -32,11 +33,16 @@ class FoldedPatches(nn.Module):
 
 
 def fold_tokenizer(source: nn.Module) -> nn.Module:
-    """The tokenizer with its pixel scale folded where that is exact.
+    """The tokenizer with its pixel scale folded where that is exact, and its positions computed.
 
     A convolution pads with zeros after scaling, so its scale stays.
     """
     if isinstance(source, PairTokenizer):
         source.each = fold_tokenizer(source.each)
         return source
+    if isinstance(source, TokenProjection | SymbolTokenizer):
+        config = source.config
+        if source.position is None and config.positions == "sinusoidal" and config.max_tokens:
+            fixed = sinusoids(config.max_tokens, config.tokens_width).to(source.norm.weight)
+            source.position = nn.Parameter(fixed)
     return FoldedPatches(source) if isinstance(source, PatchTokenizer) else source

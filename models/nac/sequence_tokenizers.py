@@ -56,8 +56,8 @@ class PointTokenizer(nn.Module):
     def __init__(self, config: NACConfig) -> None:
         super().__init__()
         self.config = config
-        octaves = math.pi * 2.0 ** torch.arange(config.point_bands)
-        self.register_buffer("octaves", octaves, persistent=False)
+        octaves = [math.ldexp(math.pi, band) for band in range(config.point_bands)]
+        self.register_buffer("octaves", torch.tensor(octaves), persistent=False)
         self.project = linear(3 + 6 * config.point_bands, config.tokens_width)
         self.norm = nn.LayerNorm(config.tokens_width)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from saccade.models.interface import Part
 from saccade.models.slot_attention.components import slot_parts
 from saccade.models.slot_attention.decoder import Decoder, Painting
-from saccade.models.slot_attention.encoders import Encoder
+from saccade.models.slot_attention.encoders import Encoder, GridEmbedding
 from saccade.models.slot_attention.rounds import GridReader, PlainReader, SlotAttention, SlotState
 
 Seen = tuple[Tensor, Tensor]
@@ -158,11 +158,13 @@ class FoldedGridReader(nn.Module):
 class FoldedDecoder(Decoder):
     """A decoder whose first layer runs once a slot and once a grid, not once a cell.
 
-    That holds for an MLP behind the broadcast; a CNN keeps its layers.
+    That holds for an MLP behind the broadcast; a CNN keeps its layers. What a grid adds that is
+    the same for every slot is one constant.
     """
 
     first_grid: Tensor
     first_bias: Tensor
+    places: Tensor | None
     readout_weight: Tensor
     readout_bias: Tensor
 
@@ -177,6 +179,10 @@ class FoldedDecoder(Decoder):
         if self.config.decoder == "mlp":
             constants["first_grid"] = first.weight @ self.project.weight
             constants["first_bias"] = first.bias + first.weight @ self.project.bias
+        self.register_buffer("places", None)
+        if not self.config.equivariant:
+            grid, mlp = self.grid[:, None], self.config.decoder == "mlp"
+            constants["places"] = grid @ constants["first_grid"].mT if mlp else self.project(grid)
         for name, value in constants.items():
             self.register_buffer(name, value.detach())
 
@@ -186,16 +192,43 @@ class FoldedDecoder(Decoder):
         layers: list[Any] = list(self.backbone.layers)
         first, *others = layers
         slots = state.slots @ first.weight.mT + self.first_bias
-        x = (slots[:, :, None, None] + self.relative(state) @ self.first_grid.mT).relu()
+        places = self.places
+        if places is None:
+            places = self.relative(state) @ self.first_grid.mT
+        x = (slots[:, :, None, None] + places).relu()
         for layer in others:
             x = layer(x).relu()
         return self.paint(x)
+
+    def broadcast(self, state: SlotState) -> Tensor:
+        """As `Decoder.broadcast`."""
+        if self.places is None:
+            return super().broadcast(state)
+        return state.slots[:, :, None, None] + self.places
 
     def paint(self, features: Tensor) -> Painting:
         both = features @ self.readout_weight.mT + self.readout_bias
         alphas, layers = both[..., 0], both[..., 1:]
         masks = alphas.softmax(1)
         return Painting((masks[..., None] * layers).sum(1), masks, alphas, layers)
+
+
+class FoldedGridEmbedding(nn.Module):
+    """What the linear layer adds to the token of each place, computed once.
+
+    Shapes: as GridEmbedding.
+    """
+
+    added: Tensor
+
+    def __init__(self, source: GridEmbedding, project: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("added", project(source.grid))
+        self.mlp = source.mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.added
+        return (x if self.mlp is None else self.mlp(x)).flatten(1, 2)
 
 
 class FoldedSlotModel(nn.Module):
@@ -208,6 +241,9 @@ class FoldedSlotModel(nn.Module):
         self._rule = source.rule()
         self.scale = source.scale
         self.encoder: Encoder = source.encoder
+        embedding: Any = self.encoder.embedding
+        if embedding.project is not None:
+            self.encoder.embedding = FoldedGridEmbedding(embedding, embedding.project)
         self.attention = fold_attention(source.attention)
         self.decoder = FoldedDecoder(source.decoder)
         self.requires_grad_(False)

@@ -11,7 +11,7 @@ from saccade.models.layers.pixels import check_image
 from saccade.models.sparo.components import parts_of
 from saccade.models.sparo.image_tower import ImageTower
 from saccade.models.sparo.model import Sparo, encode_image, encode_text
-from saccade.models.sparo.pooling import Pooled
+from saccade.models.sparo.pooling import AttentionPool, Pooled
 from saccade.models.sparo.readout import ReadOut, attend
 
 
@@ -113,6 +113,9 @@ class FoldedSparo(nn.Module):
             self.codebook = source.codebook
         if config.pooling == "sparo":
             self._fold_read_outs()
+        for module in self.modules():
+            if isinstance(module, AttentionPool):
+                module.constant = module.asked()
         if config.masked:
             self.register_buffer("slot_mask", source.slot_mask)
         self.requires_grad_(False)

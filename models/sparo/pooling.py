@@ -79,6 +79,8 @@ class AttentionPool(nn.Module):
         AttPool of table 6 in Vani et al. 2024 does not project its queries.
     """
 
+    constant: Tensor | None  # the queries once and for all, in the folded form
+
     def __init__(self, config: SparoConfig, tower: str) -> None:
         super().__init__()
         width = config.image_width if tower == "image" else config.text_width
@@ -95,13 +97,21 @@ class AttentionPool(nn.Module):
         self.project = nn.Linear(pooled, pooled, bias=False)
         nn.init.normal_(self.project.weight, std=pooled**-0.5)
         self.widen = bottleneck(config)
+        self.register_buffer("constant", None, persistent=False)
+
+    def asked(self) -> Tensor:
+        """The queries that are read, by head.
+
+        Shapes: -> [heads k w].
+        """
+        query = self.query if self.mean else self.query[:1]  # no other answer is read
+        return self.q(self.norm_query(query)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
     def forward(
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
     ) -> Pooled:
         tokens = self.norm_tokens(tokens)
-        query = self.query if self.mean else self.query[:1]  # no other answer is read
-        q = self.q(self.norm_query(query)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        q = self.asked() if self.constant is None else self.constant
         k, v = (
             layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.k, self.v)

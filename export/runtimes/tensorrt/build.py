@@ -62,7 +62,7 @@ class BuildOptions(PathFields):
     workspace_mib: int | None = None  # scratch memory an engine may use, default: TensorRT's
     timing_cache: Path | None = None  # reused and extended; TensorRT only
     compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
-    locked: bool = False  # rebuild what is there, and say whether each plan is the same bytes
+    locked: bool = False  # rebuild and compare the bytes; another kind of CPU may give others
     out: Path | None = None  # default: ARTEFACT/engines/ENGINE-CAPABILITIES
     force: bool = False  # replace an existing folder
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from fixed_fold import folded_in_order
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -71,6 +72,7 @@ CASES = {
     "colour": {"channels": 3, "mean": (0.4, 0.5, 0.6), "std": (0.1, 0.2, 0.3)},
     "tokens": {"input": "tokens", "token_dim": 5},
     "token positions": {"input": "tokens", "token_dim": 5, "max_tokens": 9},
+    "sinusoids": {"input": "tokens", "token_dim": 5, "max_tokens": 9, "positions": "sinusoidal"},
     "frozen": {"connectivity": "frozen"},
     "dense": {"connectivity": "dense"},
     "perceiver": {"connectivity": "dense", "modulation": False},
@@ -174,7 +176,7 @@ def test_fold_is_the_same_function_at_every_budget(case: str) -> None:
     model.rank_modules(**arguments)
     for budget in (1, 0.5, 0.25, 0.125) if case != "one module" else (1,):
         pruned = model.prune(budget)
-        folded = pruned.fold()
+        folded = folded_in_order(pruned)
         expected, found = pruned.outputs(**arguments), folded.outputs(**arguments)
         for name, value in expected.items():
             assert (found[name] - value).abs().max() < 1e-10, (budget, name)

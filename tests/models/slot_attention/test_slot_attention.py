@@ -11,6 +11,7 @@ from places import TESTS
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
 import torch
+from fixed_fold import folded_in_order
 
 from saccade.errors import SaccadeError
 from saccade.models.interface import part_named
@@ -36,6 +37,7 @@ CNN = {
 FORMS = {
     "sa": BASELINE,
     "sa, two heads, gaussian": replace(BASELINE, heads=2, initial_slots="gaussian"),
+    "sa, CNN": replace(BASELINE, **CNN),
     "t-sa": replace(TINY, attention="t-sa", scales_factor=1.0),
     "t-sa, plain values": replace(TINY, attention="t-sa", values_see_grid=False),
     "ts-sa": TINY,
@@ -164,7 +166,7 @@ def test_a_moved_slot_is_painted_where_it_was_moved():
 @pytest.mark.parametrize("form", FORMS)
 def test_folded_model_is_the_same_function(form):
     model = model_of(FORMS[form])
-    folded = model.fold()
+    folded = folded_in_order(model)
     for role in ("", "decode"):
         part, other = part_named(model, role), part_named(folded, role)
         given = {
