@@ -7,7 +7,7 @@ STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 
 .PHONY: help demo test check bench plugins plugins-tensorrt check-native check-chaos check-fuzz \
-	check-killed check-supply check-wheel wheel
+	check-killed check-mutations check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -51,6 +51,9 @@ check-fuzz: $(STAMP) ## change sound files of every reader 100,000 times: read o
 
 check-killed: $(STAMP) ## commands ended at 50 seeded moments by three signals each, and on 20 full disks
 	$(BIN)/python tests/killed/check.py --moments 50 --full 20 --out benchmarks/results/killed.json
+
+check-mutations: $(STAMP) ## break lines of the core one by one: do the tests notice?
+	$(BIN)/python tests/mutations.py --jobs 2 --out benchmarks/results/mutations.json
 
 # What cannot be asked (no network, a service that is down) is said and is no failure.
 check-supply: $(STAMP) ## known advisories of the packages that are pinned, by PyPI and OSV

@@ -106,6 +106,8 @@ BROKEN = {
     "with labels of no type": (lambda path: edited(path, labels=[1, 2]), "labels are"),
     "with odd preprocessing": (lambda path: edited(path, preprocessing={"crop": 1}), "crop"),
     "of fewer classes than calibrated": (lambda path: edited(path, labels=["a", "b"]), "0 to 1"),
+    "of one class fewer": (lambda path: edited(path, labels=list("012345678")), "9, .* 0 to 8"),
+    "with a key too many": (lambda path: edited(path, colour="red"), "unknown .'colour'"),
 }
 
 

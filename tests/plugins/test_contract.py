@@ -49,6 +49,7 @@ def test_reference_parameters_are_the_attributes():
         (lambda: tvmax(GRID, lam="0.1"), "lam is '0.1'"),
         (lambda: tvmax(GRID, tolerance=0), "tolerance is 0, expected a finite number > 0"),
         (lambda: tvmax(GRID, max_iterations=1.5), "max_iterations is 1.5, expected a whole number"),
+        (lambda: tvmax(GRID, max_iterations=True), "max_iterations is True"),
         (lambda: tvmax(GRID, sizes=np.array([[3, 4], [4, 4]])), "saccade::MaskedTVMax.*4"),
         (lambda: tvmax(GRID, sizes=np.array([[3, 4]])), r"input sizes has shape \[1, 2\]"),
         (lambda: tvmax(GRID, sizes=np.ones((2, 2))), "input sizes is float64, expected int64"),

@@ -215,6 +215,11 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         SaccadeError,
         r"sizes has \[3, 5\], expected 0 to 3 rows and 0 to 4 columns",
     ),
+    "sizes below zero": (
+        lambda: tvmax(torch.zeros(1, 3, 4), sizes=torch.tensor([[-1, 4]])),
+        SaccadeError,
+        r"sizes has \[-1, 4\], expected 0 to 3 rows and 0 to 4 columns",
+    ),
     "type of sizes": (
         lambda: tvmax(torch.zeros(1, 3, 4), sizes=torch.tensor([[3, 4]], dtype=torch.int32)),
         SaccadeError,
@@ -259,3 +264,17 @@ def test_threads_do_not_change_an_answer(native_library: Any) -> None:
     kernels.sparsemax(1, z.ctypes.data, two.ctypes.data, *z.shape, 3)
     assert np.array_equal(one, two)
     np.testing.assert_allclose(one.sum(1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["baseline", None])
+def test_half_precision_is_rounded_to_the_nearest_and_ties_to_even(target, native_library):
+    gaps = np.arange(64) * 2.0**-11  # a weight of 0.5 + gap / 2: every second one is a tie
+    given = torch.from_numpy(np.stack([gaps, 0 * gaps], 1).astype(np.float16))
+    expected = np.stack([0.5 + gaps / 2, 0.5 - gaps / 2], 1).astype(np.float16)
+    kernels = bindings.kernels()
+    assert kernels.choose_target(target)
+    try:
+        found = sparsemax(given)
+    finally:
+        kernels.choose_target(None)
+    np.testing.assert_array_equal(found.numpy(), expected)

@@ -3,7 +3,9 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from hostile_files import (  # noqa: E402
     npy,
     safetensors_file,
     torch_zip,
+    twice_named,
     zip_bomb,
     zip_file,
 )
@@ -30,6 +33,7 @@ from saccade import limits  # noqa: E402
 from saccade.errors import SaccadeError  # noqa: E402
 from saccade.export.artefact.frontier import read_frontier  # noqa: E402
 from saccade.export.artefact.manifest import read_manifest  # noqa: E402
+from saccade.files import FileRefused, read_bounded  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
 from saccade.models.data.user_data import npz  # noqa: E402
 from saccade.models.official.given_files import names_from, object_from  # noqa: E402
@@ -53,6 +57,10 @@ ARRAYS: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda path: images_npz(path, labels=npy("<i8", (41,), bytes(8 * 40))),
         "328 bytes, and has 320",
     ),
+    "one number fewer": (
+        lambda path: images_npz(path, labels=npy("<i8", (39,), bytes(8 * 40))),
+        "312 bytes, and has 320",
+    ),
     "400 axes": (lambda path: images_npz(path, labels=npy("<i8", (1,) * 400)), "claims the shape"),
     "below zero": (lambda path: images_npz(path, labels=npy("<i8", (-1, -1), bytes(8))), "claims"),
     "objects": (lambda path: images_npz(path, labels=npy("|O", (1,), b"x")), "Python objects"),
@@ -65,6 +73,7 @@ ARRAYS: dict[str, tuple[Callable[[Path], Path], str]] = {
         "damaged",
     ),
     "a zip bomb": (zip_bomb, "unpacks to 1073741824 bytes, at most"),
+    "two files of one name": (twice_named, "have the same name"),
     "a zip of texts": (lambda path: zip_file(path, {"a.txt": b""}), "expected arrays"),
     "an .npy": (lambda path: path.write_bytes(npy("|u1", (9,), bytes(9))) and path, "npz"),
     "a directory of 1 GB": (
@@ -270,3 +279,22 @@ def test_state_of_a_run(tmp_path: Path) -> None:
     torch.save({"version": 1, "run": "[1]", "state": {}}, path)
     with pytest.raises(SaccadeError, match="found a damaged file"):
         read_state(path, {})
+
+
+@pytest.mark.parametrize("size", [99, 100, 101, 5_000])
+def test_a_pipe_is_read_up_to_a_limit(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    def fill() -> None:
+        with suppress(BrokenPipeError), path.open("wb") as file:
+            file.write(bytes(size))
+
+    writer = threading.Thread(target=fill)
+    writer.start()
+    if size <= 100:
+        assert read_bounded(path, 100) == bytes(size)
+    else:
+        with pytest.raises(FileRefused, match="more than 100 bytes"):
+            read_bounded(path, 100)
+    writer.join(timeout=30)

@@ -15,11 +15,20 @@ import pytest
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import SUFFIX
 from saccade.export.gate.gate import Expected, measure, verify
-from saccade.export.gate.metrics import FLOORS, THRESHOLDS, exceeded, figures_of, one_minus_cosine
+from saccade.export.gate.metrics import (
+    FLOORS,
+    THRESHOLDS,
+    exceeded,
+    figures_of,
+    one_minus_cosine,
+    row_errors,
+    thresholds_of,
+    top1_flips,
+)
 from saccade.export.gate.report import GateReport, render
-from saccade.export.graph.samples import RANDOM_INPUTS, REAL_INPUTS, Samples
+from saccade.export.graph.samples import RANDOM_INPUTS, REAL_INPUTS, Samples, samples_of
 from saccade.files import sha256_of
-from saccade.models.interface import Part, TensorSpec
+from saccade.models.interface import Part, TensorSpec, part_named
 
 Arrays = dict[str, np.ndarray]
 FULL, FLOOR = "nac-b1000-fp32", FLOORS["fp32"]
@@ -288,3 +297,88 @@ def test_a_broken_law_fails_the_gate() -> None:
     assert right["op_laws"] == 0 and not exceeded(right, THRESHOLDS["fp32"])
     broken = figures_of({"attention": rows}, [[{"attention": rows * 1.0001}]], {}, {}, part, FLOOR)
     assert exceeded(broken, THRESHOLDS["fp32"]) == ["op_laws"]
+
+
+def asked(run: Any, *others: Any) -> set[str]:
+    """The figures above their thresholds, of a runner and of further ways to run the same file."""
+    image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
+    right = truth({"image": image})
+    labels = right["logits"].argmax(axis=-1)[:REAL_INPUTS]
+    samples = Samples({"image": image}, {"labels": labels})
+    expected = Expected(PART, samples, right, lambda: [right])
+    parity = measure([run, *others], expected, "fp32", {})
+    return set(exceeded(parity.figures, parity.thresholds))
+
+
+def test_a_runtime_that_answers_from_memory_is_noticed() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
+    known, place = truth({"image": image}), 0
+
+    def remembered(inputs: Arrays) -> Arrays:
+        nonlocal place
+        rows = np.arange(place, place + len(inputs["image"])) % 320
+        place += len(inputs["image"])
+        return {name: each[rows] for name, each in known.items()}
+
+    assert {"relative_error", "row_isolation"} <= asked(remembered)
+
+
+@pytest.mark.parametrize("size", (1, 2, 7))
+def test_every_size_of_a_batch_is_asked(size: int) -> None:
+    run = changed("logits", lambda v: v * (1 + 4e-4 * (len(v) == size)))
+    assert asked(run) == {"row_isolation"}
+
+
+def test_a_file_is_right_in_every_way_to_run_it() -> None:
+    assert asked(truth, truth) == set()
+    assert asked(truth, RUNNERS["scaled logits"][0]) == {"relative_error"}
+
+
+def test_errors_are_shares_of_a_number_and_of_the_largest() -> None:
+    right = {"embedding": np.array([[1.0, 0.0], [0.5, 1e-9], [0.02, 0.01]])}
+    moved = {"embedding": right["embedding"] + 1e-5}
+    errors = row_errors([moved, right], right, FLOOR)["embedding"]
+    np.testing.assert_allclose(errors, [1e-3, 1e-3, 5e-4], rtol=1e-6)
+    errors = row_errors([moved], right, floor=0.1)["embedding"]
+    np.testing.assert_allclose(errors, [1e-4, 1e-4, 1e-5 / 0.11], rtol=1e-6)
+    for wrong in (np.nan, np.inf):
+        broken = {"embedding": np.where(right["embedding"] == 0.5, wrong, right["embedding"])}
+        assert np.isposinf(row_errors([right, broken], right, FLOOR)["embedding"]).all()
+    assert np.isposinf(
+        row_errors([{"embedding": np.ones((3, 1))}], right, FLOOR)["embedding"]
+    ).all()
+
+
+def test_what_is_not_a_number_is_above_any_threshold() -> None:
+    assert exceeded({"relative_error": np.nan}, {"relative_error": 1.0}) == ["relative_error"]
+    for value in (np.nan, np.inf, -1.0):
+        with pytest.raises(SaccadeError, match="expected a number of at least 0"):
+            thresholds_of("fp32", {"relative_error": value})
+    with pytest.raises(SaccadeError, match="'speed' is not in the table for fp32"):
+        thresholds_of("fp32", {"speed": 1.0})
+
+
+def test_a_margin_within_twice_the_error_is_a_close_call() -> None:
+    reference = {"logits": np.array([[1.0, 0.9985, 0.0]])}
+    moved = {"logits": np.array([[0.999, 0.9995, 0.0]])}
+    assert top1_flips(moved, reference) == 0
+    moved = {"logits": np.array([[0.999, 0.9985, 0.0]]), "probabilities": np.eye(3)[1:2]}
+    assert top1_flips(moved, {**reference, "logits": np.array([[1.0, 0.99, 0.0]])}) == 0
+    moved["logits"] = np.array([[0.998, 0.991, 0.0]])
+    assert top1_flips(moved, {**reference, "logits": np.array([[1.0, 0.99, 0.0]])}) == 1
+
+
+def test_samples_are_spread_over_the_data_and_the_same_each_time(
+    tiny_nac: Callable[..., Any], tmp_path: Path
+) -> None:
+    checkpoint = tiny_nac(tmp_path / "nac.safetensors", images=600)
+    part = part_named(checkpoint.build(), "")
+    first, again = samples_of(checkpoint, part), samples_of(checkpoint, part)
+    assert len(first) == REAL_INPUTS + RANDOM_INPUTS
+    np.testing.assert_array_equal(first.inputs["image"], again.inputs["image"])
+    stored = checkpoint.calibration["image"]
+    for place, row in ((0, 0), (REAL_INPUTS - 1, 599), (REAL_INPUTS // 2, 300)):
+        np.testing.assert_array_equal(first.inputs["image"][place], stored[row])
+    few = tiny_nac(tmp_path / "few.safetensors", images=255)
+    with pytest.raises(SaccadeError, match="has 255 calibration samples, the gate needs 256"):
+        samples_of(few, part)

@@ -25,11 +25,11 @@ from saccade.export.gate.sensitivity import sensitive_rows
 from saccade.export.graph.half_graph import activation_ranges, check_ranges, fold_casts
 from saccade.export.graph.layer_types import check_types, matrix_types
 from saccade.export.runtimes.half_products import HalfProducts, half_products
-from saccade.export.runtimes.runners import onnx_runner, onnx_session
+from saccade.export.runtimes.runners import half_runner, onnx_runner, onnx_session, torch_runner
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
 from saccade.files import sha256_of
 from saccade.models.checkpoint import load, save
-from saccade.models.interface import Part
+from saccade.models.interface import Part, TensorSpec
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 PART = Part("", (), (), dict)
@@ -54,6 +54,27 @@ def test_a_rounded_product_is_that_of_the_type(precision: str) -> None:
     spacing = torch.finfo(HalfProducts(precision, accumulate=True).dtype).eps
     assert not torch.equal(rounded, a @ b)
     assert ((native - rounded).abs() <= 2 * spacing * rounded.abs().max()).all()
+
+
+class OneProduct(torch.nn.Linear):
+    """A layer as a model with one part."""
+
+    def parts(self) -> tuple[Part, ...]:
+        """x to y."""
+        spec = TensorSpec("x", "b 40", "float32")
+        return (Part("", (spec,), ("y",), run=lambda x: {"y": self(x)}),)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_runner_of_half_precision_rounds_products_to_its_type(precision: str) -> None:
+    model = OneProduct(40, 3)
+    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), HalfProducts(precision, accumulate=True):
+        expected = model(x).numpy()
+    found = half_runner(model, "", ("y",), precision)({"x": x.numpy()})["y"]
+    np.testing.assert_array_equal(found, expected)
+    exact = torch_runner(model)({"x": x.numpy()})["y"]
+    assert 0 < np.abs(found - exact).max() < 0.1
 
 
 def test_a_number_beyond_the_type_is_infinite() -> None:

@@ -2,6 +2,7 @@
 """The NAC against the paper's equations, its pruning, and what it refuses."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from saccade.errors import SaccadeError, ShapeError
 from saccade.models.families import build, family_class
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.modulation import ModFC
+from saccade.models.nac.module_dropout import ModuleDropout
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
 
@@ -122,9 +124,11 @@ def test_modules_argument_runs_that_subset() -> None:
         assert (found - model.prune(0.25)(**arguments)).abs().max() < 1e-12
 
 
-def test_pruning_twice_is_pruning_once() -> None:
-    model = nac()
+@pytest.mark.parametrize("case", ("default", "conditional"))
+def test_pruning_twice_is_pruning_once(case: str) -> None:
+    model = nac(**CASES[case])
     arguments = given(model)
+    model.rank_modules(**arguments)
     assert torch.allclose(model.prune(0.5).prune(0.5)(**arguments), model.prune(0.25)(**arguments))
 
 
@@ -290,3 +294,23 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         nac(**CASES["conditioned"])(torch.zeros(1, 8, 8, 1))
     with pytest.raises(SaccadeError, match="Leave condition out"):
         nac()(torch.zeros(1, 8, 8, 1), condition=torch.zeros(1, 2, 7))
+
+
+@pytest.mark.parametrize(("budget", "kept"), [(0.28, 4), (0.28125, 5), (0.3, 5), (0.04, 1)])
+def test_a_budget_keeps_the_nearest_number_of_modules(budget: float, kept: int) -> None:
+    assert nac().prune(budget).config.modules == kept  # of 16; a half is rounded up
+
+
+def test_module_dropout_keeps_who_it_says_as_often_as_it_says() -> None:
+    config = NACConfig(**SMALL, module_dropout=1 / 16, dropout_draw="log-uniform")
+    torch.manual_seed(0)
+    order, ranked = torch.arange(16).flip(0), []
+    dropout = ModuleDropout(replace(config, dropout_ordered=0.5, graph_refresh_steps=10))
+    drawn = [dropout.draw(lambda: ranked.append(1) or order) for _ in range(400)]
+    sizes = [len(each) for each in drawn]
+    assert (min(sizes), max(sizes)) == (1, 16)
+    assert sum(size <= 4 for size in sizes) / 400 == pytest.approx(0.54, abs=0.08)
+    first = sum(torch.equal(each, order[: len(each)]) for each in drawn if len(each) > 3)
+    assert first / sum(size > 3 for size in sizes) == pytest.approx(0.5, abs=0.1)
+    assert len(ranked) == pytest.approx(20, abs=5), "one ranking serves ten steps"
+    assert ModuleDropout(replace(config, module_dropout=1.0)).draw(lambda: order) is None

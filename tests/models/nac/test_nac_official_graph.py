@@ -248,3 +248,27 @@ def test_a_nac_trains_with_the_authors_graph(tmp_path: Path) -> None:
         expected += (links[order][:, order] - target).square().mean().item()
     assert trained.graph_loss().item() == pytest.approx(expected, rel=1e-4)
     assert not torch.equal(trained.generator.signatures, started.generator.signatures)
+
+
+def test_signatures_start_on_the_right_side_of_the_cut() -> None:
+    settings = NACConfig(
+        modules=40, signature_dim=24, signature_init="watts-strogatz", truncate=0.4
+    )
+    signatures = hinge_signatures(settings)
+    distance, apart = signature_distance(signatures, signatures), ~torch.eye(40, dtype=torch.bool)
+    assert ((distance < 0.4) == drawn_graph(settings))[apart].double().mean() > 0.95
+    assert distance[apart].max() > 0.8
+
+
+def test_drawn_links_follow_their_probabilities() -> None:
+    changes = {"modules": 200, "signature_dim": 8}
+    partition = drawn_graph(NACConfig(**changes, signature_init="planted-partition"))
+    group = torch.arange(200) // 20
+    same = (group[:, None] == group) & ~torch.eye(200, dtype=torch.bool)
+    assert partition[same].double().mean().item() == pytest.approx(0.9, abs=0.02)
+    other = group[:, None] != group
+    assert partition[other].double().mean().item() == pytest.approx(0.05, abs=0.01)
+    world = drawn_graph(NACConfig(**changes, signature_init="watts-strogatz"))
+    step = (torch.arange(200)[:, None] - torch.arange(200)).abs()
+    near = torch.minimum(step, 200 - step) <= 10  # a tenth of all, half on each side
+    assert world[near].double().sum().item() / world.sum().item() == pytest.approx(0.6, abs=0.08)

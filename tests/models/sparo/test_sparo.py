@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SPARO beyond the recorded cases: folding, budgets, selection, parts, files of the authors."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -186,6 +187,57 @@ def test_trained_masks_turn_off_what_misleads(kind):
     assert mask.shape == ((4,) if kind == "slot" else (4, 6))
     mean = mask.reshape(4, -1).mean(1)
     assert after > before + 0.15 and mean[1] > 0.8 and mean[3] < 0.2
+
+
+def masks_by_hand(codes, kind, epochs, rate):
+    """Masks as the paper prints them, in float64: every mask, and how many texts are told by it."""
+    image, true, false = (torch.from_numpy(each) for each in codes)
+    shape = image.shape[1:] if kind == "dimension" else (image.shape[1], 1)
+    theta = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    alpha = torch.tensor(math.log(100) + 1e-9, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([theta, alpha], lr=rate, momentum=0.9)
+    between = unit_rows(true) - unit_rows(false)
+    masks, told = [], []
+    for _ in range(epochs + 1):
+        scale = max(100 * alpha**0, alpha.exp())
+        mask = 1 / (1 + torch.exp(-scale * theta / 4))
+        margin = (unit_rows(image * mask) * between).sum(1)
+        masks.append(mask.detach().numpy().squeeze())
+        told.append(float((margin > 0).double().mean()))
+        optimizer.zero_grad()
+        torch.log1p(torch.exp(-scale * margin)).mean().backward()
+        optimizer.step()
+    return masks, told
+
+
+def unit_rows(codes):
+    rows = codes.flatten(1)
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def misled(far):
+    """Images, true and false texts that slot 3 confuses: far apart, or so near that s grows."""
+    images, positives, negatives = np.random.default_rng(0).standard_normal((3, 60, 4, 6))
+    if far:
+        positives[:, 1] += 0.6 * images[:, 1]
+        negatives[:, 3] += 0.6 * images[:, 3]
+    else:
+        negatives = positives - 0.01 * images + 0.01 * negatives
+        negatives[:, 3] += 0.03 * images[:, 3]
+    return images, positives, negatives
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "far"), [("slot", 0.02, True), ("dimension", 0.05, False)]
+)
+def test_masks_are_trained_as_printed(kind, rate, far):
+    codes = misled(far)
+    masks, told = masks_by_hand(codes, kind, 6, rate)
+    best = int(np.argmax(told))
+    assert best > 1, "the first steps cannot tell momentum and scale"
+    found, share = train_masks(*codes, kind=kind, epochs=6, learning_rate=rate)
+    assert share == told[best]
+    np.testing.assert_allclose(found, masks[best], atol=1e-5)
 
 
 @pytest.mark.parametrize("masks", ["slot", "dimension"])

@@ -142,5 +142,7 @@ def test_a_step_keeps_the_share_that_the_configuration_says(drawn: str, middle: 
     assert len(sizes) == 400
     assert (min(sizes), max(sizes)) == (2, 64)
     assert abs(np.median(sizes) - middle) < 4
+    few = [drawn_modules(config, rng, most=16, rank=lambda: order) for _ in range(100)]
+    assert max(len(each) for each in few if each is not None) == 16
     ordered = sum(torch.equal(each, order[: len(each)]) for each in kept if each is not None)
     assert 140 < ordered < 260

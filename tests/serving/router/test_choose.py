@@ -72,6 +72,9 @@ CHOSEN = {
     "score above the lower bounds of all but one": (
         MEASURED, {"min_score": 0.955}, "nac-b1000-fp32",
     ),
+    "score: exactly a lower bound": (
+        MEASURED, {"min_score": MEASURED.variants[0].lower_bound}, "nac-b1000-fp32",
+    ),
     "any score": (MEASURED, {"min_score": 0}, "nac-b0125-fp32"),
     "latency: the best-scoring": (MEASURED, {"max_latency_ms": 9}, "nac-b1000-fp32"),
     "latency: of equal scores the faster": (MEASURED, {"max_latency_ms": 8.9}, "nac-b0250-fp32"),

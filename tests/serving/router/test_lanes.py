@@ -258,3 +258,50 @@ def test_the_time_given_to_a_group_fits_the_server(pb, ticket):
     assert 4e6 < remaining_us([ticket(left_s=5), ticket(left_s=1)]) <= 5e6
     forever = SimpleNamespace(left_s=7 * 24 * 3600.0)
     assert remaining_us([forever]) < 2**63
+
+
+def test_a_request_gets_nine_tenths_of_its_time(lane, ticket):
+    lane.pace.run.add(1, 20)
+    hold(lane, ticket)  # for 20 s by the estimate, and the next one takes as long
+    assert "is busy" in lane.offer(ticket(left_s=42))
+    assert lane.offer(ticket(left_s=46)) == ""
+
+
+def test_nobody_makes_room_for_a_caller_who_has_as_much_waiting(lane, ticket):
+    hold(lane, ticket)
+    waiting = [ticket(caller=str(number)) for number in range(256)]
+    assert {lane.offer(each) for each in waiting} == {""}
+    assert "is full" in lane.offer(ticket(caller="late"))
+    assert not any(each.sender.error for each in waiting)
+
+
+def test_decoding_is_not_the_models_time(pb, ticket):
+    from lane import Lane
+
+    def answer(lane, group):
+        lane.decoded(1.0, 1000.0)
+        return 1.0
+
+    made = Lane("v", answer, group_rows=1)
+    made.offer(ticket())
+    made.close()
+    assert made.pace.decode.of(1) == 1000
+    assert made.pace.run.of(1) < -900, "what was said to be decoding is taken off"
+
+
+def test_whoever_comes_after_a_pause_gets_no_more_than_a_share(pb, ticket):
+    from backlog import Backlog
+
+    line, served = Backlog(), []
+
+    def serve(count):
+        for _ in range(count):
+            served.extend(each.caller for each in line.take(1, lambda work, megapixels: 0.0))
+
+    for _ in range(20):
+        line.add(ticket(caller="steady"))
+    serve(10)
+    for _ in range(10):
+        line.add(ticket(caller="back again"))
+    serve(6)
+    assert 3 <= served[10:].count("back again") <= 4

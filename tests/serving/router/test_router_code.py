@@ -255,3 +255,33 @@ def test_a_header_that_is_none_costs_nothing(pb, data):
     assert megapixels(bomb) > 1e12
     wanted = Wanted.from_dict(PREPROCESSING)
     assert expected_megapixels([bomb, data], wanted) == 2 * IMAGE_MEGAPIXELS
+
+
+def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
+    def died(asked):
+        busy.runs.append(len(asked["inputs"][0].as_numpy()))
+        raise pb.TritonError("in ensemble, Stub process 'nac' is not healthy.")
+
+    mates = [Request(), Request()]
+    busy.execute(mates)
+    pb.answer = died
+    busy.go.set()
+    for each in mates:
+        code, text = each.error()
+        assert code == "unavailable" and "has died or is being loaded" in text
+    assert busy.runs == [1, 2]
+
+
+def test_what_will_be_refused_costs_nothing(pb):
+    from decoding import expected_megapixels
+    from image_decoding import Wanted
+    from pace import IMAGE_MEGAPIXELS
+
+    def header(megapixels):
+        sides = int(1000 * megapixels), 1000
+        return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"".join(n.to_bytes(4, "big") for n in sides)
+
+    wanted = Wanted.from_dict(PREPROCESSING)  # images of at most 50 megapixels
+    expected = expected_megapixels([header(49), header(1), header(51)], wanted)
+    assert expected == pytest.approx(50 + 3 * IMAGE_MEGAPIXELS)
+    assert expected_megapixels([header(50)] * 21, wanted) == pytest.approx(21 * IMAGE_MEGAPIXELS)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the router takes, without a server: parts and their inputs, axes, own parameters, labels."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROUTER = Path(__file__).resolve().parents[3] / "model_repository" / "router"
+sys.path.insert(0, str(ROUTER))
+try:
+    routing = importlib.import_module("routes")
+    intake = importlib.import_module("intake")
+    labels = importlib.import_module("labels")
+    Refused = importlib.import_module("choose").RequestRefused
+finally:
+    sys.path.remove(str(ROUTER))
+
+IMAGE = routing.Tensor("image", "b 4 4 1", "uint8")
+STATE = routing.Tensor("initial_state", "b k 6", "float32")
+WORDS, COUNT = (routing.Tensor(*each) for each in (("words", "b n", "int64"), ("n", "b", "int64")))
+SLOTS = routing.Part((IMAGE, STATE), ("masks",), ("initial_state",), ("image",))
+TEXT = routing.Part((WORDS, COUNT), ("code",), (), ())
+
+
+def route(**changes):
+    """A variant; what it costs and scores is of no account here."""
+    fields = {**dict.fromkeys(routing.Route._fields), "name": "m-b1000-fp32", "facts": {}}
+    return routing.Route(**fields | changes)
+
+
+def routes(family="nac", **parts):
+    return routing.Routes("m", family, None, parts or {"": SLOTS, "text": TEXT}, (route(),))
+
+
+def test_a_part_is_known_by_its_inputs():
+    both = routes()
+    for given in ({"image"}, {"image", "initial_state"}):
+        assert intake.part_for(both, given) == ""
+    assert intake.part_for(both, {"words", "n"}) == "text"
+    for given in ({"words"}, {"initial_state"}, {"image", "words"}, set()):
+        with pytest.raises(Refused, match=r"expected image \[and initial_state\], or words and n"):
+            intake.part_for(both, given)
+    step = routing.Part((COUNT,), (), (), ())
+    captioner = routes("captioner", encode=routing.Part((IMAGE,), (), (), ("image",)), step=step)
+    with pytest.raises(Refused, match="inputs are n; expected image"):
+        intake.part_for(captioner, {"n"})
+
+
+def test_axes_of_one_name_are_of_one_size():
+    def check(words, count):
+        given = {"words": np.zeros(words, np.int64), "n": np.zeros(count, np.int64)}
+        intake.check_axes(given, routes(), "text")
+
+    check((3, 5), (3, 1))
+    for shapes in (((3, 5), (2, 1)), ((3, 0), (3, 1)), ((3, 5), (3,)), ((3, 5), (3, 2))):
+        with pytest.raises(Refused, match="has shape"):
+            check(*shapes)
+    image = {"image": np.zeros((2, 4, 5, 1), np.uint8)}
+    with pytest.raises(Refused, match=r"input image has shape \[2, 4, 5, 1\], expected \[b 4 4 1"):
+        intake.check_axes(image, routes(), "")
+    # Encoded images have no axes yet.
+    intake.check_axes({"image": np.array([[b"png"]], dtype=object)}, routes(), "")
+
+
+def test_a_request_has_a_sample():
+    rows = {"a": np.zeros((2, 3)), "b": np.zeros((2, 1))}
+    assert intake.count_rows(rows) == 2
+    with pytest.raises(Refused, match="has no sample"):
+        intake.count_rows({"a": np.zeros((0, 3))})
+
+
+def test_own_parameters_are_whole_and_in_their_range():
+    slots, rule = routes("slot-attention"), {"kind": "learned", "slots": [[0.0] * 6] * 5}
+    known = route(facts={"initial_state": rule, "slots": 5})
+
+    def taken(given=frozenset({"image"}), role="", **parameters):
+        return intake.own_parameters(slots, known, role, set(given), parameters)
+
+    assert taken(seed="3", slots=5.0, budget=1) == {"seed": 3, "slots": 5}
+    assert taken() == {}
+    for wrong in ({"seed": -1}, {"seed": 2**31}, {"slots": 0}, {"slots": 1.5}, {"slots": True}):
+        with pytest.raises(Refused, match="expected a whole number from"):
+            taken(**wrong)
+    with pytest.raises(Refused, match="slots is 6, expected 1 to 5, the slots that were learned"):
+        taken(slots=6)
+    for inputs, role in (({"image", "initial_state"}, ""), ({"slots"}, "decode")):
+        with pytest.raises(Refused, match="seed draws the initial state"):
+            taken(inputs, role, seed=1)
+    captioner = routes("captioner")
+    found = intake.own_parameters(captioner, route(), "encode", {"image"}, {"end": 2, "beam": 64})
+    assert found == {"end": "2", "beam": 64}
+    for wrong, words in (({"beam": 65}, "from 1 to 64"), ({"end": True}, "a word or a token")):
+        with pytest.raises(Refused, match=words):
+            intake.own_parameters(captioner, route(), "encode", {"image"}, wrong)
+
+
+def test_a_search_costs_its_hypotheses_steps():
+    searching = route(facts={"beam": 3, "max_length": 20})
+    assert intake.work_of(routes(), searching, 4, {}) == 4
+    captioner = routes("captioner")
+    assert intake.work_of(captioner, searching, 4, {}) == 4 * 3 * 20
+    assert intake.work_of(captioner, searching, 4, {"beam": 1, "max_length": 5}) == 4 * 5
+
+
+def test_labels_are_scored_by_the_cosine(tmp_path):
+    vectors = np.eye(3, dtype=np.float32)[:2]
+    np.save(tmp_path / "classes.npy", vectors)
+    told = route(classes="classes.npy", facts={"logit_scale": 10.0})
+    found = labels.Labels(tmp_path, (told, route(name="other")))
+    assert found.known(told, "image") and not found.known(told, "text")
+    assert not found.known(route(name="other"), "image")
+    scores = found.scores(told, np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], np.float32))
+    np.testing.assert_allclose(scores["logits"], [[6, 8], [0, 0]], atol=1e-5)
+    chances = 1 / (1 + np.exp(2.0))
+    np.testing.assert_allclose(scores["probabilities"], [[chances, 1 - chances], [0.5, 0.5]], 1e-5)
