@@ -3,9 +3,11 @@
 
 import ast
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from places import ROOT
@@ -76,7 +78,7 @@ def test_an_entry_that_names_what_there_is_not_is_refused(monkeypatch):
     wrong = FamilyEntry(
         *["a:b"] * 5, tasks=("top2",), answers=(), own_tasks={"top3": odd}, roles=("paint",)
     )
-    module = type(sys)("wrong_family")
+    module = ModuleType("wrong_family")
     module.ENTRY = wrong
     monkeypatch.setitem(sys.modules, "wrong_family", module)
     monkeypatch.setitem(FAMILIES, "wrong", "wrong_family")
@@ -90,3 +92,25 @@ def test_an_entry_that_names_what_there_is_not_is_refused(monkeypatch):
     monkeypatch.setitem(FAMILIES, "wrong", "wrong_family")
     with pytest.raises(SaccadeError, match="wrong_family: has no ENTRY"):
         entry_of("wrong")
+
+
+NOTHING = {"cnn": "model family 'cnn' is unknown", "bare": "nothing can be shown"}
+
+
+@pytest.mark.parametrize("family", NOTHING)
+def test_show_refuses_a_model_that_it_cannot_draw(family, monkeypatch, tmp_path):
+    from PIL import Image
+
+    from saccade.serving.client.call_options import ShowOptions
+    from saccade.serving.commands import show
+
+    module = ModuleType("bare_family")
+    module.ENTRY = FamilyEntry(*["a:b"] * 5, tasks=("top1",), answers=())
+    monkeypatch.setitem(sys.modules, "bare_family", module)
+    monkeypatch.setitem(FAMILIES, "bare", "bare_family")
+    view = SimpleNamespace(family=family, model="m")
+    connected = nullcontext(SimpleNamespace(view=lambda: view))
+    monkeypatch.setattr(show, "Client", lambda *_: connected)
+    Image.new("L", (2, 2)).save(tmp_path / "image.png")
+    with pytest.raises(SaccadeError, match=NOTHING[family]):
+        show.looked_at(tmp_path / "image.png", ShowOptions("m"))
