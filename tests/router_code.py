@@ -26,9 +26,11 @@ def family_module(package: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"router_of_{package}", source)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROUTER))
+    folders = [str(ROUTER), str(source.parent)]  # what it brings more lies beside it there
+    sys.path[:0] = folders
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(str(ROUTER))
+        for folder in folders:
+            sys.path.remove(folder)
     return module
