@@ -9,8 +9,8 @@ from typing import Any
 from nac_curves import links_of
 
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found, Score
 from saccade.models.checkpoint import Checkpoint
+from saccade.models.scores.results import Found, Score
 
 RESULTS = Path(__file__).with_name("results")
 

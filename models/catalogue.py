@@ -4,12 +4,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError, require
-from saccade.models.families import FAMILIES, family_class, outline
+from saccade.models.entry import imported
+from saccade.models.families import FAMILIES, entry_of, outline
 from saccade.models.interface import Part
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def presets(family: str) -> dict[str, Any]:
 
     Raises: SaccadeError if there is no such family.
     """
-    found: Mapping[str, Any] = _home(family).PRESETS
+    found: Mapping[str, Any] = imported(entry_of(family).presets)
     return dict(found)
 
 
@@ -95,13 +95,8 @@ def row(family: str, name: str) -> Row:
         optional={part.role: part.optional for part in parts if part.optional},
         settings=tuple(setting.label for setting in settings),
         unit=settings[0].unit,
-        source=_home(family).SOURCE,
+        source=imported(entry_of(family).source),
     )
-
-
-def _home(family: str) -> Any:
-    """The module of the family's configuration, with its PRESETS and SOURCE."""
-    return import_module(family_class(family).config_class.__module__)
 
 
 def _outline(family: str, config: Any) -> "nn.Module":

@@ -1,25 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which class stands for the family that a checkpoint names."""
+"""The registry of families: one line each. All else is in the family's own folder."""
 
+from collections.abc import Iterator
+from copy import deepcopy
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from saccade import limits
 from saccade.errors import SaccadeError
+from saccade.models.entry import FamilyEntry, imported
 
 if TYPE_CHECKING:
     from torch import nn
 
     Model = TypeVar("Model", bound=nn.Module)
 
+# The name in checkpoints and commands, and the package that has the family's ENTRY.
 FAMILIES = {
-    "nac": "saccade.models.nac.model:NAC",
-    "sparo": "saccade.models.sparo.model:Sparo",
-    "sot": "saccade.models.sot.model:SoT",
-    "slot-attention": "saccade.models.slot_attention.model:SlotModel",
-    "vqa": "saccade.models.vqa.model:VQA",
-    "captioner": "saccade.models.captioner.model:Captioner",
+    "nac": "saccade.models.nac",
+    "sparo": "saccade.models.sparo",
+    "sot": "saccade.models.sot",
+    "slot-attention": "saccade.models.slot_attention",
+    "vqa": "saccade.models.vqa",
+    "captioner": "saccade.models.captioner",
 }
+
+
+def entry_of(family: str) -> FamilyEntry:
+    """The entry of a family.
+
+    Raises: SaccadeError if there is no such family, or its package has no entry.
+    """
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise SaccadeError(
+            f"model family {family!r:.100} is unknown. Expected one of: "
+            f"{', '.join(sorted(FAMILIES))}. The file may come from a newer saccade."
+        )
+    entry = getattr(import_module(FAMILIES[family]), "ENTRY", None)
+    if not isinstance(entry, FamilyEntry):
+        raise SaccadeError(
+            f"{FAMILIES[family]}: has no ENTRY, expected the FamilyEntry of family '{family}'. "
+            "Declare it in the __init__.py of that package."
+        )
+    return entry
+
+
+def entries() -> Iterator[tuple[str, FamilyEntry]]:
+    """Every family with its entry, in the order of the registry."""
+    for family in FAMILIES:
+        yield family, entry_of(family)
 
 
 def family_class(family: str) -> Any:
@@ -27,13 +56,23 @@ def family_class(family: str) -> Any:
 
     Raises: SaccadeError if there is no such family.
     """
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise SaccadeError(
-            f"model family {family!r:.100} is unknown. Expected one of: "
-            f"{', '.join(sorted(FAMILIES))}. The file may come from a newer saccade."
-        )
-    module, name = FAMILIES[family].split(":")
-    return getattr(import_module(module), name)
+    return imported(entry_of(family).model)
+
+
+def folded(model: "nn.Module") -> "nn.Module":
+    """The folded form of a copy of the model, in evaluation: the same function, fewer products.
+
+    Raises: SaccadeError if no family has a model of this class.
+    """
+    classes = {f"{each.__module__}:{each.__qualname__}" for each in type(model).__mro__}
+    for _, entry in entries():
+        if entry.model in classes:
+            made: nn.Module = imported(entry.folded)(deepcopy(model).eval())
+            return made
+    raise SaccadeError(
+        f"{type(model).__name__}: no family has this model, expected one of "
+        f"{', '.join(FAMILIES)}. Name its class in the ENTRY of its family."
+    )
 
 
 def build(family: str, config: dict[str, Any], *, fresh: bool = True) -> "nn.Module":

@@ -13,7 +13,7 @@ import numpy as np
 from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import read_folder
-from saccade.export.artefact.variant import ROLES
+from saccade.export.artefact.variant import known_roles
 from saccade.export.artefact.variant_files import grouped
 from saccade.files import json_bytes, read_bounded, write_atomically
 from saccade.json_text import parse_json
@@ -276,7 +276,7 @@ def _check_points(points: Any, where: str, inside: bool = False) -> None:
                     float,
                     f"{where} {key} {figure}",
                 )
-        elif key in ROLES[1:] and not inside:
+        elif key in known_roles()[1:] and not inside:
             _check_points(point, f"{where} {key}", inside=True)
         elif key not in ("threads", "best_batch"):
             raise ValueError(f"{where}: key {key!r} is not known")

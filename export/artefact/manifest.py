@@ -15,7 +15,7 @@ from saccade.export.artefact.manifest_checks import (
     check_hashes,
     check_tensors,
 )
-from saccade.export.artefact.variant import ROLES, variant_name
+from saccade.export.artefact.variant import known_roles, variant_name
 from saccade.files import json_bytes, sha256_of, write_atomically
 from saccade.models.budget import Budget
 from saccade.models.families import FAMILIES
@@ -232,7 +232,7 @@ def images_text(folder: Path, manifests: Sequence[Manifest]) -> tuple[str, ...]:
 
 def _order(manifest: Manifest) -> tuple[float, str, str, int]:
     entry = manifest.variant
-    return -entry.budget, entry.precision, entry.setting, ROLES.index(entry.role)
+    return -entry.budget, entry.precision, entry.setting, known_roles().index(entry.role)
 
 
 def check_file(folder: Path, manifest: Manifest) -> None:

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import BudgetLike, budget_text
+from saccade.models.families import entries
 
 if TYPE_CHECKING:
     from saccade.models.interface import Family, Setting
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-# Of the files of a variant, first the one that answers a plain request.
+# Of the files of a variant, first the one that answers a plain request; a family may add some.
 ROLES = ("", "image", "encode", "text", "decode", "step")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _SETTING = re.compile(r"[a-z0-9]{1,16}")
+
+
+def known_roles() -> tuple[str, ...]:
+    """The usual roles, and behind them those of single families."""
+    own = [role for _, entry in entries() for role in entry.roles]
+    return tuple(dict.fromkeys((*ROLES, *own)))
 
 
 def variant_name(model: str, role: str, setting: str, precision: str) -> str:
@@ -25,8 +32,8 @@ def variant_name(model: str, role: str, setting: str, precision: str) -> str:
     Raises: SaccadeError for a part of it that no variant can have.
     """
     check_model_name(model)
-    if role not in ROLES:
-        known = ", ".join(each for each in ROLES if each)
+    if role not in known_roles():
+        known = ", ".join(each for each in known_roles() if each)
         raise SaccadeError(f"role {role!r} is not known. Known: {known}, or none.")
     if not _SETTING.fullmatch(setting):
         raise SaccadeError(f"setting {setting!r}: expected 1 to 16 characters of a-z and 0-9.")

@@ -9,14 +9,8 @@ from typing import Any
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import Manifest
 from saccade.export.artefact.variant import variant_name
+from saccade.models.families import entry_of
 from saccade.models.preprocessing import Preprocessing
-
-# Inputs that the router fills where a request does not bring them, by family and role.
-FILLED = {("slot-attention", ""): ("initial_state",)}
-# Parts that only the router itself calls.
-INNER = {"captioner": ("step",)}
-# Parts without which no request is answered.
-_NEEDED = {"captioner": ("encode", "step")}
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ def grouped(manifests: Sequence[Manifest]) -> tuple[VariantParts, ...]:
         name = variant_name(entry.model, "", entry.setting, entry.precision)
         found.setdefault(name, {})[entry.role] = manifest
     for name, parts in found.items():
-        needed = _NEEDED.get(next(iter(parts.values())).variant.family, ())
+        needed = entry_of(next(iter(parts.values())).variant.family).required
         if not set(needed) <= set(parts):
             raise SaccadeError(
                 f"{name}: found the part {', '.join(sorted(parts))}, expected "
@@ -94,5 +88,5 @@ def encoded(manifest: Manifest) -> tuple[str, ...]:
 
 def filled(manifest: Manifest) -> tuple[str, ...]:
     """Inputs of this part that the router fills itself."""
-    names = FILLED.get((manifest.variant.family, manifest.variant.role), ())
+    names = entry_of(manifest.variant.family).filled.get(manifest.variant.role, ())
     return tuple(spec.name for spec in manifest.inputs if spec.name in names)

@@ -4,11 +4,13 @@
 import numpy as np
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found, mean, proportion
-from saccade.export.evaluation.scenes import Asked, asked_scenes
+from saccade.export.evaluation.scenes import QUESTIONS_A_SCENE, Asked, asked_scenes
 from saccade.export.evaluation.subject import Subject
 from saccade.models.scores.attention import zero_share
+from saccade.models.scores.results import Found, mean, proportion
 from saccade.models.vqa.questions import question_tokens
 
 
@@ -47,3 +49,15 @@ def _truth(subject: Subject, asked: Asked) -> np.ndarray:
             f"{', '.join(subject.labels[:5])}, ... Score a model trained on this data."
         )
     return np.array([known[each.answer] for each in asked.questions])
+
+
+def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
+    """The first questions with their images.
+
+    Shapes: image [n h w c], question [n t], n at most `count`.
+    Raises: SaccadeError if the model takes no image.
+    """
+    scenes = max(2, count // QUESTIONS_A_SCENE)
+    asked = asked_scenes(images_of(variant), EvaluateOptions(limit=scenes))
+    tokens = np.stack([question_tokens(variant.facts, each.text) for each in asked.questions])
+    return {"": {"image": asked.images[asked.owner], "question": tokens}}

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found, Score, mean, proportion
 from saccade.export.evaluation.scenes import (
     CAPTIONED_SCENES,
     REFERENCES,
@@ -21,6 +22,7 @@ from saccade.models.data.scene_statements import is_true
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.scores.intervals import bootstrap_of
+from saccade.models.scores.results import Found, Score, mean, proportion
 from saccade.models.word_tokens import WordVocabulary
 
 _CHUNK = 50  # images searched at once
@@ -97,3 +99,13 @@ def _attention_scores(captions: list[Caption]) -> list[Score]:
     zeros = [share for each in maps for share in zero_share(each)]
     found = [mean("JS", moving, unit="nats")] if moving else []
     return found + ([mean("zero attention", zeros)] if zeros else [])
+
+
+def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
+    """The first scenes.
+
+    Shapes: image [n h w c], n at most `count`.
+    Raises: SaccadeError if the model takes no image.
+    """
+    drawn = drawn_scenes(images_of(variant), EvaluateOptions(limit=count), count)
+    return {"encode": {"image": drawn.images}}

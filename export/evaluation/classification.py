@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found, proportion
 from saccade.export.evaluation.subject import Subject
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.data.listops import CLASS_NAMES, Grammar, listops
 from saccade.models.data.token_states import token_states
 from saccade.models.scores.classification import correct
+from saccade.models.scores.results import Found, proportion
 
 _TOP5_CLASSES = 6  # with fewer, the right one is nearly always among five
 
@@ -113,3 +115,20 @@ def _expressions(subject: Subject, options: EvaluateOptions) -> Labelled | None:
     drawn = listops("test", options.limit, grammar=grammar)
     inputs = {"characters": drawn.characters, "length": drawn.length}
     return Labelled(inputs, drawn.labels, CLASS_NAMES, "listops", drawn.sha256)
+
+
+def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
+    """The first samples of whatever the model takes: images, token states, characters.
+
+    Shapes: by name [n ...], n at most `count`.
+    Raises: SaccadeError if it takes what no data here has.
+    """
+    role, names = variant.main.variant.role, {spec.name for spec in variant.main.inputs}
+    if "characters" in names:
+        drawn = listops("test", count)
+        return {role: {"characters": drawn.characters, "length": drawn.length}}
+    if names == {"tokens", "length"}:
+        texts = token_states(data, "test").inputs
+        return {role: {name: each[:count] for name, each in texts.items()}}
+    found = load_data(data, "test", preprocessing=images_of(variant))
+    return {role: {"image": found.images[:count]}}

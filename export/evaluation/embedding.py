@@ -5,9 +5,9 @@ import numpy as np
 
 from saccade.export.evaluation.classification import Labelled, labelled_inputs
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found, proportion
 from saccade.export.evaluation.subject import Subject
 from saccade.models.scores.classification import knn_predict, probe_predict
+from saccade.models.scores.results import Found, proportion
 
 
 def knn(subject: Subject, options: EvaluateOptions) -> Found:

@@ -3,36 +3,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError, require
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found
 from saccade.export.evaluation.subject import Subject, subjects_of, trained_on
+from saccade.export.evaluation.tasks import task_asked
+from saccade.models.entry import imported
+from saccade.models.scores.results import Found
 from saccade.progress import progress
-
-_TASKS = {
-    "top1": "classification:top1",
-    "zero-shot": "matching:zero_shot",
-    "retrieval": "matching:retrieval",
-    "knn": "embedding:knn",
-    "probe": "embedding:probe",
-    "hard-negatives": "matching:hard_negatives",
-    "ari": "segmentation:ari",
-    "vqa": "answering:vqa",
-    "caption": "captioning:caption",
-}
-# What a family can be asked, its own score first.
-TASKS_OF = {
-    "nac": ("top1", "knn", "probe"),
-    "sot": ("top1", "knn", "probe"),
-    "sparo": ("zero-shot", "retrieval", "hard-negatives", "knn", "probe"),
-    "slot-attention": ("ari",),
-    "vqa": ("vqa",),
-    "captioner": ("caption",),
-}
 
 
 @dataclass(frozen=True)
@@ -74,22 +54,11 @@ def evaluate(path: Path | str, options: EvaluateOptions) -> Evaluation:
 def _task(
     subject: Subject, options: EvaluateOptions
 ) -> Callable[[Subject, EvaluateOptions], Found]:
-    known = TASKS_OF[subject.family]
-    if subject.family == "sparo" and "text" not in subject.parts:
-        known = ("knn", "probe")
-    name = options.task or known[0]
-    if name not in known:
-        raise SaccadeError(
-            f"--task {name}: {subject.name} is of family '{subject.family}', which can be asked "
-            f"{', '.join(known)}. Choose one of them."
-        )
+    name, chosen = task_asked(subject.family, options.task, subject.name, subject.parts)
     if options.positions != "anywhere" and name != "ari":
         raise SaccadeError(
             f"--positions {options.positions}: task '{name}' has objects anywhere. "
             "Leave it out; only the task ari can choose where they are."
         )
-    module, function = _TASKS[name].split(":")
-    task: Callable[[Subject, EvaluateOptions], Found] = getattr(
-        import_module(f"saccade.export.evaluation.{module}"), function
-    )
+    task: Callable[[Subject, EvaluateOptions], Found] = imported(chosen.score)
     return task

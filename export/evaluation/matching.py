@@ -7,16 +7,24 @@ from collections.abc import Sequence
 import numpy as np
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.evaluation.classification import labelled_images
+from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found, proportion
 from saccade.export.evaluation.scenes import Described, described_scenes
 from saccade.export.evaluation.subject import Subject
 from saccade.files import read_lines
+from saccade.models.data.datasets import load_data
 from saccade.models.scores.classification import correct
+from saccade.models.scores.results import Found, proportion
 from saccade.models.scores.retrieval import cosines, ranks
 from saccade.models.sparo.text_tokens import encode_texts
-from saccade.models.sparo.zero_shot import default_templates, encode_classes, zero_shot_logits
+from saccade.models.sparo.zero_shot import (
+    default_templates,
+    encode_classes,
+    prompts,
+    zero_shot_logits,
+)
 
 
 def zero_shot(subject: Subject, options: EvaluateOptions) -> Found:
@@ -99,3 +107,19 @@ def _templates(subject: Subject, options: EvaluateOptions) -> tuple[str, ...]:
     if options.templates is None:
         return default_templates(subject.facts["tokenizer"])
     return read_lines(options.templates, "template")
+
+
+def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
+    """The first labelled images, and where there is a part for texts, the prompts of the labels.
+
+    Shapes: image [n h w c], n at most `count`; tokens [prompts t].
+    Raises: SaccadeError if the model takes no image.
+    """
+    found = load_data(data, "test", preprocessing=images_of(variant))
+    inputs = {variant.main.variant.role: {"image": found.images[:count]}}
+    if "text" in variant.parts:
+        facts = variant.facts
+        written = prompts(found.class_names, default_templates(facts["tokenizer"]))
+        tokens = encode_texts(facts, [text for each in written for text in each])
+        inputs["text"] = {"tokens": tokens}
+    return inputs

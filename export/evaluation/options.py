@@ -3,23 +3,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from saccade.errors import SaccadeError
+from saccade.export.evaluation.tasks import task_names
 from saccade.models.budget import BudgetLike
 from saccade.path_fields import PathFields
 
-TaskName = Literal[
-    "top1",
-    "zero-shot",
-    "retrieval",
-    "knn",
-    "probe",
-    "hard-negatives",
-    "ari",
-    "vqa",
-    "caption",
-]
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[task_names()]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from saccade.export.evaluation.results import Found, Score
+from saccade.models.scores.results import Found, Score
 
 if TYPE_CHECKING:
     from rich.table import Table

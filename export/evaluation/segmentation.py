@@ -4,13 +4,15 @@
 import numpy as np
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found, mean
 from saccade.export.evaluation.scenes import drawn_scenes, scenes_sha256
 from saccade.export.evaluation.subject import Subject
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
+from saccade.models.scores.results import Found, mean
 from saccade.models.slot_attention.initial import initial_states
 
 TEST_SCENES = 320  # as many as the paper scores
@@ -68,3 +70,18 @@ def _masked(
         f"--data {name}: true masks are only known of generated scenes. Pass --data tetrominoes "
         "or --data shapes."
     )
+
+
+def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
+    """The first scenes with the slots' initial states.
+
+    Shapes: image [n h w c], initial_state [n k s], n at most `count`.
+    Raises: SaccadeError if the model takes no image.
+    """
+    preprocessing, facts = images_of(variant), variant.facts
+    if data == "tetrominoes":
+        images = tetrominoes("test", count, side_px=preprocessing.height_px).images
+    else:
+        images = drawn_scenes(preprocessing, EvaluateOptions(limit=count), count).images
+    states = initial_states(facts["initial_state"], len(images), int(facts["slots"]))
+    return {"": {"image": images, "initial_state": states}}

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from routes import Route, Routes
 
 CHOICES = ("budget", "min_score", "max_latency_ms")
-# Beside the choice, what a family's requests may say.
-OWN = {"slot-attention": ("seed", "slots"), "captioner": ("beam", "max_length", "end")}
 # What the protocol, the server and its clients put among the parameters.
 RESERVED = {
     "timeout", "priority", "headers", "classification", "binary_data", "binary_data_output",
@@ -34,13 +32,15 @@ class RequestRefused(Exception):
     """The caller asked for what cannot be; the message is the answer."""
 
 
-def choose(routes: Routes, parameters: dict[str, Any]) -> Route:
+def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()) -> Route:
     """The variant for a request's parameters; without any, the largest budget.
+
+    `own` are what requests of the family may say beside the choice.
 
     Raises: RequestRefused for an unknown parameter, two choices, a value that is no number or
         out of range, and where no variant meets the request.
     """
-    known = CHOICES + OWN.get(routes.family, ())
+    known = CHOICES + own
     given = [key for key in parameters if not is_reserved(key)]
     if unknown := sorted(set(given) - set(known)):
         raise RequestRefused(f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}")

@@ -4,21 +4,15 @@
 from typing import Any
 
 import numpy as np
-from choose import OWN, RequestRefused
-from initial_state import check_slots
-from routes import Route, Routes
-
-# Per family, what the router itself takes as large at most.
-MOST = {"slots": 64, "beam": 64, "max_length": 256, "seed": 2**31 - 1}
-LEAST = {"slots": 1, "beam": 1, "max_length": 1, "seed": 0}
+from choose import RequestRefused
+from routes import Part, Routes
 
 
-def part_for(routes: Routes, given: set[str]) -> str:
+def part_for(parts: dict[str, Part], given: set[str]) -> str:
     """The role of the part that takes these inputs.
 
     Raises: RequestRefused naming what was found and what is expected.
     """
-    parts = routes.parts_to_ask()
     for role, part in parts.items():
         if part.fits(given):
             return role
@@ -29,36 +23,6 @@ def part_for(routes: Routes, given: set[str]) -> str:
         wanted.append(" and ".join(part.required) + optional)
     found = ", ".join(sorted(given)) or "none"
     raise RequestRefused(f"inputs are {found}; expected {', or '.join(wanted)}")
-
-
-def own_parameters(
-    routes: Routes, route: Route, role: str, given: set[str], parameters: dict[str, Any]
-) -> dict[str, Any]:
-    """A family's own parameters, checked; those that nothing here would obey are refused.
-
-    Raises: RequestRefused otherwise.
-    """
-    found = {
-        name: _end(parameters[name]) if name == "end" else _whole(name, parameters[name])
-        for name in OWN.get(routes.family, ())
-        if name in parameters
-    }
-    if routes.family == "slot-attention" and found:
-        if role != "" or "initial_state" in given:
-            raise RequestRefused(
-                f"parameter {sorted(found)[0]} draws the initial state, but the request brings "
-                f"{', '.join(sorted(given))}; leave one of them out"
-            )
-        check_slots(route.facts, found.get("slots", 1))
-    return found
-
-
-def work_of(routes: Routes, route: Route, rows: int, parameters: dict[str, Any]) -> float:
-    """What the model does for a request: rows, or of a search at most so many hypotheses' steps."""
-    if routes.family != "captioner":
-        return float(rows)
-    beam = parameters.get("beam", route.facts.get("beam", 1))
-    return float(rows * beam * parameters.get("max_length", route.facts["max_length"]))
 
 
 def count_rows(inputs: dict[str, np.ndarray]) -> int:
@@ -96,8 +60,11 @@ def check_axes(inputs: dict[str, np.ndarray], routes: Routes, role: str) -> None
             )
 
 
-def _whole(name: str, value: Any) -> int:
-    low, high = LEAST[name], MOST[name]
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number in its range, from a string, an integer or a double.
+
+    Raises: RequestRefused otherwise.
+    """
     try:
         parsed = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -107,9 +74,3 @@ def _whole(name: str, value: Any) -> int:
             f"parameter {name} is {value!r:.60}, expected a whole number from {low} to {high}"
         )
     return int(parsed)
-
-
-def _end(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise RequestRefused(f"parameter end is {value!r:.60}, expected a word or a token's number")
-    return str(value)

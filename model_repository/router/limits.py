@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole numbers of a request that a model would silently misread: sizes, counts, lengths, ids."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from choose import RequestRefused
 
 
-def check_numbers(inputs: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
-    """Every size, count, length and id is one that the model has.
+def check_numbers(
+    inputs: dict[str, np.ndarray],
+    facts: dict[str, Any],
+    most_of: Callable[[str, dict[str, Any]], Any],
+) -> None:
+    """Every size, count, length and id is one that the model has; `most_of` is as `largest`.
 
     Raises: RequestRefused naming the input, the sample, what was found and what is expected.
     """
     for name, array in inputs.items():
-        if array.dtype != np.int64 or (most := largest(name, facts)) is None:
+        if array.dtype != np.int64 or (most := most_of(name, facts)) is None:
             continue
         least = 0 if name in ("tokens", "question") else 1
         wrong = ((array < least) | (array > np.asarray(most))).any(axis=1)
@@ -23,26 +28,15 @@ def check_numbers(inputs: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
                 f"input {name} of sample {sample} is {shown(array[sample])}, expected "
                 f"{least} to {shown(np.atleast_1d(most))}"
             )
-    if facts.get("layout") == "flat" and {"sizes", "features"} <= set(inputs):
-        cells = inputs["sizes"].prod(axis=1)
-        if (cells > inputs["features"].shape[1]).any():
-            sample = int(cells.argmax())
-            raise RequestRefused(
-                f"input sizes of sample {sample} is {shown(inputs['sizes'][sample])}, expected at "
-                f"most {inputs['features'].shape[1]} cells"
-            )
 
 
 def largest(name: str, facts: dict[str, Any]) -> Any:
     """The largest number of an input, or one for each of its columns; none where any will do."""
-    if name == "question" and facts.get("words"):
-        return len(facts["words"]) + (3 if facts.get("vocabulary") == "words" else -1)
     if name == "tokens" and "vocabulary" in facts:
         return int(facts["vocabulary"]) - 1
     if name.partition("_")[0] == "length":
         return facts.get("max_tokens")
-    keys = {"sizes": "grid", "box_count": "boxes", "condition_length": "condition_tokens"}
-    return facts.get(keys.get(name, ""))
+    return facts.get("condition_tokens") if name == "condition_length" else None
 
 
 def shown(numbers: np.ndarray) -> str:

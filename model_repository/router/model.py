@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +22,11 @@ from calls import ASK_EVERY_S, CallerCheck, Refused, call, fail, refuse, remaini
 from choose import RequestRefused, choose
 from decoding import decoded, expected_megapixels
 from image_decoding import Wanted
-from initial_state import initial_state
-from intake import check_axes, count_rows, own_parameters, part_for, work_of
+from intake import check_axes, count_rows, part_for
 from labels import OUTPUTS, Labels
 from lane import Lane
-from limits import check_numbers
 from PIL import Image
+from plain_family import family_of
 from routes import Route, read_routes
 from texts import text_rows
 from ticket import Ticket, caller_of, deadline
@@ -65,8 +63,7 @@ class TritonPythonModel:
         self.routes = read_routes(folder / "routes.json")
         declared = self.routes.preprocessing
         self.wanted = Wanted.from_dict(declared) if declared else None
-        # The search lies beside this file where the model needs it.
-        self.captions = import_module("captions") if self.routes.family == "captioner" else None
+        self.family = family_of(self.routes, folder)
         self.labels = Labels(folder, self.routes.variants)
         self.waiting = Waiting(args["model_name"])
         self.lanes = {
@@ -74,7 +71,7 @@ class TritonPythonModel:
                 route.name, self._answering(route, role), group_rows=route.run_batch
             )
             for route in self.routes.variants
-            for role in self.routes.parts_to_ask()
+            for role in self.family.parts()
         }
         self.ended = threading.Event()
         threading.Thread(target=self._expire, daemon=True).start()
@@ -107,13 +104,13 @@ class TritonPythonModel:
         if PROBE in parameters:
             send_lanes(sender, self.lanes)
             return
-        route = choose(self.routes, parameters)
+        route = choose(self.routes, parameters, self.family.parameters)
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        role = part_for(self.routes, set(inputs))
+        role = part_for(self.family.parts(), set(inputs))
         check_axes(inputs, self.routes, role)
-        check_numbers(inputs, route.facts)
+        self.family.check(inputs, route.facts)
         rows, now = count_rows(inputs), time.monotonic()
-        own = own_parameters(self.routes, route, role, set(inputs), parameters)
+        own = self.family.read(route, role, set(inputs), parameters)
         files = [file for name in self.routes.parts[role].encoded for file in inputs[name].flat]
         ticket = Ticket(
             role=role,
@@ -125,7 +122,7 @@ class TritonPythonModel:
             deadline_s=deadline(request.timeout(), now),
             arrived_s=now,
             caller=caller_of(request.request_id()),
-            work=work_of(self.routes, route, rows, own),
+            work=self.family.work(route, rows, own),
             megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
             size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
         )
@@ -144,9 +141,8 @@ class TritonPythonModel:
                     refuse(ticket.sender, str(error), error.code)
                 except Exception as error:
                     fail(ticket.sender, "the inputs could not be prepared", error)
-            # A search ends for each request at a time of its own.
             apart = [[ready] for mates in kinds.values() for ready in mates]
-            groups = apart if self.captions else list(kinds.values())
+            groups = list(kinds.values()) if self.family.together else apart
             return sum(self._answer_group(route, role, mates, lane) for mates in groups)
 
         return answer
@@ -158,8 +154,7 @@ class TritonPythonModel:
         for name in part.encoded:
             assert self.wanted is not None
             inputs[name] = decoded(inputs[name].ravel().tolist(), self.wanted, ticket, lane)
-        if "initial_state" in part.optional and "initial_state" not in inputs:
-            inputs["initial_state"] = initial_state(route.facts, ticket.rows, **ticket.parameters)
+        self.family.fill(route, ticket, inputs)
         return inputs
 
     def _answer_group(self, route: Route, role: str, group: list[Ready], lane: Lane) -> float:
@@ -195,10 +190,9 @@ class TritonPythonModel:
         self, route: Route, role: str, group: list[Ready], lane: Lane
     ) -> list[dict[str, np.ndarray]]:
         """One call of one model, and each request's own rows of what it answered."""
-        if self.captions:
+        if not self.family.together:
             return [
-                self.captions.answer(self.routes, route, each.ticket, each.inputs, lane.step)
-                for each in group
+                self.family.answer(route, each.ticket, each.inputs, lane.step) for each in group
             ]
         outputs, tickets = self.routes.parts[role].outputs, [each.ticket for each in group]
         asked = {name for ticket in tickets for name in ticket.wanted}

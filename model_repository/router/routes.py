@@ -71,12 +71,6 @@ class Routes(NamedTuple):
     parts: dict[str, Part]
     variants: tuple[Route, ...]
 
-    def parts_to_ask(self) -> dict[str, Part]:
-        """The parts that a request may be for: a captioner's step is the router's own affair."""
-        if self.family == "captioner":
-            return {"encode": self.parts["encode"]}
-        return self.parts
-
 
 def read_routes(path: Path) -> Routes:
     """The routes of one model.

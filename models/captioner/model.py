@@ -2,7 +2,6 @@
 """An LSTM that captions an image and looks at it twice a word: before and after its state moves."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from saccade.models.captioner.layers import (
     output_weights,
     scored,
 )
+from saccade.models.families import folded
 from saccade.models.interface import Part, Setting, only_setting
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.word_tokens import WordVocabulary
@@ -198,9 +198,7 @@ class Captioner(nn.Module):
 
     def fold(self) -> nn.Module:
         """The same function with batch norms, the word table and stacked products folded."""
-        from saccade.models.captioner.fold import FoldedCaptioner
-
-        return FoldedCaptioner(deepcopy(self).eval())
+        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """What a search over the two files needs.

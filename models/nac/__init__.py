@@ -1,2 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neural Attentive Circuits: attentive modules with learned functions and learned links."""
+
+from saccade.models.entry import FamilyEntry
+
+ENTRY = FamilyEntry(
+    model="saccade.models.nac.model:NAC",
+    folded="saccade.models.nac.fold:FoldedNAC",
+    training="saccade.models.nac.training:task",
+    presets="saccade.models.nac.config:PRESETS",
+    source="saccade.models.nac.config:SOURCE",
+    tasks=("top1", "knn", "probe"),
+    answers=("probabilities",),
+    validation="top-1 by budget",
+    picture="saccade.models.nac.picture:circuit",
+)

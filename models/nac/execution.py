@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass through the circuit executor: who reads the tokens, who hears whom, what comes out."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from saccade.models.nac.generator import Circuit, Given, link_distances
-
-if TYPE_CHECKING:
-    from saccade.models.nac.model import NAC
 
 
 def reading_codes(circuit: Circuit) -> Tensor:
@@ -28,15 +25,16 @@ def heard_codes(circuit: Circuit, beside: bool) -> Tensor:
     return torch.cat((circuit.codes, reading_codes(circuit))) if beside else circuit.codes
 
 
-def execute(model: "NAC", given: Given, circuit: Circuit) -> Tensor:
-    """The confidence-weighted state of the read-out.
+def execute(model: Any, given: Given, circuit: Circuit) -> Tensor:
+    """The confidence-weighted state of the read-out of a NAC.
 
     Shapes: -> [b d].
     """
-    return model.read_out.pool(execute_layers(model, given, circuit)[-1])
+    state: Tensor = model.read_out.pool(execute_layers(model, given, circuit)[-1])
+    return state
 
 
-def execute_layers(model: "NAC", given: Given, circuit: Circuit) -> tuple[Tensor, Tensor, Tensor]:
+def execute_layers(model: Any, given: Given, circuit: Circuit) -> tuple[Tensor, Tensor, Tensor]:
     """The states behind the read-in, behind the propagators, and of the read-out modules.
 
     Shapes: -> [b u d] or [b m d], [b u d], [b r d].

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Neural Attentive Circuits: attentive modules with learned functions and learned links."""
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
+from saccade.models.families import folded
 from saccade.models.interface import Part, Setting, fraction_setting
 from saccade.models.nac.components import nac_facts, nac_part, nac_settings
 from saccade.models.nac.config import NACConfig as NACConfig
@@ -242,7 +242,8 @@ class NAC(nn.Module):
 
         Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
         """
-        return pruned(self, budget)
+        fewer: NAC = pruned(self, budget)
+        return fewer
 
     def parts(self) -> tuple[Part, ...]:
         """One, the role of which is empty: it answers requests alone."""
@@ -273,6 +274,4 @@ class NAC(nn.Module):
         It has `forward`, `outputs`, `details` and `embed` with the same arguments, `parts`, and
         no training mode.
         """
-        from saccade.models.nac.fold import FoldedNAC
-
-        return FoldedNAC(deepcopy(self).eval())
+        return folded(self)

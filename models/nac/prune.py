@@ -2,20 +2,17 @@
 """A NAC of fewer modules: rows of codes and signatures, nothing is renormalised."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget
 
-if TYPE_CHECKING:
-    from saccade.models.nac.model import NAC
-
 
 @torch.no_grad()
-def pruned(model: "NAC", budget: float) -> "NAC":
-    """A new model of the floor(budget U + 0.5) first modules of `module_order`.
+def pruned(model: Any, budget: float) -> Any:
+    """A new NAC of the floor(budget U + 0.5) first modules of `module_order`.
 
     Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
     """

@@ -1,2 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slot attention, plain or equivariant: a picture taken apart into slots and painted again."""
+
+from saccade.models.entry import FamilyEntry
+
+ENTRY = FamilyEntry(
+    model="saccade.models.slot_attention.model:SlotModel",
+    folded="saccade.models.slot_attention.fold:FoldedSlotModel",
+    training="saccade.models.slot_attention.training:task",
+    presets="saccade.models.slot_attention.config:PRESETS",
+    source="saccade.models.slot_attention.config:SOURCE",
+    tasks=("ari",),
+    answers=("slots", "masks"),
+    filled={"": ("initial_state",)},
+    router={"family.py": "router.py"},
+    calls=("segment", "edit"),
+    picture="saccade.models.slot_attention.picture:slots_of_scene",
+)

@@ -45,6 +45,15 @@ def edited_state(
     return edited
 
 
+def painted(reconstruction: np.ndarray) -> np.ndarray:
+    """What a decoder drew, as an image.
+
+    Shapes: [h w c] -> uint8 [h w c].
+    Units:  fractions of full white.
+    """
+    return np.clip(np.rint(255 * reconstruction.astype(np.float64)), 0, 255).astype(np.uint8)
+
+
 def _move(state: dict[str, np.ndarray], slot: int, move: tuple[float, float]) -> None:
     _need(state, "positions", "t-sa or ts-sa")
     if len(move) != 2 or not all(math.isfinite(each) for each in move):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget
+from saccade.models.families import folded
 from saccade.models.interface import Part, Setting
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.slot_attention.components import slot_parts
@@ -126,9 +127,7 @@ class SlotModel(nn.Module):
 
     def fold(self) -> nn.Module:
         """The same function with constants folded, evaluation only."""
-        from saccade.models.slot_attention.fold import FoldedSlotModel
-
-        return FoldedSlotModel(deepcopy(self).eval())
+        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """The rule of initial states, and how many slots there are by default."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Second-order transformers: a trunk, and a head that reads class token and word tokens."""
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.budget import Budget
+from saccade.models.families import folded
 from saccade.models.interface import Part, Setting
 from saccade.models.sot.components import sot_parts
 from saccade.models.sot.config import SoTConfig as SoTConfig
@@ -145,9 +145,7 @@ class SoT(nn.Module):
 
     def fold(self) -> nn.Module:
         """The same function with batch norms, pixel scales and positions folded."""
-        from saccade.models.sot.fold import FoldedSoT
-
-        return FoldedSoT(deepcopy(self).eval())
+        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """What the head does, and for texts what the states have to be."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
+from saccade.models.families import folded
 from saccade.models.interface import Part, Setting, fraction_setting
 from saccade.models.sparo.components import parts_of
 from saccade.models.sparo.config import SparoConfig as SparoConfig
@@ -152,9 +153,7 @@ class Sparo(nn.Module):
 
     def fold(self) -> nn.Module:
         """The same function with queries and key projections folded; evaluation only."""
-        from saccade.models.sparo.fold import FoldedSparo
-
-        return FoldedSparo(deepcopy(self).eval())
+        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """What a client needs to encode texts and to compare codes."""

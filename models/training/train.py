@@ -7,7 +7,6 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ from saccade.errors import SaccadeError, require
 from saccade.files import refuse_existing
 from saccade.leftovers import only_writer, remove_leftovers
 from saccade.models.checkpoint import Checkpoint, save
-from saccade.models.families import FAMILIES
+from saccade.models.entry import imported
+from saccade.models.families import entry_of
 from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.options import overrides_words
 from saccade.models.training.task import Task
@@ -113,14 +113,8 @@ def _device(options: TrainOptions) -> str:
 
 
 def _task_of(family: str) -> Callable[[TrainOptions], Task]:
-    """The `task` of `models/<family>/training`."""
-    if family not in FAMILIES:
-        raise SaccadeError(
-            f"model family '{family}' is unknown. Expected one of: {', '.join(FAMILIES)}."
-        )
-    make: Callable[[TrainOptions], Task] = import_module(
-        f"saccade.models.{family.replace('-', '_')}.training"
-    ).task
+    """What the family's entry names as its training."""
+    make: Callable[[TrainOptions], Task] = imported(entry_of(family).training)
     return make
 
 

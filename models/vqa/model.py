@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network that answers questions on images, and shows where it looked."""
 
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
+from saccade.models.families import folded
 from saccade.models.interface import Part, Setting
 from saccade.models.vqa.components import vqa_facts, vqa_part, vqa_setting, vqa_settings
 from saccade.models.vqa.config import VQAConfig as VQAConfig
@@ -160,9 +160,7 @@ class VQA(nn.Module):
 
     def fold(self) -> nn.Module:
         """The same function with everything folded that is constant in evaluation."""
-        from saccade.models.vqa.fold import FoldedVQA
-
-        return FoldedVQA(deepcopy(self).eval())
+        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """What a client needs to put a question."""

@@ -12,14 +12,14 @@ from saccade.export.artefact.frontier import Entry, mark_dominated, merge, read_
 from saccade.export.artefact.manifest import Manifest, read_folder
 from saccade.export.artefact.variant_files import VariantParts, grouped
 from saccade.export.evaluation.evaluate import evaluate
+from saccade.export.evaluation.load_inputs import inputs_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import this_machine
+from saccade.models.scores.results import Found
 from saccade.progress import Advance, progress
 from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.load import LoadResult
-from saccade.serving.bench.load_inputs import inputs_of
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
 from saccade.serving.bench.scored import entry_of_found

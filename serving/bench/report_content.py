@@ -10,7 +10,7 @@ import numpy as np
 
 from saccade.export.artefact.frontier import Entry
 from saccade.export.artefact.variant_files import VariantParts
-from saccade.export.evaluation.results import Found
+from saccade.models.scores.results import Found
 from saccade.serving.bench import served
 from saccade.serving.bench.in_process import InProcess
 from saccade.serving.bench.load import LoadResult, Stream

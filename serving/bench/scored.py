@@ -10,14 +10,13 @@ import numpy as np
 
 from saccade.export.artefact.frontier import Entry, Score
 from saccade.export.artefact.variant_files import VariantParts
-from saccade.export.evaluation.results import Found
 from saccade.machine import Machine
+from saccade.models.families import entry_of
 from saccade.models.scores.intervals import bootstrap
+from saccade.models.scores.results import Found
 from saccade.serving.bench.in_process import InProcess
 
 _BESIDE_THE_SCORE = "top-5"
-# Families whose budget saves bytes of an embedding and hardly any time.
-_EMBEDDING_SAVED = {"sparo"}
 
 
 def entry_of_found(
@@ -92,7 +91,7 @@ def _score(found: Found) -> Score:
 
 
 def _embedding_bytes(variant: VariantParts) -> int | None:
-    if variant.main.variant.family not in _EMBEDDING_SAVED:
+    if not entry_of(variant.main.variant.family).embedding_saved:
         return None
     spec = next(each for each in variant.main.outputs if each.name == "embedding")
     numbers = math.prod(int(axis) for axis in spec.shape[1:])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request of each family is: what comes in, what computes it, what is asked for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,22 +9,10 @@ import numpy as np
 
 from saccade.export.artefact.variant_files import VariantParts, encoded, filled
 from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
-from saccade.models.captioner.caption_search import best_captions, step_of
+from saccade.models.entry import imported
+from saccade.models.families import entry_of
 from saccade.models.interface import Arrays
 from saccade.serving.bench.load_requests import png_files, request
-
-SPECIAL = 4  # tokens in front of a captioner's first word
-# What a caller asks for; large maps are left out unless they are the answer.
-ANSWERS = {
-    "nac": ("probabilities",),
-    "sot": ("probabilities",),
-    "sparo": ("embedding",),
-    "slot-attention": ("slots", "masks"),
-    "vqa": ("probabilities",),
-    "captioner": ("caption",),
-}
-# Parts that answer requests of their own, beside the one that answers a plain one.
-BESIDE = {"sparo": ("text",)}
 
 
 @dataclass(frozen=True)
@@ -95,40 +83,22 @@ def works_of(
         for role, part in variant.parts.items()
     }
     entry = variant.main.variant
-    roles = [entry.role, *(role for role in BESIDE.get(entry.family, ()) if role in runners)]
+    family = entry_of(entry.family)
+    whole = imported(family.whole)(variant.facts, runners) if family.whole else None
+    roles = [entry.role, *(role for role in family.beside if role in runners)]
     return [
         Work(
             variant=variant.name,
             role="" if role == entry.role else role,
             setting=entry.setting,
             precision=entry.precision,
-            run=_captioned(variant, runners) if entry.family == "captioner" else runners[role],
+            run=whole or runners[role],
             inputs=dict(inputs[role]),
-            answers=ANSWERS[entry.family],
-            model=None if entry.family == "captioner" else variant.parts[role].variant.name,
+            answers=family.answers,
+            model=None if whole else variant.parts[role].variant.name,
             router=entry.model,
             encoded=encoded(variant.parts[role]),
             filled=filled(variant.parts[role]),
         )
         for role in roles
     ]
-
-
-def _captioned(
-    variant: VariantParts, runners: Mapping[str, Runner]
-) -> Callable[[Arrays], dict[str, np.ndarray]]:
-    """Encode and every step of the search with the model's own beam, as the router does it."""
-    facts, step = variant.facts, step_of(runners["step"])
-    limits = {name: int(facts[name]) for name in ("beam", "start", "end", "max_length")}
-
-    def run(inputs: Arrays) -> dict[str, np.ndarray]:
-        found = best_captions(step, runners["encode"](inputs), **limits)
-        captions = [_sentence(each.tokens, facts["words"]) for each in found]
-        return {"caption": np.array(captions, dtype=object)}
-
-    return run
-
-
-def _sentence(tokens: tuple[int, ...], words: list[str]) -> bytes:
-    shown = (words[token - SPECIAL] if token >= SPECIAL else "?" for token in tokens)
-    return " ".join(shown).encode()

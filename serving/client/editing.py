@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError
+from saccade.models.slot_attention.edit import edited_state, painted
 from saccade.serving.client.call_options import EditOptions
 from saccade.serving.client.images import Image
 from saccade.serving.client.router_view import RouterView
@@ -38,10 +39,8 @@ def edit(
     Shapes: -> uint8 [h w c].
     Raises: SaccadeError if there is no such slot, or the model cannot change it so.
     """
-    from saccade.models.slot_attention.edit import edited_state
-
     view: RouterView = yield None
-    view.require("slot-attention", "editing")
+    view.require("edit", "editing")
     names = view.inputs("decode")
     drawn = {"seed": str(change.seed)}
     drawn |= {} if change.slots is None else {"slots": str(change.slots)}
@@ -52,16 +51,7 @@ def edit(
         state, slot=change.slot, move=change.move, scale=change.scale, remove=change.remove
     )
     (decode,) = array_calls(changed, ("reconstruction",), parameters)
-    return pixels(output((yield decode), "reconstruction")[0])
-
-
-def pixels(reconstruction: np.ndarray) -> np.ndarray:
-    """What a decoder drew, as an image.
-
-    Shapes: [h w c] -> uint8 [h w c].
-    Units:  fractions of full white.
-    """
-    return np.clip(np.rint(255 * reconstruction.astype(np.float64)), 0, 255).astype(np.uint8)
+    return painted(output((yield decode), "reconstruction")[0])
 
 
 def change_of(options: EditOptions) -> Change:

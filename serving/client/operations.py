@@ -97,7 +97,7 @@ def segment(
 ) -> Steps[list[Segmentation]]:
     """The slots of each image."""
     view: RouterView = yield None
-    view.require("slot-attention", "segmenting")
+    view.require("segment", "segmenting")
     wanted = ("masks", "slots", "positions", "scales", "reconstruction")
     names = tuple(name for name in wanted if name in view.outputs(""))
     drawn = {"seed": str(seed)} | ({} if slots is None else {"slots": str(slots)})
@@ -117,7 +117,7 @@ def answer(
     """The best answers to each question on the image, or features, of the same place."""
     _check_top(top)
     view: RouterView = yield None
-    view.require("vqa", "answering")
+    view.require("answer", "answering")
     tokens = question_tokens(questions, _first(view), truncate=truncate)
     inputs: dict[str, Any] = {"question": tokens}
     inputs |= images if isinstance(images, Mapping) else {"image": images}
@@ -134,7 +134,7 @@ def caption(
 ) -> Steps[list[Caption]]:
     """A sentence for each image, or for its features."""
     view: RouterView = yield None
-    view.require("captioner", "captioning")
+    view.require("caption", "captioning")
     arrays = as_arrays(images if isinstance(images, Mapping) else {"image": images}, view)
     found = []
     for call in array_calls(arrays, ("caption", "attention", "variant"), parameters):

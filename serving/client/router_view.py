@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.models.families import entries
 
 DESCRIBED = "saccade"  # the router's parameter that tells its callers what stands behind it
 # The request parameter by which a probe asks for the state of the lanes, and the output that has it
@@ -83,15 +84,16 @@ class RouterView:
                 f"{self.family}. Compare two of one family."
             )
 
-    def require(self, family: str, what: str) -> None:
-        """Refuse what this family's models cannot do.
+    def require(self, call: str, what: str) -> None:
+        """Refuse a call that this family's models do not answer.
 
-        Raises: SaccadeError naming both families.
+        Raises: SaccadeError naming its family, and those that do.
         """
-        if self.family != family:
+        able = [family for family, entry in entries() if call in entry.calls]
+        if self.family not in able:
             raise SaccadeError(
                 f"{self.model} is a model of family {self.family}; {what} needs one of family "
-                f"{family}. Name another one."
+                f"{' or '.join(able)}. Name another one."
             )
 
 

@@ -3,38 +3,16 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from saccade.errors import require
+from saccade.models.attention_maps import MapRow, Panel
 
 _INK, _QUIET, _PAPER = "#22262b", "#5b626b", "#ffffff"
 _COLUMNS = 8
 _GREY = (0.299, 0.587, 0.114)
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One map over the image; `most` is the weight that is drawn brightest, by default its own.
-
-    Shapes: weights [h w], or none for the image alone; pixels uint8 [h w c] in place of it.
-    """
-
-    title: str
-    weights: np.ndarray | None = None
-    pixels: np.ndarray | None = None
-    most: float | None = None
-
-
-@dataclass(frozen=True)
-class MapRow:
-    """What one model answered, and its maps, a row of the picture each."""
-
-    title: str
-    panels: tuple[Panel, ...]
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def maps_png(rows: Sequence[MapRow], pixels: np.ndarray) -> bytes:

@@ -2,29 +2,23 @@
 """Commands on checkpoints: train, convert, list, score, select."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional
 
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.models.families import FAMILIES, entry_of
 from saccade.models.official.convert import ConvertOptions
+from saccade.models.official.sources import SOURCES
 from saccade.models.sparo.select import SelectOptions
 from saccade.models.training.options import TrainOptions
 from saccade.serving.commands.artefacts import Answer, flat
 
-FamilyName = Literal["nac", "sparo", "sot", "slot-attention", "vqa", "captioner"]
-SourceName = Literal[
-    "nac",
-    "sparo-clip",
-    "open-clip",
-    "sparo-dino",
-    "sot",
-    "tvmax-vqa",
-    "invariant-slot-attention",
-    "vit",
-    "deit",
-    "swin",
-]
+if TYPE_CHECKING:
+    FamilyName = str
+    SourceName = str
+else:
+    FamilyName, SourceName = Literal[tuple(FAMILIES)], Literal[tuple(SOURCES)]
 
 
 def train(
@@ -43,7 +37,7 @@ def train(
     checkpoint = verb(family, options)
     data = {"checkpoint": str(options.out), "sha256": checkpoint.sha256, "card": checkpoint.card}
     scores = checkpoint.card["validation"]
-    by = "top-1 by budget" if family == "nac" else "scores"
+    by = entry_of(family).validation
     lines = [f"{options.out}: trained on {checkpoint.card['data']}, validation {by}:"]
     lines += [f"  {name:>12}  {float(score):.4f}" for name, score in scores.items()]
     return Answer(data, "\n".join(lines), json)

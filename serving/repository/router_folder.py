@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError
 from saccade.export.artefact.frontier import Entry
-from saccade.export.artefact.variant_files import INNER, VariantParts, encoded, filled
+from saccade.export.artefact.variant_files import VariantParts, encoded, filled
 from saccade.files import json_bytes
+from saccade.models.entry import imported
+from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.client.router_view import DESCRIBED, PROBE
@@ -27,7 +28,6 @@ from saccade.serving.repository.model_config import (
 
 # Files of the layer below that run in the server too: they import numpy and Pillow only.
 SHARED = ("image_decoding.py",)
-SHARED_OF = {"captioner": ("captioner/caption_search.py",)}
 ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 3
 MAX_ROUTES_BYTES = 64 << 20  # with a vocabulary in the facts of every variant
 
@@ -93,11 +93,18 @@ def write_labels(place: Path, labels: Sequence[str]) -> None:
 
 
 def router_code(family: str) -> dict[str, bytes]:
-    """The files of the router's code by name, as this release has them."""
+    """The files of the router's code by name, as this release has them.
+
+    Raises: SaccadeError if there is no such family.
+    """
     folder = resources.files("saccade.model_repository") / "router"
     found = {each.name: each.read_bytes() for each in folder.iterdir() if each.name[-3:] == ".py"}
-    for name in (*SHARED, *SHARED_OF.get(family, ())):
-        found[name.rpartition("/")[2]] = (resources.files("saccade.models") / name).read_bytes()
+    for name in SHARED:
+        found[name] = (resources.files("saccade.models") / name).read_bytes()
+    own = resources.files(FAMILIES[family]) if (entry := entry_of(family)).router else None
+    for name, source in entry.router.items():
+        assert own is not None and name not in found, f"{name} is a file of the router's own"
+        found[name] = (own / source).read_bytes()
     return found
 
 
@@ -137,17 +144,19 @@ def _parts(plan: RouterPlan) -> dict[str, Any]:
 
 
 def _tensors(plan: RouterPlan) -> RouterTensors:
+    entry = entry_of(plan.family)
     outer = [
         part
         for variant in plan.variants
         for role, part in variant.parts.items()
-        if role not in INNER.get(plan.family, ())
+        if role not in entry.inner
     ]
     inputs = _joined([spec for part in outer for spec in part.inputs], plan.model)
-    if plan.family == "captioner":
-        outputs = _caption_outputs(plan)
-    else:
+    if entry.router_outputs is None:
         outputs = _joined([spec for part in outer for spec in part.outputs], plan.model)
+    else:
+        answered = {role: part.outputs for role, part in plan.variants[0].parts.items()}
+        outputs = imported(entry.router_outputs)(plan.model, answered)
     if plan.classes:
         axes = f"b {len(plan.labels)}"
         scores = (
@@ -169,14 +178,6 @@ def _joined(specs: Sequence[TensorSpec], model: str) -> tuple[TensorSpec, ...]:
     for spec in specs:
         by_name.setdefault(spec.name, []).append(spec)
     return tuple(join(found, model) for found in by_name.values())
-
-
-def _caption_outputs(plan: RouterPlan) -> tuple[TensorSpec, ...]:
-    outputs = {spec.name: spec for spec in plan.variants[0].parts["step"].outputs}
-    if "attention" not in outputs:
-        raise SaccadeError(f"{plan.model}: its step has no output 'attention'. Export it again.")
-    axes = " ".join(["b", "steps", *outputs["attention"].axes.split()[1:]])
-    return TensorSpec("caption", "b bytes", "uint8"), TensorSpec("attention", axes, "float32")
 
 
 def _description(plan: RouterPlan) -> dict[str, Any]:

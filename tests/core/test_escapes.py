@@ -13,13 +13,14 @@ import pytest
 
 from saccade.errors import SaccadeError
 from saccade.escaped import escaped, escaped_line, escaped_message
+from saccade.models.attention_maps import MapRow, Panel
 from saccade.progress import progress
 from saccade.serving.bench import report
 from saccade.serving.client.client import Classification
 from saccade.serving.commands import calls as call_commands
 from saccade.serving.commands import cli
 from saccade.serving.commands.artefacts import Answer
-from saccade.serving.commands.map_picture import MapRow, Panel, maps_png
+from saccade.serving.commands.map_picture import maps_png
 from saccade.serving.server.log import EscapedFormatter
 
 # Clears the screen; sets a title; turns letters round; half a pair; a C1 escape; rich's markup.

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user gets wrong: exit code 2, a message that says what to do, and nothing written."""
 
-import importlib.util
 import json
 import pickle
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from places import ROOT
+from router_code import family_module
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
@@ -28,7 +26,6 @@ from saccade.serving.client.text_tokens import text_tokens  # noqa: E402
 from saccade.serving.commands.cli import run  # noqa: E402
 
 FILES: dict[str, Any] = official_files.FILES
-ROUTER = ROOT / "model_repository" / "router"
 
 
 @pytest.fixture(scope="module")
@@ -269,17 +266,8 @@ def test_a_text_longer_than_the_context_is_cut_only_if_asked(
     assert list(question_tokens(questions, "a red circle?", truncate=True)) == [0, 1]
 
 
-@pytest.fixture
-def check_numbers() -> Iterator[Callable[..., None]]:
-    """The router's own check, which runs beside the server without saccade."""
-    sys.path.insert(0, str(ROUTER))
-    try:
-        yield importlib.import_module("limits").check_numbers
-    finally:
-        sys.path.remove(str(ROUTER))
-
-
-def test_grids_and_counts_that_the_model_has_not(check_numbers: Callable[..., None]) -> None:
+def test_grids_and_counts_that_the_model_has_not() -> None:
+    check = family_module("vqa").Family(None).check
     facts = {"grid": [9, 10], "boxes": 4, "layout": "flat"}
     features = np.zeros((2, 80, 3), np.float32)
     for name, rows, words in (
@@ -289,6 +277,6 @@ def test_grids_and_counts_that_the_model_has_not(check_numbers: Callable[..., No
         ("box_count", [[4], [0]], "box_count of sample 1 is 0, expected 1 to 4"),
     ):
         with pytest.raises(Exception, match=words) as error:
-            check_numbers({name: np.array(rows), "features": features}, facts)
+            check({name: np.array(rows), "features": features}, facts)
         assert type(error.value).__name__ == "RequestRefused"
-    check_numbers({"sizes": np.array([[8, 10], [1, 1]]), "features": features}, facts)
+    check({"sizes": np.array([[8, 10], [1, 1]]), "features": features}, facts)

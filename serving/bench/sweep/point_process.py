@@ -14,9 +14,9 @@ from typing import Any
 from saccade.errors import SaccadeError
 from saccade.export.evaluation.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.results import Found
 from saccade.export.exported import ExportOptions, export
 from saccade.files import write_atomically
+from saccade.models.scores.results import Found
 
 
 def main(task: dict[str, Any]) -> dict[str, str]:

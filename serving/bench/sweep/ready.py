@@ -12,9 +12,9 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import SUFFIX, read_folder
 from saccade.export.artefact.variant_files import VariantParts, grouped
-from saccade.export.evaluation.results import Found, Score
 from saccade.export.graph.trial import refuse_untried
 from saccade.files import sha256_of
+from saccade.models.scores.results import Found, Score
 from saccade.progress import Advance
 from saccade.serving.bench.sweep.children import Ended, run_all
 from saccade.serving.bench.sweep.points import Point

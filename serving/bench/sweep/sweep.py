@@ -9,8 +9,9 @@ from typing import Any
 
 from saccade.errors import GateFailed, SaccadeError, require
 from saccade.export.artefact.frontier import merge
-from saccade.export.evaluation.evaluate import TASKS_OF, evaluate
+from saccade.export.evaluation.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.tasks import task_asked
 from saccade.files import new_folder, sha256_of
 from saccade.leftovers import temporary_folder
 from saccade.machine import Machine, this_machine
@@ -190,15 +191,10 @@ def _try_slots(checkpoint: Checkpoint, slots: Path) -> None:
 
 def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
     """Data or a task that does not fit is refused now, and not point by point after the exports."""
-    known = TASKS_OF[checkpoint.family]
+    task_asked(checkpoint.family, options.task, checkpoint.path)
     if options.task is None:
         limit = min(options.limit or _TRIED_SAMPLES, _TRIED_SAMPLES)
         evaluate(checkpoint.path, EvaluateOptions(options.data, limit=limit))
-    elif options.task not in known:
-        raise SaccadeError(
-            f"--task {options.task}: {checkpoint.path} is of family '{checkpoint.family}', which "
-            f"can be asked {', '.join(known)}. Choose one of them."
-        )
 
 
 def _none_passed(failures: Sequence[Failure]) -> str:

@@ -18,12 +18,12 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.export.artefact.frontier import Entry
+from saccade.export.evaluation.load_inputs import inputs_of
 from saccade.files import write_atomically
 from saccade.progress import Advance
 from saccade.serving.bench import in_process, served
 from saccade.serving.bench.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
 from saccade.serving.bench.load import LoadResult, StreamResult
-from saccade.serving.bench.load_inputs import inputs_of
 from saccade.serving.bench.servers import Behind, behind
 from saccade.serving.bench.sweep.children import run_one
 from saccade.serving.bench.sweep.memory_process import BATCH

@@ -52,7 +52,15 @@ def check_router_content(repository: Opened, target: Target) -> Iterator[str]:
     own = _EVERY | {"1/routes.json"} | {f"1/{name}" for name in router_code(str(said["family"]))}
     own |= {f"1/{each['classes']}" for each in said["variants"] if each["classes"] is not None}
     for each in entries(repository.router.folder):
-        if each.name not in own:
+        if each.name in own:
+            continue
+        if each.name.endswith(".py"):
+            # Another release's router has files of other names, and needs them.
+            yield (
+                f"{each.name} is no file of this release's router, and the server may run it. "
+                "Run `saccade repository` again."
+            )
+        else:
             yield _foreign(each.name)
 
 

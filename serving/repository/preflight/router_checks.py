@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant_files import INNER, VariantParts, encoded, filled, grouped
+from saccade.export.artefact.variant_files import VariantParts, encoded, filled, grouped
+from saccade.models.families import entry_of
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.client.router_view import DESCRIBED
 from saccade.serving.repository.image_caps import MOST, absurd_caps
@@ -132,7 +133,7 @@ def check_parts(repository: Opened, target: Target) -> Iterator[str]:
     """What the router takes and answers, by routes and configuration, is what the models do."""
     content, config = repository.routes, repository.router.config
     first = grouped([each.manifest for each in repository.models])[0]
-    family = first.main.variant.family
+    inner = entry_of(first.main.variant.family).inner
     inputs: dict[str, int] = {}
     for role, manifest in first.parts.items():
         part = content["parts"][role]
@@ -143,7 +144,7 @@ def check_parts(repository: Opened, target: Target) -> Iterator[str]:
                 yield f"routes.json has the {kind} {found} for part {role!r}, expected {expected}."
         if [part["encoded"], part["optional"]] != [list(encoded(manifest)), list(filled(manifest))]:
             yield f"routes.json has other encoded or optional inputs for part {role!r}."
-        if role not in INNER.get(family, ()):
+        if role not in inner:
             names = dict.fromkeys(encoded(manifest), "string")
             for spec in manifest.inputs:
                 inputs[spec.name] = data_type(names.get(spec.name, spec.dtype))

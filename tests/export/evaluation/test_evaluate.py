@@ -13,18 +13,19 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 
 from saccade.errors import SaccadeError
 from saccade.export.evaluation import answering, captioning, classification, matching, segmentation
-from saccade.export.evaluation import evaluate as evaluation
-from saccade.export.evaluation.evaluate import TASKS_OF, Evaluation, evaluate
+from saccade.export.evaluation.evaluate import Evaluation, evaluate
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.report import render
 from saccade.export.evaluation.scenes import asked_scenes, described_scenes
 from saccade.export.evaluation.subject import Function, Subject
+from saccade.export.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
 from saccade.models.captioner.caption_search import Caption
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.data.digits import CLASS_NAMES
 from saccade.models.data.listops import listops
 from saccade.models.data.questions import ANSWERS, QUESTION_TOKENS, QUESTION_WORDS
 from saccade.models.data.tetrominoes import tetrominoes
+from saccade.models.families import FAMILIES
 from saccade.models.interface import Arrays, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.word_tokens import WordVocabulary
@@ -233,8 +234,9 @@ def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
 
 
 def test_every_family_has_a_task():
-    from saccade.models.families import FAMILIES
-
-    assert set(TASKS_OF) == set(FAMILIES)
     assert Evaluation(Path("x"), ()).to_dict() == {"path": "x", "found": []}
-    assert {name for names in TASKS_OF.values() for name in names} == set(evaluation._TASKS)
+    asked = {name for family in FAMILIES for name in tasks_of(family)}
+    assert asked == set(TASKS) == set(task_names())
+    # Without a text part what needs one cannot be asked, and another task is the family's own.
+    assert list(tasks_of("sparo", {"image"})) == ["knn", "probe"]
+    assert task_asked("sparo", None, "it", {"image"})[0] == "knn"

@@ -1,22 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router, which has numpy only, draws the initial slots that the model's own code draws."""
 
-import importlib
-import sys
-
 import numpy as np
-from places import ROOT
+from router_code import family_module
 
 from saccade.models.slot_attention.initial import initial_states
 
 
 def test_the_router_draws_as_the_model_does():
-    router = ROOT / "model_repository" / "router"
-    sys.path.insert(0, str(router))
-    try:
-        drawing = importlib.import_module("initial_state")
-    finally:
-        sys.path.remove(str(router))
+    drawing = family_module("slot_attention")
     rng = np.random.default_rng(1)
     rules = [
         {"kind": "learned", "slots": rng.normal(size=(5, 6)).tolist()},

@@ -1,22 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the router takes, without a server: parts and their inputs, axes, own parameters, labels."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from router_code import family_module, router_module
 
-ROUTER = Path(__file__).resolve().parents[3] / "model_repository" / "router"
-sys.path.insert(0, str(ROUTER))
-try:
-    routing = importlib.import_module("routes")
-    intake = importlib.import_module("intake")
-    labels = importlib.import_module("labels")
-    Refused = importlib.import_module("choose").RequestRefused
-finally:
-    sys.path.remove(str(ROUTER))
+routing, intake, labels = map(router_module, ("routes", "intake", "labels"))
+Refused = router_module("choose").RequestRefused
 
 IMAGE = routing.Tensor("image", "b 4 4 1", "uint8")
 STATE = routing.Tensor("initial_state", "b k 6", "float32")
@@ -31,22 +21,29 @@ def route(**changes):
     return routing.Route(**fields | changes)
 
 
-def routes(family="nac", **parts):
-    return routing.Routes("m", family, None, parts or {"": SLOTS, "text": TEXT}, (route(),))
+def routes(**parts):
+    return routing.Routes("m", "any", None, parts or {"": SLOTS, "text": TEXT}, (route(),))
 
 
-def test_a_part_is_known_by_its_inputs():
-    both = routes()
+@pytest.fixture
+def captioner(pb):
+    """The captioner's side of the router, and its module."""
+    module = family_module("captioner")
+    step = routing.Part((COUNT,), (), (), ())
+    parts = routes(encode=routing.Part((IMAGE,), (), (), ("image",)), step=step)
+    return module.Family(parts), module
+
+
+def test_a_part_is_known_by_its_inputs(captioner):
+    both = routes().parts
     for given in ({"image"}, {"image", "initial_state"}):
         assert intake.part_for(both, given) == ""
     assert intake.part_for(both, {"words", "n"}) == "text"
     for given in ({"words"}, {"initial_state"}, {"image", "words"}, set()):
         with pytest.raises(Refused, match=r"expected image \[and initial_state\], or words and n"):
             intake.part_for(both, given)
-    step = routing.Part((COUNT,), (), (), ())
-    captioner = routes("captioner", encode=routing.Part((IMAGE,), (), (), ("image",)), step=step)
     with pytest.raises(Refused, match="inputs are n; expected image"):
-        intake.part_for(captioner, {"n"})
+        intake.part_for(captioner[0].parts(), {"n"})
 
 
 def test_axes_of_one_name_are_of_one_size():
@@ -72,37 +69,41 @@ def test_a_request_has_a_sample():
         intake.count_rows({"a": np.zeros((0, 3))})
 
 
-def test_own_parameters_are_whole_and_in_their_range():
-    slots, rule = routes("slot-attention"), {"kind": "learned", "slots": [[0.0] * 6] * 5}
+def test_own_parameters_are_whole_and_in_their_range(captioner):
+    slots, rule = family_module("slot_attention"), {"kind": "learned", "slots": [[0.0] * 6] * 5}
     known = route(facts={"initial_state": rule, "slots": 5})
 
+    refused = slots.RequestRefused
+
     def taken(given=frozenset({"image"}), role="", **parameters):
-        return intake.own_parameters(slots, known, role, set(given), parameters)
+        return slots.Family(routes()).read(known, role, set(given), parameters)
 
     assert taken(seed="3", slots=5.0, budget=1) == {"seed": 3, "slots": 5}
     assert taken() == {}
     for wrong in ({"seed": -1}, {"seed": 2**31}, {"slots": 0}, {"slots": 1.5}, {"slots": True}):
-        with pytest.raises(Refused, match="expected a whole number from"):
+        with pytest.raises(refused, match="expected a whole number from"):
             taken(**wrong)
-    with pytest.raises(Refused, match="slots is 6, expected 1 to 5, the slots that were learned"):
+    with pytest.raises(
+        slots.RequestRefused, match="slots is 6, expected 1 to 5, the slots that were learned"
+    ):
         taken(slots=6)
     for inputs, role in (({"image", "initial_state"}, ""), ({"slots"}, "decode")):
-        with pytest.raises(Refused, match="seed draws the initial state"):
+        with pytest.raises(refused, match="seed draws the initial state"):
             taken(inputs, role, seed=1)
-    captioner = routes("captioner")
-    found = intake.own_parameters(captioner, route(), "encode", {"image"}, {"end": 2, "beam": 64})
+    family, module = captioner
+    found = family.read(route(), "encode", {"image"}, {"end": 2, "beam": 64})
     assert found == {"end": "2", "beam": 64}
     for wrong, words in (({"beam": 65}, "from 1 to 64"), ({"end": True}, "a word or a token")):
-        with pytest.raises(Refused, match=words):
-            intake.own_parameters(captioner, route(), "encode", {"image"}, wrong)
+        with pytest.raises(module.RequestRefused, match=words):
+            family.read(route(), "encode", {"image"}, wrong)
 
 
-def test_a_search_costs_its_hypotheses_steps():
+def test_a_search_costs_its_hypotheses_steps(captioner):
     searching = route(facts={"beam": 3, "max_length": 20})
-    assert intake.work_of(routes(), searching, 4, {}) == 4
-    captioner = routes("captioner")
-    assert intake.work_of(captioner, searching, 4, {}) == 4 * 3 * 20
-    assert intake.work_of(captioner, searching, 4, {"beam": 1, "max_length": 5}) == 4 * 5
+    plain = router_module("plain_family").PlainFamily(routes())
+    assert plain.work(searching, 4, {}) == 4
+    assert captioner[0].work(searching, 4, {}) == 4 * 3 * 20
+    assert captioner[0].work(searching, 4, {"beam": 1, "max_length": 5}) == 4 * 5
 
 
 def test_labels_are_scored_by_the_cosine(tmp_path):

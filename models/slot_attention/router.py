@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where slots begin if a request does not say: drawn by seed and image, as the model's rule says.
+"""The router's side of slot attention: where slots begin if a request does not say.
+
+They are drawn by seed and image, as the model's rule says.
 
 Image i of a request with seed s has the generator numpy.random.default_rng([s, i]). From it come
 in this order the contents of gaussian slots, uniform positions, and scales; see the rule's keys.
@@ -9,6 +11,45 @@ from typing import Any
 
 import numpy as np
 from choose import RequestRefused
+from intake import whole
+from plain_family import PlainFamily
+from routes import Route
+from ticket import Ticket
+
+STATE = "initial_state"
+RANGES = {"seed": (0, 2**31 - 1), "slots": (1, 64)}
+
+
+class Family(PlainFamily):
+    """Requests of images, whose slots are drawn, or of slots to paint again."""
+
+    parameters = ("seed", "slots")
+
+    def read(
+        self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Seed and number of the slots.
+
+        Raises: RequestRefused if one is out of range, or the request brings the state itself.
+        """
+        found = {
+            name: whole(name, parameters[name], *RANGES[name])
+            for name in self.parameters
+            if name in parameters
+        }
+        if found:
+            if role != "" or STATE in given:
+                raise RequestRefused(
+                    f"parameter {sorted(found)[0]} draws the initial state, but the request "
+                    f"brings {', '.join(sorted(given))}; leave one of them out"
+                )
+            check_slots(route.facts, found.get("slots", 1))
+        return found
+
+    def fill(self, route: Route, ticket: Ticket, inputs: dict[str, np.ndarray]) -> None:
+        """Draw the initial state of a request that brings none."""
+        if STATE in self.routes.parts[ticket.role].optional and STATE not in inputs:
+            inputs[STATE] = initial_state(route.facts, ticket.rows, **ticket.parameters)
 
 
 def initial_state(

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs that a variant is measured with: of the same data that it is scored on."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.evaluation.tasks import tasks_of
+from saccade.models.entry import imported
+from saccade.models.preprocessing import Preprocessing
+
+Inputs = dict[str, dict[str, np.ndarray]]  # by role and name
+
+
+def inputs_of(variant: VariantParts, data: str, count: int) -> Inputs:
+    """The first test samples as the parts take them, by role.
+
+    Shapes: each [n ...] with n at most `count`.
+    Raises: SaccadeError if the variant takes what no data here has.
+    """
+    task = next(iter(tasks_of(variant.main.variant.family).values()))
+    load: Callable[[VariantParts, str, int], Inputs] = imported(task.inputs)
+    return load(variant, data, count)
+
+
+def images_of(variant: VariantParts) -> Preprocessing:
+    """What the image is that the variant takes.
+
+    Raises: SaccadeError if it takes none.
+    """
+    if variant.preprocessing is None:
+        names = sorted(spec.name for spec in variant.main.inputs)
+        raise SaccadeError(
+            f"{variant.name}: takes {', '.join(names)}, of which there is no data to measure "
+            "with. Measure a model that takes images."
+        )
+    return variant.preprocessing

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks of `saccade evaluate`: those of saccade, and those that a family brings itself."""
+
+from collections.abc import Collection
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.models.entry import EvaluationTask
+from saccade.models.families import entries, entry_of
+
+_HERE = "saccade.export.evaluation"
+_LABELLED = f"{_HERE}.classification:load_inputs"
+_CAPTIONED = f"{_HERE}.captioning:load_inputs"
+_PAIRED = f"{_HERE}.matching:load_inputs"
+_TOWERS = ("text",)
+# By name: the function's, with hyphens.
+_FUNCTIONS = (
+    EvaluationTask(f"{_HERE}.classification:top1", _LABELLED),
+    EvaluationTask(f"{_HERE}.matching:zero_shot", _PAIRED, _TOWERS),
+    EvaluationTask(f"{_HERE}.matching:retrieval", _PAIRED, _TOWERS),
+    EvaluationTask(f"{_HERE}.embedding:knn", _LABELLED),
+    EvaluationTask(f"{_HERE}.embedding:probe", _LABELLED),
+    EvaluationTask(f"{_HERE}.matching:hard_negatives", _PAIRED, _TOWERS),
+    EvaluationTask(f"{_HERE}.segmentation:ari", f"{_HERE}.segmentation:load_inputs"),
+    EvaluationTask(f"{_HERE}.answering:vqa", f"{_HERE}.answering:load_inputs"),
+    EvaluationTask(f"{_HERE}.captioning:caption", _CAPTIONED),
+)
+TASKS = {task.score.partition(":")[2].replace("_", "-"): task for task in _FUNCTIONS}
+
+
+def task_names() -> tuple[str, ...]:
+    """Every task that some family can be asked."""
+    own = [name for _, entry in entries() for name in entry.own_tasks]
+    return tuple(dict.fromkeys((*TASKS, *own)))
+
+
+def tasks_of(family: str, roles: Collection[str] | None = None) -> dict[str, EvaluationTask]:
+    """What a family can be asked, its own score first; with these parts, if they are named.
+
+    Raises: SaccadeError if there is no such family, or it names a task that there is not.
+    """
+    entry = entry_of(family)
+    known = {**TASKS, **entry.own_tasks}
+    if unknown := [name for name in entry.tasks if name not in known]:
+        raise SaccadeError(
+            f"family '{family}' names the task {unknown[0]!r}, expected some of "
+            f"{', '.join(known)}. Correct its ENTRY, or declare the task in `own_tasks`."
+        )
+    found = {name: known[name] for name in entry.tasks}
+    if roles is None:
+        return found
+    return {name: task for name, task in found.items() if set(task.roles) <= set(roles)}
+
+
+def task_asked(
+    family: str, name: str | None, subject: Any, roles: Collection[str] | None = None
+) -> tuple[str, EvaluationTask]:
+    """The task of that name, or the family's own; `subject` is what a refusal calls the model.
+
+    Raises: SaccadeError if it cannot be asked that.
+    """
+    known = tasks_of(family, roles)
+    chosen = name or next(iter(known), None)
+    if chosen not in known:
+        raise SaccadeError(
+            f"--task {chosen}: {subject} is of family '{family}', which can be asked "
+            f"{', '.join(known) or 'nothing'}. Choose one of them."
+        )
+    return chosen, known[chosen]

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request of a captioner as a whole: an encoder once, then its step by step under a search."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.models.captioner.caption_search import best_captions, step_of
+from saccade.models.interface import Arrays, TensorSpec
+from saccade.models.word_tokens import SPECIAL
+
+Runner = Callable[[Arrays], dict[str, np.ndarray]]
+
+
+def captioned(facts: Mapping[str, Any], runners: Mapping[str, Runner]) -> Runner:
+    """Encode and every step of the search with the model's own beam, as the router does it."""
+    step = step_of(runners["step"])
+    limits = {name: int(facts[name]) for name in ("beam", "start", "end", "max_length")}
+
+    def run(inputs: Arrays) -> dict[str, np.ndarray]:
+        found = best_captions(step, runners["encode"](inputs), **limits)
+        captions = [_sentence(each.tokens, facts["words"]) for each in found]
+        return {"caption": np.array(captions, dtype=object)}
+
+    return run
+
+
+def router_outputs(
+    model: str, outputs: Mapping[str, Sequence[TensorSpec]]
+) -> tuple[TensorSpec, ...]:
+    """What the router answers: the sentence, and the step's attention at each of its words.
+
+    Raises: SaccadeError if the step has no attention.
+    """
+    found = {spec.name: spec for spec in outputs["step"]}
+    if "attention" not in found:
+        raise SaccadeError(f"{model}: its step has no output 'attention'. Export it again.")
+    axes = " ".join(["b", "steps", *found["attention"].axes.split()[1:]])
+    return TensorSpec("caption", "b bytes", "uint8"), TensorSpec("attention", axes, "float32")
+
+
+def _sentence(tokens: tuple[int, ...], words: Sequence[str]) -> bytes:
+    shown = (words[token - SPECIAL] if token >= SPECIAL else "?" for token in tokens)
+    return " ".join(shown).encode()

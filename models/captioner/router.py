@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router's side of a captioner: its encoder once, then its step by step under a search."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb
+from calls import CallerCheck, Refused, call, remaining_us
+from caption_search import Caption, WrongSearch, best_captions, check_search, step_of
+from choose import RequestRefused
+from intake import whole
+from plain_family import PlainFamily
+from routes import Part, Route, Routes
+from texts import text_rows
+from ticket import Ticket
+
+RANGES = {"beam": (1, 64), "max_length": (1, 256)}
+SPECIAL = 4  # tokens in front of the first word: padding, start, end, a word not known
+
+
+class Family(PlainFamily):
+    """Requests of images alone: the steps of a search are the router's own affair."""
+
+    parameters = ("beam", "max_length", "end")
+    together = False  # a search ends for each request at a time of its own
+
+    def parts(self) -> dict[str, Part]:
+        """The encoder's."""
+        return {"encode": self.routes.parts["encode"]}
+
+    def read(
+        self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Beam, length limit and end of a request.
+
+        Raises: RequestRefused if one is out of range, or no word.
+        """
+        return {
+            name: end_of(parameters[name])
+            if name == "end"
+            else whole(name, parameters[name], *RANGES[name])
+            for name in self.parameters
+            if name in parameters
+        }
+
+    def work(self, route: Route, rows: int, parameters: dict[str, Any]) -> float:
+        """At most so many steps of hypotheses."""
+        beam = parameters.get("beam", route.facts.get("beam", 1))
+        return float(rows * beam * parameters.get("max_length", route.facts["max_length"]))
+
+    def answer(
+        self,
+        route: Route,
+        ticket: Ticket,
+        inputs: dict[str, np.ndarray],
+        step_done: Callable[[], None],
+    ) -> dict[str, np.ndarray]:
+        """The sentences of one request's images and the attention map of each word.
+
+        Shapes: -> caption uint8 [b bytes], attention float32 [b steps h w], zeros behind a
+                sentence.
+        Raises: Refused if the search cannot be made, or the caller's time runs out.
+        """
+        facts = route.facts
+        try:
+            settings = search_settings(facts, ticket.parameters)
+            found = search(self.routes, route, ticket, inputs, settings, step_done)
+        except WrongSearch as error:
+            raise Refused(str(error), pb.TritonError.INVALID_ARG) from error
+        sentences = [sentence(each, facts["words"]) for each in found]
+        steps = max(1, *(len(each.attention) for each in found))
+        maps = np.zeros((len(found), steps, *found[0].attention.shape[1:]), np.float32)
+        for row, each in zip(maps, found, strict=True):
+            row[: len(each.attention)] = each.attention
+        return {"caption": text_rows(sentences), "attention": maps}
+
+
+def search_settings(facts: dict[str, Any], given: dict[str, Any]) -> dict[str, int]:
+    """Beam, length limit and end token, of the request or of the model.
+
+    Raises: WrongSearch if one is out of range, or no word of the model.
+    """
+    words = facts["words"]
+    settings = {
+        "beam": given.get("beam", facts.get("beam", 1)),
+        "max_length": given.get("max_length", facts["max_length"]),
+        "end": token(given["end"], words) if "end" in given else facts["end"],
+    }
+    check_search(**settings, longest=facts["max_length"], vocabulary=SPECIAL + len(words))
+    return settings
+
+
+def search(
+    routes: Routes,
+    route: Route,
+    ticket: Ticket,
+    inputs: dict[str, np.ndarray],
+    settings: dict[str, int],
+    step_done: Callable[[], None],
+) -> list[Caption]:
+    """The best sentence of each image."""
+    encode, parts = routes.parts["encode"], route.parts
+    state = call(parts["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
+    waits = CallerCheck(ticket)
+    taken = {spec.name for spec in routes.parts["step"].inputs}
+    state = {name: value for name, value in state.items() if name in taken}
+    outputs = list(routes.parts["step"].outputs)
+
+    def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        step_done()
+        waits.check(f"in the search of variant '{route.name}'")
+        arrays = {name: column(array) for name, array in arrays.items()}
+        return call(parts["step"], arrays, outputs, remaining_us([ticket]))
+
+    step = step_of(run)
+    return best_captions(step, state, start=int(route.facts["start"]), **settings)
+
+
+def column(array: np.ndarray) -> np.ndarray:
+    """A number a hypothesis is a column of one number for the server."""
+    return array[:, None] if array.ndim == 1 else array
+
+
+def token(text: str, words: list[str]) -> int:
+    """The token of a word, or the token itself.
+
+    Raises: WrongSearch for a word that the model does not have.
+    """
+    if text.isdecimal():
+        return int(text)
+    if text not in words:
+        raise WrongSearch(f"end is {text!r:.60}, expected a word of the model, or a token's number")
+    return SPECIAL + words.index(text)
+
+
+def sentence(caption: Caption, words: list[str]) -> str:
+    """The words of a caption with blanks between; what stands for no word is `?`."""
+    tokens = [token - SPECIAL for token in caption.tokens]
+    return " ".join(words[token] if token >= 0 else "?" for token in tokens)
+
+
+def end_of(value: Any) -> str:
+    """The word that ends a sentence, or its token's number.
+
+    Raises: RequestRefused for what is neither.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise RequestRefused(f"parameter end is {value!r:.60}, expected a word or a token's number")
+    return str(value)

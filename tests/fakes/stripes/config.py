@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is decided about a model of stripes before its weights exist."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from saccade.models.config_values import ConfigValues
+
+SOURCE = "nobody 2026, Stripes"
+SIDE_PX = 8
+LABELS = ("across", "down")
+
+
+@dataclass(frozen=True)
+class StripesConfig(ConfigValues):
+    """A layer of units on the pixels, and a classifier on those."""
+
+    called: ClassVar[str] = "Stripes"
+    units: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._expect("units", self.units >= 1, "at least 1")
+
+
+PRESETS = {"stripes-tiny": StripesConfig()}

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code of the router as the server imports it: by bare names, from the folder beside it."""
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+
+from places import ROOT
+
+ROUTER = ROOT / "model_repository" / "router"
+
+
+def router_module(name: str) -> ModuleType:
+    """A file of the router."""
+    sys.path.insert(0, str(ROUTER))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROUTER))
+
+
+def family_module(package: str) -> ModuleType:
+    """What a family brings: `family.py` beside the router, `router.py` in its own folder."""
+    source = ROOT / "models" / package / "router.py"
+    spec = importlib.util.spec_from_file_location(f"router_of_{package}", source)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folders = [str(ROUTER), str(source.parent)]  # what it brings more lies beside it there
+    sys.path[:0] = folders
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+    return module
