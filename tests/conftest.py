@@ -4,14 +4,26 @@
 import fcntl
 import importlib.util
 import os
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 
 # There are as many test processes as cores: threads of torch would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if sys.dont_write_bytecode:
+    # Every process that imports torch would compile it, which takes longer than most tests: what
+    # is compiled is kept, but outside of the tree and of the environment.
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / "build" / "pycache")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts into the background without it, and so would our children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
