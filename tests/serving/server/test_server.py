@@ -245,3 +245,19 @@ def test_port_lost_between_choice_and_start_is_chosen_again(needs_server, hand_m
         with Server(hand_made(), ServeOptions(**FREE_PORTS)) as server:
             assert server.ready()
     assert len(choices) == 2
+
+
+def test_models_are_compiled_where_the_server_looks(tmp_path, monkeypatch):
+    # Else the server would compile them on its own, beside them, and take that for a change.
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "elsewhere"))
+    source = tmp_path / "m" / "1" / "model.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("answer = 42\n")
+    (source.parent / "broken.py").write_text("def\n")
+    server_process.compile_models(tmp_path)
+    (made,) = tmp_path.rglob("*.pyc")
+    assert made.parent == source.parent / "__pycache__"
+    found = installation.Installation(tmp_path, tmp_path, tmp_path, (), True)
+    environment = found.environment()
+    assert "PYTHONPYCACHEPREFIX" not in environment and "PATH" in environment
