@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several test files share: one tiny checkpoint, one folder exported from it."""
 
-import fcntl
-import importlib.util
 import os
 import signal
 import sys
@@ -28,20 +26,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session")
 def tiny_nac() -> Callable[..., Any]:
-    """The maker of tiny checkpoints: `tiny_nac(path, modules=8)`."""
+    """Make tiny checkpoints: `tiny_nac(path, modules=8)`."""
     pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-    spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.tiny_nac
+    from tiny import tiny_nac
 
-
-@pytest.fixture(scope="session")
-def all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that every test process of this run has."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    return tiny_nac
 
 
 @pytest.fixture(scope="session")
@@ -51,17 +40,13 @@ def tiny_checkpoint(tiny_nac: Callable[..., Any], tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tiny_checkpoint: Path, all_workers: Path) -> Path:
-    """The checkpoint exported as `nac` at budgets 1, 0.5, 0.25, 0.125; copy it to change it.
+def tiny_folder(tiny_checkpoint: Path) -> Path:
+    """The checkpoint exported as `nac` at budgets 1, 0.5, 0.25, 0.125; copy it to change it."""
+    from folder_store import stored
 
-    The export takes a minute, so the first process that wants it makes it for all.
-    """
     from saccade.export.exported import ExportOptions, export
 
-    folder = all_workers / "exported" / "nac"
-    with (all_workers / "exported.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            folder.parent.mkdir(exist_ok=True)
-            export(tiny_checkpoint, ExportOptions(folder))
-    return folder
+    def make(place: Path) -> None:
+        export(tiny_checkpoint, ExportOptions(place / "nac"))
+
+    return stored("nac", make) / "nac"
