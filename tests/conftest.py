@@ -24,6 +24,44 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What `make test-fast` leaves out: whatever asks for these, and files that start processes for
+# most of what they look at, compile, or train.
+SLOW_FIXTURES = {
+    "needs_server",
+    "nginx",
+    "swept",
+    "trained",
+    "typed",
+    "made",
+    "wheel",
+    "form",
+}
+SLOW_FILES = {
+    "test_bisect.py",
+    "test_catalogue.py",
+    "test_engines_doc.py",
+    "test_export.py",
+    "test_five_ops.py",
+    "test_killed.py",
+    "test_library.py",
+    "test_nac_fold.py",
+    "test_nac_inputs.py",
+    "test_production_doc.py",
+    "test_rtx.py",
+    "test_shipped.py",
+    "test_slot_training.py",
+    "test_sweep_points.py",
+    "test_train.py",
+    "test_train_loop.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in SLOW_FILES or SLOW_FIXTURES & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def tiny_nac() -> Callable[..., Any]:
     """Make tiny checkpoints: `tiny_nac(path, modules=8)`."""
