@@ -6,8 +6,8 @@ EXTRAS := export,cpu,serve,bench,rtx,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 
-.PHONY: help demo test check bench plugins plugins-tensorrt check-native check-chaos check-fuzz \
-	check-killed check-mutations check-supply check-wheel wheel
+.PHONY: help demo test test-fast check bench plugins plugins-tensorrt check-native check-chaos \
+	check-fuzz check-killed check-mutations check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -17,6 +17,9 @@ demo: $(STAMP) ## train, export, verify, serve and benchmark; ends with a table 
 
 test: $(STAMP) ## the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-fast: $(STAMP) ## while working: all tests but those that serve, train, export or compile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST_ARGS)
 
 check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 	$(BIN)/ruff check .

@@ -37,6 +37,7 @@ from saccade.export.gate.gate import (
 )
 from saccade.export.gate.metrics import exceeded, thresholds_of
 from saccade.export.gate.report import GateReport, VariantReport
+from saccade.export.graph.samples import GateSizes
 from saccade.export.graph.trial import made_here
 from saccade.export.runtimes.runners import Runner
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
@@ -87,12 +88,14 @@ class ExportedModel:
         return {"folder": str(self.folder), "manifests": manifests}
 
 
-def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> ExportedModel:
+def export(
+    checkpoint: Checkpoint | Path | str, options: ExportOptions, gate: GateSizes | None = None
+) -> ExportedModel:
     """Write `<name>.safetensors`, and an ONNX file with its manifest for each budget.
 
     The folder appears when every variant has passed the gate, or not at all. The same weights
     and versions give the same ONNX files on every CPU; int8 files on one kind of CPU, because
-    their scales are measured there.
+    their scales are measured there. A gate of other sizes than the usual is recorded.
 
     Raises: GateFailed if a variant does not pass, SaccadeError for an option or a checkpoint
         that cannot be exported, MissingPackage if torch, onnx or onnxruntime is missing.
@@ -113,7 +116,7 @@ def export(checkpoint: Checkpoint | Path | str, options: ExportOptions) -> Expor
         else:
             checkpoint = selected_checkpoint(checkpoint, options.slots, own)
             parent = ParentEntry(own.name, checkpoint.sha256)
-        reference = Reference(checkpoint)
+        reference = Reference(checkpoint, gate)
         settings = choose_settings(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
         manifests = []
@@ -194,14 +197,14 @@ def _export_part(
     outputs = (*part.outputs, *(each for each in part.optional if each in options.outputs))
     expected = expected_of(variant.reference, variant.model, variant.setting, part.role, outputs)
     folded = folded_float32(variant.model)
-    samples = expected.samples.inputs
+    samples = expected.samples
 
     @cache
     def traced(precision: str) -> Any:
         from saccade.export.graph.tracing import trace_part
 
         same = part_named(folded, part.role)
-        return trace_part(folded, same, samples, outputs, precision)
+        return trace_part(folded, same, samples.inputs, outputs, precision)
 
     for precision in options.precision:
         entry = variant.entry(part, precision)

@@ -1,35 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several test files share: one tiny checkpoint, one folder exported from it."""
 
-import fcntl
-import importlib.util
 import os
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 
 # There are as many test processes as cores: threads of torch would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if sys.dont_write_bytecode:
+    # Every process that imports torch would compile it, which takes longer than most tests: what
+    # is compiled is kept, but outside of the tree and of the environment.
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / "build" / "pycache")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts into the background without it, and so would our children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# What `make test-fast` leaves out: whatever asks for these, and files that start processes for
+# most of what they look at, compile, or train.
+SLOW_FIXTURES = {
+    "needs_server",
+    "nginx",
+    "swept",
+    "trained",
+    "typed",
+    "made",
+    "wheel",
+    "form",
+}
+SLOW_FILES = {
+    "test_bisect.py",
+    "test_captioner.py",
+    "test_captioner_training.py",
+    "test_catalogue.py",
+    "test_engines.py",
+    "test_engines_doc.py",
+    "test_engines_loading.py",
+    "test_engines_tensorrt.py",
+    "test_export.py",
+    "test_five_ops.py",
+    "test_graph_limits.py",
+    "test_killed.py",
+    "test_library.py",
+    "test_listops.py",
+    "test_nac_fold.py",
+    "test_nac_inputs.py",
+    "test_no_telemetry.py",
+    "test_onnxruntime_library.py",
+    "test_openvino.py",
+    "test_precision.py",
+    "test_production_doc.py",
+    "test_rtx.py",
+    "test_shipped.py",
+    "test_slot_training.py",
+    "test_sot_training.py",
+    "test_sparo_training.py",
+    "test_sparsemax_body.py",
+    "test_svpn_body.py",
+    "test_sweep_points.py",
+    "test_tensorrt_plugin.py",
+    "test_torch_ops.py",
+    "test_torch_transforms.py",
+    "test_train.py",
+    "test_train_loop.py",
+    "test_tvmax_body.py",
+    "test_worker.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in SLOW_FILES or SLOW_FIXTURES & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
 def tiny_nac() -> Callable[..., Any]:
-    """The maker of tiny checkpoints: `tiny_nac(path, modules=8)`."""
+    """Make tiny checkpoints: `tiny_nac(path, modules=8)`."""
     pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-    spec = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.tiny_nac
+    from tiny import tiny_nac
 
-
-@pytest.fixture(scope="session")
-def all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that every test process of this run has."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    return tiny_nac
 
 
 @pytest.fixture(scope="session")
@@ -39,17 +98,13 @@ def tiny_checkpoint(tiny_nac: Callable[..., Any], tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tiny_checkpoint: Path, all_workers: Path) -> Path:
-    """The checkpoint exported as `nac` at budgets 1, 0.5, 0.25, 0.125; copy it to change it.
+def tiny_folder(tiny_checkpoint: Path) -> Path:
+    """The checkpoint exported as `nac` at budgets 1, 0.5, 0.25, 0.125; copy it to change it."""
+    from folder_store import stored
 
-    The export takes a minute, so the first process that wants it makes it for all.
-    """
     from saccade.export.exported import ExportOptions, export
 
-    folder = all_workers / "exported" / "nac"
-    with (all_workers / "exported.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            folder.parent.mkdir(exist_ok=True)
-            export(tiny_checkpoint, ExportOptions(folder))
-    return folder
+    def make(place: Path) -> None:
+        export(tiny_checkpoint, ExportOptions(place / "nac"))
+
+    return stored("nac", make) / "nac"

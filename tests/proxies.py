@@ -44,7 +44,7 @@ class Proxy:
     def http(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
         context = ssl.create_default_context(cafile=self.certificate)
         connection = http.client.HTTPSConnection(
-            "127.0.0.1", self.port, timeout=10, context=context
+            "127.0.0.1", self.port, timeout=60, context=context
         )
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:

@@ -4,9 +4,9 @@
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
+from quick_gate import FEW_SAMPLES
 
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, save
@@ -94,8 +94,6 @@ def exported(
 ) -> Path:
     """The folder of that model; the gate has tests of its own, so it looks at few samples here."""
     from saccade.export.exported import ExportOptions, export
-    from saccade.export.gate import gate
-    from saccade.export.graph import samples
 
     tiny(family, place / f"{family}.safetensors")
     options = ExportOptions(
@@ -106,9 +104,4 @@ def exported(
         outputs=OUTPUTS[family],
         precision=precision,
     )
-    with (
-        mock.patch.object(gate, "BATCHES", (1, 4)),
-        mock.patch.object(samples, "REAL_INPUTS", 16),
-        mock.patch.object(samples, "RANDOM_INPUTS", 8),
-    ):
-        return export(place / f"{family}.safetensors", options).folder
+    return export(place / f"{family}.safetensors", options, FEW_SAMPLES).folder

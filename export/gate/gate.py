@@ -24,7 +24,7 @@ from saccade.export.artefact.variant import setting_text
 from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
 from saccade.export.gate.report import GateReport, VariantReport
 from saccade.export.gate.sensitivity import nudged, sensitive_rows
-from saccade.export.graph.samples import RANDOM_INPUTS, REAL_INPUTS, Samples, samples_of
+from saccade.export.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
 from saccade.export.graph.trial import tried
 from saccade.export.runtimes.runners import (
     Runner,
@@ -40,7 +40,6 @@ from saccade.models.interface import Arrays, Family, Part, Setting, part_named
 from saccade.plugins.native.library import built_library
 from saccade.progress import progress
 
-BATCHES = (1, 2, 7, 64)
 _NUDGES = 4
 _REFERENCE_BATCH = 8  # an unfolded read-in holds b x modules x tokens x dim numbers at a time
 
@@ -48,9 +47,9 @@ _REFERENCE_BATCH = 8  # an unfolded read-in holds b x modules x tokens x dim num
 class Reference:
     """What the artefacts of a checkpoint are held against: its model, unfolded, in float64."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, sizes: GateSizes | None = None) -> None:
         torch = require("torch", extra="export")
-        self.checkpoint = checkpoint
+        self.checkpoint, self.sizes = checkpoint, sizes or GATE_SIZES
         self.model = cast(Family, checkpoint.build(torch.float64))
         self._float32: Family | None = None
         self._samples: dict[tuple[str, str], Samples] = {}
@@ -91,7 +90,7 @@ class Reference:
         """What the gate asks that part; drawn once."""
         key = setting.label, role
         if key not in self._samples:
-            self._samples[key] = samples_of(self.checkpoint, part_named(variant, role))
+            self._samples[key] = samples_of(self.checkpoint, part_named(variant, role), self.sizes)
         return self._samples[key]
 
 
@@ -138,11 +137,12 @@ def measure(
     thresholds = thresholds_of(precision, overrides)
     inputs = expected.samples.inputs
     shuffled = np.random.default_rng(1).permutation(len(expected.samples))
-    largest = max(BATCHES)
+    sizes = expected.samples.sizes
+    largest = max(sizes.batches)
     run, *others = runs
     found = [run_in_batches(run, inputs, largest)]
     _check_outputs(found[0], expected.answers)
-    found += [run_in_batches(run, inputs, batch) for batch in BATCHES if batch != largest]
+    found += [run_in_batches(run, inputs, batch) for batch in sizes.batches if batch != largest]
     found += [run_in_batches(run, inputs, batch, shuffled) for batch in (7, largest)]
     answers = [found, *([run_in_batches(other, inputs, largest)] for other in others)]
     labelled = expected.samples.labelled
@@ -162,9 +162,9 @@ def measure(
         figures=figures,
         thresholds=thresholds,
         overridden=tuple(sorted(overrides)),
-        real_inputs=REAL_INPUTS,
-        random_inputs=RANDOM_INPUTS,
-        batches=BATCHES,
+        real_inputs=sizes.real_inputs,
+        random_inputs=sizes.random_inputs,
+        batches=sizes.batches,
         floor=floor,
     )
 
@@ -213,7 +213,7 @@ def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
     return [onnx_runner(session) for session in sessions]
 
 
-def verify(folder: Path | str) -> GateReport:
+def verify(folder: Path | str, gate: GateSizes | None = None) -> GateReport:
     """Run the gate again on everything in an artefact folder, from its own checkpoint.
 
     A file that was changed, or that is another model's, is a row that did not pass; the others
@@ -228,7 +228,7 @@ def verify(folder: Path | str) -> GateReport:
     require("torch", extra="export")
     require("onnx", extra="export")
     require("onnxruntime", extra="cpu")
-    reference = Reference(load(parent_path(folder, manifests)))
+    reference = Reference(load(parent_path(folder, manifests)), gate)
     wrong = tried(folder, manifests)
     rows = []
     with progress("verify", len(manifests)) as advance:

@@ -11,8 +11,7 @@ from saccade.export.graph.half_graph import activation_ranges, check_ranges
 from saccade.export.graph.inlining import inlined
 from saccade.export.graph.int8_graph import quantized, quantized_ranges
 from saccade.export.graph.layer_types import check_types, float32_layers, matrix_types
-from saccade.export.graph.samples import REAL_INPUTS
-from saccade.models.interface import Arrays
+from saccade.export.graph.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ def typed_graph(
     role: str,
     precision: str,
     traced: Callable[[str], onnx.ModelProto],
-    samples: Arrays,
+    samples: Samples,
 ) -> TypedGraph:
     """The graph of one part of a folded float32 model, computed in `precision`.
 
@@ -38,14 +37,14 @@ def typed_graph(
     softmax, normalisations and custom ops stay float32. Only the real samples set scales and
     count for ranges.
 
-    Shapes: samples as the part's inputs, the real ones first.
     Raises: GateFailed if a number is too large for fp16, SaccadeError if the graph would not be
         of that precision.
     """
     if precision == "fp32":
         proto = traced("fp32")
-        return TypedGraph(proto, count_of(proto, samples))
-    real = {each: values[:REAL_INPUTS] for each, values in samples.items()}
+        return TypedGraph(proto, count_of(proto, samples.inputs))
+    count_real = samples.sizes.real_inputs
+    real = {name: values[:count_real] for name, values in samples.inputs.items()}
     if precision == "int8":
         # Half precision says which products are in read-outs: its nodes have the same names.
         proto = quantized(traced("fp32"), real, float32_layers(traced("fp16")))
@@ -55,7 +54,7 @@ def typed_graph(
         ranges = activation_ranges(proto, real)
         if precision == "fp16":
             check_ranges(name, ranges)
-    kept, count = float32_layers(proto), count_of(proto, samples)
+    kept, count = float32_layers(proto), count_of(proto, samples.inputs)
     # A decoder of slots is a read-out as a whole: between two slots a softmax amplifies roundings.
     cost = {} if role == "decode" else count.multiply_adds
     check_types(name, precision, matrix_types(proto), cost, kept)

@@ -10,7 +10,25 @@ from saccade.errors import SaccadeError, ShapeError
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Part, TensorSpec
 
-REAL_INPUTS, RANDOM_INPUTS = 256, 64
+
+@dataclass(frozen=True)
+class GateSizes:
+    """How many samples the gate asks a part, and in batches of which sizes.
+
+    Raises: SaccadeError if one of them is less than 1.
+    """
+
+    real_inputs: int = 256  # of the checkpoint's own data
+    random_inputs: int = 64
+    batches: tuple[int, ...] = (1, 2, 7, 64)
+
+    def __post_init__(self) -> None:
+        sizes = (self.real_inputs, self.random_inputs, *self.batches)
+        if not self.batches or min(sizes) < 1:
+            raise SaccadeError(f"{self}: expected numbers of at least 1, and a batch size.")
+
+
+GATE_SIZES = GateSizes()  # where nothing else is asked for; a manifest records them
 
 
 @dataclass(frozen=True)
@@ -22,24 +40,26 @@ class Samples:
 
     inputs: dict[str, np.ndarray]
     labelled: dict[str, np.ndarray]
+    sizes: GateSizes = GATE_SIZES
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
 
 
-def samples_of(checkpoint: Checkpoint, part: Part) -> Samples:
+def samples_of(checkpoint: Checkpoint, part: Part, sizes: GateSizes = GATE_SIZES) -> Samples:
     """The same samples each time: spread over the calibration data, and a fixed seed.
 
     Raises: SaccadeError if the checkpoint has too few samples or lacks an input's.
     """
     calibration = checkpoint.calibration
     count = len(next(iter(calibration.values())))
-    if count < REAL_INPUTS:
+    if count < sizes.real_inputs:
         raise SaccadeError(
-            f"{checkpoint.path}: has {count} calibration samples, the gate needs {REAL_INPUTS}. "
+            f"{checkpoint.path}: has {count} calibration samples, the gate needs "
+            f"{sizes.real_inputs}. "
             "Train or convert it again: this saccade stores that many of any data."
         )
-    chosen = np.linspace(0, count - 1, REAL_INPUTS).astype(np.int64)
+    chosen = np.linspace(0, count - 1, sizes.real_inputs).astype(np.int64)
     labelled = {name: each[chosen] for name, each in calibration.items()}
     real = part.real(labelled) if part.real else labelled
     if missing := [spec.name for spec in part.inputs if spec.name not in real]:
@@ -48,9 +68,9 @@ def samples_of(checkpoint: Checkpoint, part: Part) -> Samples:
             f"{', '.join(sorted(calibration))}. Train or convert the checkpoint again."
         )
     rng = np.random.default_rng(0)
-    noise = random_inputs(part, rng, RANDOM_INPUTS, like=real)
+    noise = random_inputs(part, rng, sizes.random_inputs, like=real)
     inputs = {spec.name: _joined(spec, real[spec.name], noise[spec.name]) for spec in part.inputs}
-    return Samples(inputs, labelled)
+    return Samples(inputs, labelled, sizes)
 
 
 def random_inputs(

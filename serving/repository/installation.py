@@ -43,8 +43,10 @@ class Installation:
         # The first python3 on PATH decides which packages the Python models see.
         paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         libraries = [*map(str, self.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
+        # Of the models the server would take one that is compiled for one that was changed.
+        given = {key: value for key, value in os.environ.items() if key != "PYTHONPYCACHEPREFIX"}
         return {
-            **os.environ,
+            **given,
             "PATH": os.pathsep.join(paths) if self.bundled else paths[1],
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
         }

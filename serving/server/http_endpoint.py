@@ -122,6 +122,8 @@ class _Endpoint(ThreadingHTTPServer):
     """Holds few connections, none for long: idle ones keep nobody out."""
 
     daemon_threads = True
+    # Where more than these wait to be taken, a caller's system tries again after a second.
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, *arguments: Any) -> None:
         self._opened: dict[socket.socket, float] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the server: its folders, its arguments, its stubs, its start and its end."""
 
-import compileall
 import os
+import py_compile
 import secrets
 import shutil
 import signal
@@ -40,6 +40,17 @@ CONNECTION_AGE_S = 10
 _AGAIN = "loaded-again"
 
 
+def compile_models(models: Path) -> None:
+    """Compile the models' code beside it, where the server's own interpreter would.
+
+    Else the server takes the caches of a model's first run for a change of the model. Where this
+    process keeps its own caches (PYTHONPYCACHEPREFIX) does not matter.
+    """
+    for source in models.rglob("*.py"):
+        name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+        py_compile.compile(str(source), str(source.parent / "__pycache__" / name), quiet=2)
+
+
 class ServerProcess:
     """A server that was started on a repository and is stopped at the end, by force if need be."""
 
@@ -65,8 +76,7 @@ class ServerProcess:
             link_models(repository, self.copy, models)
         for model in models.iterdir():
             (model / _AGAIN).touch()
-        # Else the server takes the caches of a model's first run for a change of the model.
-        compileall.compile_dir(models, quiet=2)
+        compile_models(models)
         self._metrics_port = hold_port()
         # Two servers can share every port but this one.
         self._options = replace(options, metrics_port=self._metrics_port.getsockname()[1])

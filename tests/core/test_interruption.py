@@ -45,7 +45,7 @@ sys.argv = ["saccade", "doctor"]
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+    return subprocess.run(words, capture_output=True, text=True, timeout=500)
 
 
 @pytest.mark.parametrize("number", [2, 15])
@@ -69,7 +69,7 @@ def test_standard_output_without_room():
     with Path("/dev/full").open("w") as full:
         code = _IN_COMMAND.replace("HERE", "return artefacts.Answer({}, as_json=True)")
         words = [sys.executable, "-c", code + "sys.exit(main())"]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=500)
     assert done.returncode == 2
     assert "found no room to write" in done.stderr
     assert "Traceback" not in done.stderr

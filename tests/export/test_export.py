@@ -17,6 +17,8 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
+from quick_gate import FEW_SAMPLES  # noqa: E402
+
 from saccade.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
 from saccade.export.artefact.manifest import read_folder  # noqa: E402
 from saccade.export.exported import ExportOptions, export  # noqa: E402
@@ -124,7 +126,7 @@ def test_conditional_on_its_image_and_an_override(
     options = ExportOptions(
         out, name="nac-c", budget=(0.5,), threshold={"score_points": 5}, force=True
     )
-    exported = export(checkpoint, options)
+    exported = export(checkpoint, options, FEW_SAMPLES)
     (manifest,) = read_folder(out)
     assert exported.manifests == (manifest,)
     assert manifest.variant.name == "nac-c-b0500-fp32"

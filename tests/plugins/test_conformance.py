@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from ops_cases import CASES, Case
-from ops_implementations import ROLES, as_read, implementation
+from ops_implementations import ROLES, as_read, implementation, skip_without_gpu
 
 from saccade.plugins.contract import Op
 from saccade.plugins.ops import OPS
@@ -24,6 +24,12 @@ def table() -> list:
         for dtype in each.dtypes
         if not (role == _REFERENCE_EVALUATOR and dtype != "float32")
     ]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_rows_that_need_a_gpu(name: str) -> None:
+    """What this machine leaves out of the table, in one row an op."""
+    skip_without_gpu(name, rows=sum(len(case.dtypes) for case in CASES[name].values()))
 
 
 def disagreement(op: Op, found: np.ndarray, expected: np.ndarray) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops_implementations import ROLES, as_read, implementation
+from ops_implementations import ROLES, as_read, implementation, skip_without_gpu
 from places import TESTS
 
 from saccade.plugins.ops import OPS
@@ -18,6 +18,13 @@ GOLDEN = TESTS / "golden" / "ops"
 # The slowest way to run the same graph as "body".
 RUN_HERE = tuple(role for role in ROLES if role != "body in onnx's reference")
 ALPHAS = (0.3, 0.5, 0.7, 1.0)
+RECORDED = {
+    "Sparsemax": "sparsemax.npz",
+    "TVMax": "tvmax.npz",
+    "MaskedTVMax": "tvmax_batch.npz",
+    "SvPN": "svpn_exact.npz",
+    "SvPNFast": "svpn_fast.npz",
+}
 
 
 @lru_cache
@@ -143,6 +150,11 @@ def test_svpn_fast(role: str, identity: str) -> None:
             allowed = 1e-10 if exact else 2e-5
             scale = np.abs(expected).max() or 1.0
             assert np.abs(found - expected).max() <= allowed * scale, f"{key}, {dtype}"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_rows_that_need_a_gpu(name: str) -> None:
+    skip_without_gpu(name, rows=len(ids(RECORDED[name])))
 
 
 @pytest.mark.parametrize("identity", ids("tvmax.npz"))

@@ -94,7 +94,7 @@ def in_registry() -> dict:
         for node, op in OPS.items()
     }
     command = [sys.executable, "-c", REGISTRY, str(LIBRARY), json.dumps(values)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from family_folders import family_folder
+from quick_gate import FEW_SAMPLES
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import SUFFIX
+from saccade.export.artefact.manifest import SUFFIX, read_folder
 from saccade.export.gate.gate import Expected, measure, verify
 from saccade.export.gate.metrics import (
     FLOORS,
@@ -26,7 +28,7 @@ from saccade.export.gate.metrics import (
     top1_flips,
 )
 from saccade.export.gate.report import GateReport, render
-from saccade.export.graph.samples import RANDOM_INPUTS, REAL_INPUTS, Samples, samples_of
+from saccade.export.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
 from saccade.files import sha256_of
 from saccade.models.interface import Part, TensorSpec, part_named
 
@@ -211,8 +213,8 @@ RUNNERS: dict[str, tuple[Callable[[Arrays], Arrays], set[str]]] = {
 def test_each_wrong_answer_has_its_figure(case: str) -> None:
     run, expected = RUNNERS[case]
     rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (REAL_INPUTS + RANDOM_INPUTS, 4, 4, 1), dtype=np.uint8)
-    labels = truth({"image": image})["logits"].argmax(axis=-1)[:REAL_INPUTS]
+    image = rng.integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
+    labels = truth({"image": image})["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
     right = truth({"image": image})
     expected_answers = Expected(PART, samples, right, lambda: [right])
@@ -226,7 +228,7 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
 def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -> None:
     image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
     right = truth({"image": image})
-    labels = right["logits"].argmax(axis=-1)[:REAL_INPUTS]
+    labels = right["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
 
     def figures(found: float, own: float, rows: slice) -> tuple[bool, dict[str, float]]:
@@ -303,7 +305,7 @@ def asked(run: Any, *others: Any) -> set[str]:
     """The figures above their thresholds, of a runner and of further ways to run the same file."""
     image = np.random.default_rng(0).integers(0, 256, (320, 4, 4, 1), dtype=np.uint8)
     right = truth({"image": image})
-    labels = right["logits"].argmax(axis=-1)[:REAL_INPUTS]
+    labels = right["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
     expected = Expected(PART, samples, right, lambda: [right])
     parity = measure([run, *others], expected, "fp32", {})
@@ -374,11 +376,25 @@ def test_samples_are_spread_over_the_data_and_the_same_each_time(
     checkpoint = tiny_nac(tmp_path / "nac.safetensors", images=600)
     part = part_named(checkpoint.build(), "")
     first, again = samples_of(checkpoint, part), samples_of(checkpoint, part)
-    assert len(first) == REAL_INPUTS + RANDOM_INPUTS
+    assert len(first) == 320
     np.testing.assert_array_equal(first.inputs["image"], again.inputs["image"])
     stored = checkpoint.calibration["image"]
-    for place, row in ((0, 0), (REAL_INPUTS - 1, 599), (REAL_INPUTS // 2, 300)):
+    for place, row in ((0, 0), (255, 599), (128, 300)):
         np.testing.assert_array_equal(first.inputs["image"][place], stored[row])
     few = tiny_nac(tmp_path / "few.safetensors", images=255)
     with pytest.raises(SaccadeError, match="has 255 calibration samples, the gate needs 256"):
         samples_of(few, part)
+
+
+def test_a_smaller_gate_is_asked_for_and_recorded(tiny_folder: Path) -> None:
+    few = GateSizes(real_inputs=8, random_inputs=3, batches=(2, 5))
+    (row, *_) = verify(tiny_folder, few).variants
+    assert row.passed and row.parity is not None
+    found = row.parity
+    assert (found.real_inputs, found.random_inputs, found.batches) == (8, 3, (2, 5))
+    for manifest in read_folder(family_folder("sot")):
+        found = manifest.parity
+        assert GateSizes(found.real_inputs, found.random_inputs, found.batches) == FEW_SAMPLES
+    for wrong in ({"real_inputs": 0}, {"batches": ()}, {"batches": (4, 0)}):
+        with pytest.raises(SaccadeError, match="at least 1"):
+            GateSizes(**wrong)

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 import onnx
 import onnxruntime
 from family_folders import exported, family_folder
+from folder_store import stored
 from ops_cases import CASES
 
 from saccade.errors import SaccadeError
@@ -30,10 +31,13 @@ from saccade.serving.repository.options import RepositoryOptions
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder() -> Path:
     """A tiny SoT: its body of svPN holds a loop and a matrix product."""
-    place = tmp_path_factory.mktemp("inlined")
-    return exported("sot", place, ("fp32", "fp16"), budget=("exact",), inline_ops=True)
+
+    def make(place: Path) -> None:
+        exported("sot", place, ("fp32", "fp16"), budget=("exact",), inline_ops=True)
+
+    return stored("inlined", make) / "folder"
 
 
 def plain(model: bytes) -> onnxruntime.InferenceSession:
@@ -58,9 +62,9 @@ def test_the_files_are_standard_onnx_and_their_manifests_say_so(folder: Path) ->
         assert not any(each.doc_string or each.metadata_props for each in nodes)
 
 
-def test_they_answer_as_the_files_with_functions(folder: Path, all_workers: Path) -> None:
+def test_they_answer_as_the_files_with_functions(folder: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
-    whole = family_folder("sot", all_workers) / "sot-exact-fp32.onnx"
+    whole = family_folder("sot") / "sot-exact-fp32.onnx"
     expected = plain(whole.read_bytes()).run(None, {"image": image})
     found = plain((folder / whole.name).read_bytes()).run(None, {"image": image})
     half = (folder / "sot-exact-fp16.onnx").read_bytes()
@@ -71,9 +75,9 @@ def test_they_answer_as_the_files_with_functions(folder: Path, all_workers: Path
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=1e-6)
 
 
-def test_verify_sees_a_manifest_that_says_otherwise(folder: Path, all_workers: Path) -> None:
+def test_verify_sees_a_manifest_that_says_otherwise(folder: Path) -> None:
     reference = Reference(load(folder / "sot.safetensors"))
-    with_functions = family_folder("sot", all_workers)
+    with_functions = family_folder("sot")
     for manifest in read_folder(folder):
         setting = reference.setting(manifest.variant)
         asked = reference.checkpoint, reference.variant(setting), setting

@@ -256,11 +256,10 @@ def test_interrupted_it_ends_the_child_and_leaves_nothing(folder: Path) -> None:
     add_variant(folder, HALF, "fp32", worded(onnx_model(), "HANG"))
     before = sorted(folder.iterdir())
     process = _start(folder, "tensorrt")
-    deadline = time.monotonic() + 60
-    while not (hanging := _hanging(folder)) and time.monotonic() < deadline:
+    while not (hanging := _hanging(folder)) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert sorted(folder.iterdir()) == before
@@ -287,7 +286,7 @@ def test_a_full_disk_leaves_nothing(folder: Path) -> None:
     before = sorted(folder.iterdir())
     limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
     process = _start(folder, "tensorrt-rtx", before=limit)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 2, said
     assert "File too large" in said
     assert "Traceback" not in said

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from engine_places import HostMemory, use_fake
 from places import ROOT
+from quick_gate import quick_gate
 from rtx_builds import needs_rtx
 
-from saccade.export.gate import gate
-from saccade.export.graph import samples
 from saccade.export.runtimes.tensorrt import engine_runner as engine_runner_module
 from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
 from saccade.serving.commands import cli
@@ -30,17 +29,13 @@ def test_every_block_does_what_it_says(
     tiny_nac: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # The gate has tests of its own.
-    monkeypatch.setattr(gate, "BATCHES", (1, 4))
-    monkeypatch.setattr(samples, "REAL_INPUTS", 16)
-    monkeypatch.setattr(samples, "RANDOM_INPUTS", 8)
     shipped = Path("models/shipped/digits-sum.safetensors")
     shipped.parent.mkdir(parents=True)
     tiny_nac(shipped, modules=4, propagator_layers=1)
     np.save("images.npy", np.ones((4, 8, 8, 1), np.uint8))
     seen: dict[str, dict[str, np.ndarray]] = {}
     for kind, text in re.findall(r"```(\w+)\n(.*?)```", DOCUMENT.read_text(), re.S):
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, quick_gate():
             if kind == "python" or text.rstrip().endswith("--engine tensorrt"):
                 use_fake(patch)
                 patch.setattr(engine_runner_module, "CudaMemory", HostMemory)

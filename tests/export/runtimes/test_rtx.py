@@ -23,12 +23,10 @@ BUDGETS_OF_NAC = ("b1000", "b0125")  # of the four in the folder; the others are
 @needs_rtx
 @pytest.mark.parametrize("family", FAMILIES)
 def test_builds_every_variant_in_both_types(
-    family: str, all_workers: Path, tmp_path: Path, request: pytest.FixtureRequest
+    family: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if family == "nac":
-        exported = request.getfixturevalue("tiny_folder")
-    else:
-        exported = family_folder(family, all_workers)
+    is_nac = family == "nac"
+    exported = request.getfixturevalue("tiny_folder") if is_nac else family_folder(family)
     folder = Path(shutil.copytree(exported, tmp_path / "folder"))
     expected = {}
     if family in TYPED_AT_EXPORT:

@@ -74,7 +74,7 @@ def test_two_processes_build_once(runs: Path, tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path / "packaged")]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = {each.communicate(timeout=60)[0].strip() for each in both}
+    said = {each.communicate(timeout=500)[0].strip() for each in both}
     assert said == {str(library.built_library())}
     assert count(runs) == steps()
 

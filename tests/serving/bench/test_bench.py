@@ -29,7 +29,7 @@ pytest.importorskip(
 )
 
 VARIANTS = ["nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32"]
-SHORT: dict[str, Any] = {"seconds": 0.3, "rounds": 1, "concurrency": (1, 4)}
+SHORT: dict[str, Any] = {"seconds": 0.1, "rounds": 1, "concurrency": (1, 4)}
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_killed_it_goes_on_and_does_nothing_twice(
     command += ["--data", str(asked.data), "--budget", "1,0.5", "--precision", "fp32,int8"]
     command += ["--seconds", "0.1", "--rounds", "1", "--concurrency", "1"]
     running = subprocess.Popen(command + ["--no-server"] * (not asked.server))
-    eventually((point / "memory-0.json").exists, within_s=60)
+    eventually((point / "memory-0.json").exists, 60)
     running.send_signal(signal.SIGKILL)
     running.wait()
     assert not (folder / "report").exists()
@@ -164,7 +164,7 @@ def test_killed_it_goes_on_and_does_nothing_twice(
     assert (
         before.items() <= kept.items() and str(Path("points", PASSED[1], "memory-0.json")) in kept
     )
-    eventually(lambda: not processes_of(folder), within_s=10)
+    eventually(lambda: not processes_of(folder), 10)
     with mock.patch.object(ready, "run_all", side_effect=lambda *_, **__: iter(())) as exports:
         again = sweep(tiny_checkpoint, replace(asked, out=folder))
     assert exports.call_args.args[1] == {}

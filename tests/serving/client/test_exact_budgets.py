@@ -35,11 +35,11 @@ ROUNDED = {"b1000": 1.0, "b0667": 0.666667, "b0167": 0.166667}  # as it was stor
 
 
 @pytest.fixture(scope="module")
-def folders(all_workers: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """An export with budgets of 1, 2/3 and 1/6, and as an earlier release has written it."""
     place = tmp_path_factory.mktemp("thirds")
     for name in ("exact", "rounded"):
-        shutil.copytree(family_folder("sparo", all_workers), place / name)
+        shutil.copytree(family_folder("sparo"), place / name)
     for path in (place / "rounded").glob("*" + SUFFIX):
         content = json.loads(path.read_text())
         content["variant"]["budget"] = ROUNDED[content["variant"]["setting"]]

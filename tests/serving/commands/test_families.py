@@ -2,11 +2,11 @@
 """Every family behind a server: what the client gets is what its files answer in this process."""
 
 import json
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
 from family_folders import family_folder
+from joined_repository import join
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import read_folder
@@ -24,42 +24,24 @@ LABELS, TEMPLATES = ("red circle", "blue square", "square"), ("a photo of {}", "
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-@pytest.fixture(scope="module")
-def deployed(needs_server, all_workers, tmp_path_factory):
-    """A tiny model of a family, exported and deployed once."""
-    made = {}
-
-    def make(family):
-        if family not in made:
-            place = tmp_path_factory.mktemp(family)
-            folder = family_folder(family, all_workers)
-            options = {}
-            if family == "sparo":
-                (place / "labels.txt").write_text("\n".join(LABELS))
-                (place / "templates.txt").write_text("\n".join(TEMPLATES))
-                options = {"labels": place / "labels.txt", "templates": place / "templates.txt"}
-            deploy(folder, RepositoryOptions(out=place / "repository", **options))
-            made[family] = place / "repository", folder
-        return made[family]
-
-    return make
+FAMILIES = ("sot", "sparo", "slot-attention", "vqa", "captioner")
 
 
 @pytest.fixture(scope="module")
-def served(deployed):
-    """The server of one family at a time, and the files behind it."""
-    with ExitStack() as stack:
-        now = {}
-
-        def serve(family):
-            repository, folder = deployed(family)
-            if family not in now:
-                stack.close()
-                now.clear()
-                now[family] = stack.enter_context(Server(repository, ServeOptions(**FREE_PORTS)))
-            return now[family], folder
-
-        yield serve
+def served(needs_server, tmp_path_factory):
+    """By family: the one server of all of them, and the files behind it."""
+    place = tmp_path_factory.mktemp("families")
+    (place / "labels.txt").write_text("\n".join(LABELS))
+    (place / "templates.txt").write_text("\n".join(TEMPLATES))
+    for family in FAMILIES:
+        options = {}
+        if family == "sparo":
+            options = {"labels": place / "labels.txt", "templates": place / "templates.txt"}
+        deploy(family_folder(family), RepositoryOptions(out=place / family, **options))
+    (place / "all").mkdir()
+    joined = join(place / "all", (place / family for family in FAMILIES))
+    with Server(joined, ServeOptions(**FREE_PORTS)) as running:
+        yield lambda family: (running, family_folder(family))
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every source from the authors' file to a served answer, by the command line."""
 
-import shutil
-from unittest import mock
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,18 +10,16 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 's
 ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
 
 import official_files  # noqa: E402
+from joined_repository import join  # noqa: E402
+from quick_gate import quick_gate  # noqa: E402
 
 from saccade.errors import SaccadeError  # noqa: E402
 from saccade.export.artefact.manifest import read_folder  # noqa: E402
-from saccade.export.gate import gate  # noqa: E402
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit  # noqa: E402
-from saccade.export.graph import samples  # noqa: E402
-from saccade.files import json_bytes, sha256_of  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.image_decoding import fit  # noqa: E402
 from saccade.serving.client.client import Client  # noqa: E402
 from saccade.serving.commands.cli import run  # noqa: E402
-from saccade.serving.repository.description import VERSION  # noqa: E402
 from saccade.serving.server.server import ServeOptions, Server  # noqa: E402
 
 FILES = official_files.FILES | official_files.FORMS
@@ -57,11 +52,7 @@ def made(tmp_path_factory):
         ours, folder = place / f"{source}.safetensors", place / "folder"
         call("convert", file.source or source, file.path, *file.flags, "--out", ours)
         outputs = ("--outputs", "reconstruction") if source.startswith("invariant") else ()
-        with (
-            mock.patch.object(gate, "BATCHES", (1, 4)),
-            mock.patch.object(samples, "REAL_INPUTS", 16),
-            mock.patch.object(samples, "RANDOM_INPUTS", 8),
-        ):
+        with quick_gate():
             budget = BUDGETS.get(source, "1")
             call("export", ours, "--out", folder, "--budget", budget, *outputs)
             call("verify", folder)
@@ -212,25 +203,8 @@ def inputs_of(checkpoint, role):
 @pytest.fixture(scope="module")
 def server(needs_server, made, tmp_path_factory):
     """One server of the models of all sources: their repositories copied into one folder."""
-    folder = tmp_path_factory.mktemp("served")
-    models = []
-    for source in SOURCES:
-        for model in (made(source) / "repository").iterdir():
-            if model.is_dir():
-                shutil.copytree(model, folder / model.name)
-                models.append(model.name)
-    files = [path for name in models for path in (folder / name).rglob("*") if path.is_file()]
-    content = {
-        "schema": "saccade.repository",
-        "version": VERSION,
-        "model": SOURCES[0],
-        "variants": [name for name in models if name != SOURCES[0]],
-        "unmeasured": [],
-        "runtime": "onnxruntime",
-        "samples": [],
-        "files": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
-    }
-    (folder / "saccade.json").write_bytes(json_bytes(content))
+    places = (made(source) / "repository" for source in SOURCES)
+    folder = join(tmp_path_factory.mktemp("served"), places)
     with Server(folder, ServeOptions(**FREE_PORTS)) as running:
         yield running
 

@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's examples, run one after the other as they stand."""
+"""The README's examples, run one after the other, on few samples and free ports."""
 
 import json
-import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from official_files import open_clip
 from places import ROOT
+from quick_gate import quick_gate
 
-LEFT_OUT = ("make", "pip")  # the suite itself, the demo, and what would change the environment
-PORTS = (8000, 8001, 8002, 8003)  # of a server that is not told others
-LONG_S = 600
+import saccade
+from saccade.serving.client.client import DEFAULT_URL
+from saccade.serving.commands import cli
+
+# The suite itself, the demo (its steps are the page's first blocks, and tests of their own), and
+# what would change the environment.
+LEFT_OUT = ("make", "pip")
+# What takes long and proves nothing here: how well it learns, how well it is measured.
+SHORTER = {"train": ("--steps", "300"), "bench": ("--seconds", "0.05", "--rounds", "1")}
+CALLS = ("doctor", "classify", "embed", "segment", "answer", "caption", "edit", "show")
+PORTS = ("grpc", "metrics", "ready")
 CLIP_WORDS = 49_408
 
 
@@ -58,45 +66,52 @@ def their_clip(place: Path, file: Path, config: Path) -> None:
 
 
 class Reader:
-    """Types each command and looks whether it worked; a server runs until the next one starts."""
+    """Types each command and looks whether it worked; a server runs until the next one starts.
+
+    The commands run here, as the program `saccade` would run them, but for the server.
+    """
 
     def __init__(self, place: Path) -> None:
-        self.place, self.server = place, None
-        self.environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "TORCHINDUCTOR_CACHE_DIR": str(place / "build" / "inductor"),
-        }
+        self.place, self.server, self.url = place, None, ""
 
     def types(self, command: str) -> None:
-        words = shlex.split(command, comments=True)
-        if words[:2] == ["saccade", "serve"]:
+        program, *words = shlex.split(command, comments=True)
+        assert program == "saccade", command
+        if words[0] == "serve":
             self.serves(words)
-        else:
-            self.runs(words)
-
-    def runs(self, words: list[str]) -> None:
-        found = subprocess.run(
-            words, cwd=self.place, env=self.environment, capture_output=True, timeout=LONG_S
-        )
-        said = f"{found.stdout.decode()}\n{found.stderr.decode()}"
-        assert found.returncode == 0, f"{shlex.join(words)}\n{said}"
+            return
+        if words[0] in CALLS:
+            words = with_url(words, self.url)
+        assert cli.run([*words, *SHORTER.get(words[0], ())]) == 0, command
 
     def serves(self, words: list[str]) -> None:
         self.leaves()
+        free = (f"--{port}-port=0" for port in PORTS)
         self.server = subprocess.Popen(
-            words, cwd=self.place, env=self.environment, stderr=subprocess.PIPE, text=True
-        )
+            [Path(sys.executable).with_name("saccade"), *words, *free],
+            cwd=self.place, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        said = []
         for line in self.server.stderr:
+            said.append(line)
             if "ready: http" in line:
+                self.url = re.search(r"gRPC (\S+)", "".join(said))[1]
                 return
-        pytest.fail(f"{shlex.join(words)} ended with {self.server.wait()}")
+        pytest.fail(f"{shlex.join(words)} ended with {self.server.wait()}:\n{''.join(said)}")
 
     def leaves(self) -> None:
         if self.server is not None:
             self.server.send_signal(signal.SIGTERM)
-            self.server.communicate(timeout=60)
+            self.server.communicate()
             self.server = None
+
+
+def with_url(words: list[str], url: str) -> list[str]:
+    """The words with the place of the server that runs, in place of the one that is usual."""
+    if "--url" in words:
+        assert words[words.index("--url") + 1] == DEFAULT_URL
+        return [url if word == DEFAULT_URL else word for word in words]
+    return [*words, "--url", url]
 
 
 @contextmanager
@@ -108,23 +123,23 @@ def reading(place: Path) -> Iterator[Reader]:
         reader.leaves()
 
 
-def in_use(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.mark.timeout(1500)
 def test_examples_work_in_the_order_of_the_page(
-    needs_server: None, clone: Path, leavings: Callable[[], list[Path]]
+    needs_server: None,
+    clone: Path,
+    leavings: Callable[[], list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if taken := [port for port in PORTS if in_use(port)]:
-        pytest.skip(f"the README's server needs ports {taken}, which another program has")
+    assert f"127.0.0.1:{saccade.ServeOptions().grpc_port}" == DEFAULT_URL
+    monkeypatch.chdir(clone)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(clone / "build" / "inductor"))
+    free = saccade.ServeOptions(**{f"{port}_port": 0 for port in PORTS})
+    monkeypatch.setattr(saccade, "Server", partial(saccade.Server, options=free), raising=False)
     blocks = examples()
-    with reading(clone) as reader:
+    with reading(clone) as reader, quick_gate():
         for kind, text in blocks:
             if kind == "python":
-                reader.leaves()  # it starts a server of its own
-                reader.runs([sys.executable, "-c", text])
+                exec(text, {"__name__": "__main__"})
                 continue
             for line in text.splitlines():
                 if line.strip():

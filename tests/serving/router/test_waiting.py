@@ -6,7 +6,7 @@ import urllib.request
 
 
 def counted(server, name):
-    page = urllib.request.urlopen(server.metrics_url, timeout=5).read().decode()
+    page = urllib.request.urlopen(server.metrics_url, timeout=60).read().decode()
     (value,) = re.findall(rf'^{name}{{model="nac"}} (\S+)$', page, re.MULTILINE)
     return float(value)
 

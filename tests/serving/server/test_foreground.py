@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
-KILLED_S = 20  # ten times what docs/serving.md promises
+KILLED_S = 2  # what docs/serving.md promises
+LONG_S = 300
 SERVE = (
     "import sys; from saccade.serving.server.server import ServeOptions, serve;"
     f"sys.exit(serve(sys.argv[1], ServeOptions(**{FREE_PORTS})))"
@@ -63,7 +64,7 @@ def test_interrupt_while_starting_leaves_nothing(
     eventually(lambda: len(descendants(process.pid)) >= 4 and leavings(), 20)
     pids = descendants(process.pid)
     process.send_signal(number)
-    _, error = process.communicate(timeout=10)
+    _, error = process.communicate(timeout=LONG_S)
     assert process.returncode not in (0, None)
     assert "KeyboardInterrupt" in error  # `saccade serve` turns it into exit code 130
     assert gone(pids) and not leavings()
@@ -102,7 +103,7 @@ def test_serve_announces_itself_hears_hang_ups_and_ends_cleanly(
     assert "The update failed" in text and "not fit to be served" in text
     assert pids <= descendants(process.pid)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=15)
+    _, error = process.communicate(timeout=LONG_S)
     assert process.returncode == 0, error
     assert "Traceback" not in error
     assert any("m-b1000-fp32" in line for line in seen)
@@ -131,7 +132,7 @@ def test_nothing_outlives_a_killed_supervisor(
         process.kill()
         process.wait()
         eventually(lambda: gone(pids) and not leavings(), KILLED_S)
-    process.communicate(timeout=10)
+    process.communicate(timeout=LONG_S)
 
 
 def reapers(pid: int) -> set[int]:

@@ -113,7 +113,7 @@ def test_only_tls_of_today_is_spoken(proxy):
         handshake(proxy, context)
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(proxy, ssl.create_default_context())
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
     connection.request("GET", "/v2/health/ready")
     assert connection.getresponse().status == 400
 

@@ -107,7 +107,7 @@ def test_an_update_is_served_without_one_failure(
     assert not any(calls[1.0].errors + calls[0.5].errors)
     assert not np.allclose(logits(served), before)
     assert served.ready() and served.restarts == 0
-    with urllib.request.urlopen(metrics_url, timeout=5) as answer:
+    with urllib.request.urlopen(metrics_url, timeout=60) as answer:
         assert b"nv_inference" in answer.read()
 
 

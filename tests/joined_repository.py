@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of several repositories in one, so that one server start is enough for all of them."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from saccade.files import json_bytes, sha256_of
+from saccade.serving.repository.description import VERSION
+
+
+def join(folder: Path, repositories: Iterable[Path]) -> Path:
+    """Copy the models of the repositories into `folder`, described as those of one model."""
+    models = []
+    for repository in repositories:
+        for model in sorted(path for path in repository.iterdir() if path.is_dir()):
+            shutil.copytree(model, folder / model.name)
+            models.append(model.name)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    content = {
+        "schema": "saccade.repository",
+        "version": VERSION,
+        "model": models[0],
+        "variants": models[1:],
+        "unmeasured": [],
+        "runtime": "onnxruntime",
+        "samples": [],
+        "files": {path.relative_to(folder).as_posix(): sha256_of(path) for path in files},
+    }
+    (folder / "saccade.json").write_bytes(json_bytes(content))
+    return folder

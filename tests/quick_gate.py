@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gate that looks at few samples, for tests of something else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from saccade.export.gate import gate
+from saccade.export.graph.samples import GateSizes
+
+FEW_SAMPLES = GateSizes(real_inputs=16, random_inputs=8, batches=(1, 4))
+
+
+@contextmanager
+def quick_gate() -> Iterator[None]:
+    """The same for what the command line exports and verifies, which has no option for it."""
+    with mock.patch.object(gate, "GATE_SIZES", FEW_SAMPLES):
+        yield
