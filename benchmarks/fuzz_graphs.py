@@ -16,57 +16,44 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
+from fuzz_readers import KEPT, MOST_MIB, MOST_SECONDS, SCRATCH, timed, too_long
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "fuzz_graphs.json"
-MOST_SECONDS, MOST_MIB = 5.0, 1024
 KINDS = ("graph", "manifest")
-_KEPT = 20  # failures
 
 
 def fuzz(kind: str, examples: int, seconds: float, first: int) -> dict[str, Any]:
     """One kind of file on `examples` seeds, or as many as there is time for."""
-    import graph_fuzz
+    from graph_fuzz import outcome
 
-    signal.signal(signal.SIGVTALRM, _too_long)
+    signal.signal(signal.SIGVTALRM, too_long)
     ended = {"read": 0, "refused": 0, "failed": 0}
     failures: list[dict[str, Any]] = []
     slowest, slowest_seed, start = 0.0, first, time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         for seed in range(first, first + examples):
             if time.monotonic() - start > seconds:
                 break
-            began = time.process_time()
-            signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
-            try:
-                if kind == "graph":
-                    ended[graph_fuzz.graph(seed)] += 1
-                else:
-                    ended[graph_fuzz.manifest(seed, Path(folder))] += 1
-            except Exception as error:
-                ended["failed"] += 1
-                last = traceback.extract_tb(error.__traceback__)[-1]
-                where = f"{Path(last.filename).name}:{last.lineno}"
-                failures.append({"seed": seed, "error": f"{error!r:.200}", "where": where})
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            if (took := time.process_time() - began) > slowest:
+            took, end = timed(lambda: outcome(kind, seed, Path(folder)))  # noqa: B023
+            if isinstance(end, dict):
+                failures.append({"seed": seed, **end})
+                end = "failed"
+            ended[end] += 1
+            if took > slowest:
                 slowest, slowest_seed = took, seed
     return {
         "examples": sum(ended.values()),
         "first_seed": first,
         **ended,
-        "failures": failures[:_KEPT],
+        "failures": failures[:KEPT],
         "slowest_seconds": round(slowest, 3),
         "slowest_seed": slowest_seed,
         "largest_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-
-
-def _too_long(*_: object) -> None:
-    raise TimeoutError(f"more than {MOST_SECONDS:g} s")
 
 
 def main() -> int:

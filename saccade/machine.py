@@ -112,21 +112,25 @@ def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
     return found
 
 
-def memory_mib(pids: Iterable[int]) -> dict[str, float]:
+def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
     """Memory of each of these processes, shared pages by their share, unless it has ended.
+
+    Without `files` only what it has written: its share of a library is larger as soon as another
+    program that has the same one ends.
 
     Units: MiB, by `<pid> <name>` as in `cpu_seconds`.
     """
     found = {}
+    counted = ("Pss:",) if files else ("Pss_Anon:", "Pss_Shmem:")
     for pid in pids:
         process = Path("/proc") / str(pid)
         try:
             lines = (process / "smaps_rollup").read_text().splitlines()
         except OSError:
             continue
-        kib = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+        kib = [int(line.split()[1]) for line in lines if line.startswith(counted)]
         if kib and (fields := _stat(process)):
-            found[f"{pid} {fields[-1]}"] = kib[0] / 1024
+            found[f"{pid} {fields[-1]}"] = sum(kib) / 1024
     return found
 
 

@@ -36,6 +36,11 @@ def _sound() -> tuple[bytes, ...]:
     return tuple(each.SerializeToString() for each in (*honest * 3, *hostile))
 
 
+def outcome(kind: str, seed: int, folder: Path) -> str:
+    """What the file of this seed ends in: read or refused; anything else is raised."""
+    return graph(seed) if kind == "graph" else manifest(seed, folder)
+
+
 def graph(seed: int) -> str:
     """What a changed ONNX file ends in.
 

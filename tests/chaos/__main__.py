@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--control-requests", type=int, help="of its control; a twentieth of the soak"
     )
+    parser.add_argument("--minutes", type=float, default=1e9, help="of the soak at most")
     parser.add_argument("--repository", type=Path, help="another one than digits-sum's")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/chaos.json")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "chaos")

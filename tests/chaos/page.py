@@ -1,38 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/reliability.md, written from the table of faults and the result files."""
+"""The tables of docs/reliability.md, written from the table of faults and the result files.
+
+Beside them the counts of changed files in docs/security.md.
+"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from chaos.file_tables import fuzzed, killed
 from chaos.table import NO_CALLERS, ROWS, START, Notice, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
+PAGES = {  # and their blocks
+    PAGE: ("faults", "soak", "overload", "killed"),
+    ROOT / "docs" / "security.md": ("fuzz",),
+}
 RESULTS = ROOT / "benchmarks" / "results"
 UNMEASURED = "Not measured yet."
 
 
-def write(page: Path = PAGE, results: Path = RESULTS) -> None:
-    """Fill every marked block of the page."""
-    page.write_text(filled(page.read_text(), results))
+def write() -> None:
+    """Fill every marked block of the pages."""
+    for path, names in PAGES.items():
+        path.write_text(filled(path.read_text(), names=names))
 
 
-def filled(text: str, results: Path = RESULTS) -> str:
-    """The page's text with every marked block as the files say it today."""
-    chaos, overload = (_read(results / name) for name in ("chaos.json", "overload.json"))
+def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE]) -> str:
+    """A page's text with its marked blocks as the files say it today."""
+    chaos, overload, commands = (
+        _read(results / name) for name in ("chaos.json", "overload.json", "killed.json")
+    )
+    readers, graphs = (_read(results / f"fuzz_{name}.json") for name in ("readers", "graphs"))
     blocks: dict[str, Callable[[], str]] = {
         "faults": lambda: faults(chaos),
         "soak": lambda: soak(chaos),
         "overload": lambda: overload_table(overload),
+        "killed": lambda: killed(commands) if commands else UNMEASURED,
+        "fuzz": lambda: fuzzed(readers, graphs) if readers and graphs else UNMEASURED,
     }
-    for name, block in blocks.items():
+    for name in names:
         start, end = f"<!-- {name}: written by `python -m chaos page` -->", f"<!-- end {name} -->"
         head, found, rest = text.partition(start)
         if not found:
             raise ValueError(f"the page has no block {start}")
-        text = f"{head}{start}\n{block()}\n{end}{rest.partition(end)[2]}"
+        text = f"{head}{start}\n{blocks[name]()}\n{end}{rest.partition(end)[2]}"
     return text
 
 

@@ -7,6 +7,7 @@ same judge looks at both, and has to find the one clean and the other leaking.
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections import Counter
@@ -80,7 +81,7 @@ def run_soak(given: argparse.Namespace) -> bool:
         for name, place, requests in (
             ("control", leaking, least), ("soak", repository, given.requests)
         ):  # fmt: skip
-            found = soak(place, requests)
+            found = soak(place, requests, most_s=60 * given.minutes)
             checks = judge_soak(found)
             grew = [check for check in checks if not check.passed]
             wanted = (
@@ -98,15 +99,18 @@ def run_soak(given: argparse.Namespace) -> bool:
     return passed
 
 
-def soak(repository: Path, requests: int) -> Soaked:
-    """Requests of all kinds until there were so many, in windows with a look between them."""
+def soak(repository: Path, requests: int, *, most_s: float = math.inf) -> Soaked:
+    """Requests of all kinds until there were so many, in windows with a look between them.
+
+    After `most_s` seconds it ends with those that there were.
+    """
     failed: Counter[str] = Counter()
     samples, done, seconds = [], 0, LEAST_WINDOW_S
     began = time.monotonic()
     with Service(repository) as service:
         streams = streams_of(repository)
         with LoadGenerator(service.grpc) as load:
-            while done < requests:
+            while done < requests and time.monotonic() - began < most_s:
                 result = load.run(streams, seconds=seconds, warmup_s=0.2)
                 here = sum(len(each.latencies_ms) for each in result.streams.values())
                 for name, each in result.streams.items():
@@ -143,7 +147,7 @@ def sample(service: Service, requests: int) -> Sample:
     """Memory and descriptors, now."""
     living = service.watch.living()
     memory = {
-        f"{each.program} {each.model}".strip(): sum(memory_mib([each.pid]).values())
+        f"{each.program} {each.model}".strip(): sum(memory_mib([each.pid], files=False).values())
         for each in living
     }
     return Sample(requests, memory, sum(descriptors(each.pid) for each in living))

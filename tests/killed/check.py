@@ -2,86 +2,85 @@
 """Commands ended at seeded moments, and on full disks: `make check-killed`, and a short form.
 
     python tests/killed/check.py --moments 50 --full 20 --out benchmarks/results/killed.json
+    python tests/killed/check.py --commands export --minutes 10 --go-on --out ...
 
 A process that has imported everything forks a child for every run, so that a run costs what the
-command itself does. What was really run stands in the JSON.
+command itself does. What was really run stands in the JSON, which is written after each command;
+with --go-on other commands' counts stay in it, and trials that it has are not run again.
 """
 
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent)]
+from counts import Tally, merged, result_of, with_missing
+
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Try = Callable[[], None]
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 
 
-@dataclass
-class Tally:
-    """Of one command and one fault."""
-
-    command: str
-    fault: str
-    planned: int
-    run: int = 0
-    took_effect: int = 0  # the others ended before their moment, or had room enough
-    faults: list[dict[str, Any]] = field(default_factory=list)
-
-
 def main() -> int:
     """Run the trials that fit into the time; 1 if one found a fault."""
+    from commands import COMMANDS
+
     options = _options()
     root = Path(tempfile.mkdtemp(prefix="killed-"))
-    begun = time.monotonic()
+    result: dict[str, Any] = {}
+    if options.go_on and options.out and options.out.exists():
+        result = json.loads(options.out.read_bytes())
     try:
-        tallies = _all(options, root, begun)
+        for one in _each(options, root, result):
+            result = with_missing(merged(result, one) if result else one, COMMANDS)
+            if options.out:
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    result = {
-        "command": "python tests/killed/check.py " + " ".join(sys.argv[1:]),
-        "seed": options.seed,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "seconds": round(time.monotonic() - begun),
-        "full_disk": options.disk,
-        "complete": all(each.run == each.planned for each in tallies),
-        "results": [vars(each) for each in tallies],
-    }
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result if options.json else _summary(result), indent=1))
-    return 1 if any(each.faults for each in tallies) else 0
+    if options.json:
+        print(json.dumps(result, indent=1))
+    return 1 if result["faults"] else 0
 
 
-def _all(options: argparse.Namespace, root: Path, begun: float) -> list[Tally]:
+def _each(
+    options: argparse.Namespace, root: Path, before: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The result of every command; what time one leaves is the others'."""
     from commands import COMMANDS, inputs
     from forks import threads
+
+    from saccade.machine import this_machine
 
     chosen = [COMMANDS[name] for name in options.commands or COMMANDS]
     inputs(root / "given", {need for each in chosen for need in each.needs})
     if any("exported" in each.changes for each in chosen):
         _exported(root)
-    options.disk = _disk() if options.full else "none"
-    tallies = []
-    for command in chosen:
-        bench = _Bench(command, options, root, begun)
+    disk = _disk() if options.full else "none"
+    end = time.monotonic() + options.minutes * 60
+    for index, command in enumerate(chosen):
+        begun = time.monotonic()
+        bench = _Bench(command, options, root, begun + (end - begun) / (len(chosen) - index))
         if threads() > 1:
             raise SystemExit(f"this process has {threads()} threads, a fork would lose them")
-        tallies += bench.all()
-    return tallies
+        tallies = bench.all(before)
+        run = {
+            "command": "python tests/killed/check.py " + " ".join(sys.argv[1:]),
+            "seed": options.seed,
+            "seconds": round(time.monotonic() - begun),
+            "full_disk": disk,
+            "machine": this_machine().to_dict(),
+        }
+        yield result_of(tallies, run)
 
 
 def _exported(root: Path) -> None:
@@ -99,11 +98,11 @@ def _exported(root: Path) -> None:
 class _Bench:
     """The trials of one command."""
 
-    def __init__(self, command: Any, options: argparse.Namespace, root: Path, begun: float) -> None:
+    def __init__(self, command: Any, options: argparse.Namespace, root: Path, end: float) -> None:
         from forks import Place, imported, modules
         from trial import lay_out, reference
 
-        self.command, self.options, self.begun = command, options, begun
+        self.command, self.options, self.end = command, options, end
         self.root, self.given = root / command.name.replace(", ", "-"), root / "given"
         place = Place(self.root / "imports")
         lay_out(command, self.given, place, old=False)
@@ -111,11 +110,17 @@ class _Bench:
         self.expected = reference(command, self.given, self.root)
         self.number = 0
 
-    def all(self) -> list[Tally]:
-        """Signals and full disks in turn: what is cut short has some of each."""
+    def all(self, before: dict[str, Any]) -> list[Tally]:
+        """Signals and full disks in turn: what is cut short has some of each.
+
+        Trials whose counts stand in `before` are not run again.
+        """
         found = [self._signals(fault) for fault in SIGNALS]
         if self.options.full and self.command.results:
             found.append(self._full())
+        for tally, tries in found:
+            tally.take(before, self.options.seed)
+            del tries[: tally.run]
         for turn in zip_longest(*(tries for _, tries in found)):
             for one in filter(None, turn):
                 one()
@@ -156,7 +161,7 @@ class _Bench:
     def _try(self, tally: Tally, trial: Any, disk: Any = None) -> None:
         from forks import Place
 
-        if time.monotonic() - self.begun > self.options.minutes * 60:
+        if time.monotonic() > self.end:
             return
         self.number += 1
         place = Place(self.root / str(self.number))
@@ -179,10 +184,6 @@ def _disk() -> str:
     return full.kind()
 
 
-def _summary(result: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in result.items() if key != "results"}
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moments", type=int, default=50, help="of each command and signal")
@@ -191,6 +192,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long, and say so")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--go-on", action="store_true", help="with the counts that are in --out")
     parser.add_argument("--json", action="store_true", help="every result on standard output")
     return parser.parse_args()
 

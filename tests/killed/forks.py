@@ -103,6 +103,8 @@ def modules(command: Command, given: Path, place: Place) -> list[str]:
 
 def _become(place: Place, said: Path) -> None:
     os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background a shell ignores the first
+        signal.signal(number, signal.SIG_DFL)
     handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands killed at a few moments each; many more of all of them: `make check-killed`."""
 
+import importlib.util
 import json
+import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from places import TESTS
@@ -19,7 +22,12 @@ def result():
     # A process of its own: this one has threads, which a fork would lose.
     words = ["--moments", "4", "--full", "4", "--commands", "convert", "repository", "--json"]
     done = subprocess.run(
-        [sys.executable, CHECK, *words], capture_output=True, text=True, timeout=550
+        [sys.executable, CHECK, *words],
+        capture_output=True,
+        text=True,
+        timeout=550,
+        # As a shell starts what it puts into the background: Ctrl-C is tried all the same.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN),
     )
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)
@@ -30,3 +38,29 @@ def test_nothing_half_made_is_seen_and_the_next_run_ends_well(result, fault):
     found = [each for each in result["results"] if each["fault"] == fault]
     assert [each["faults"] for each in found] == [[]] * len(found)
     assert sum(each["took_effect"] for each in found) >= len(found)
+
+
+def test_counts_of_other_commands_stay_and_the_same_trials_go_on():
+    spec = importlib.util.spec_from_file_location("killed_counts", CHECK.with_name("counts.py"))
+    counts = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(counts)
+    train, export = (counts.Tally(name, "SIGKILL", 50, 6, 5) for name in ("train", "export"))
+    before = counts.merged(counts.result_of([train], {"seed": 0}), counts.result_of([export], {}))
+    assert [each["command"] for each in before["results"]] == ["train", "export"]
+    assert not before["complete"]
+
+    more = counts.Tally("train", "SIGKILL", 50)
+    more.take(before, seed=0)
+    assert (more.run, more.took_effect) == (6, 5)
+    more.run = 50
+    after = counts.merged(before, counts.result_of([more], {"seed": 0}))
+    found = [(each["command"], each["run"]) for each in after["results"]]
+    assert found == [("export", 6), ("train", 50)]
+    missing = counts.with_missing(after, ["train", "export", "sweep"])
+    assert missing["not_run"] == ["sweep"] and not missing["complete"]
+    for other, seed in (
+        (counts.Tally("train", "SIGKILL", 20), 0),
+        (counts.Tally("train", "SIGKILL", 50), 1),
+    ):
+        other.take(before, seed=seed)
+        assert other.run == 0, "trials at other moments are others"

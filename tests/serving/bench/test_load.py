@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The load generator counts what a server really did, and never hides a failure."""
 
+import mmap
 import os
 import random
 import time
@@ -184,3 +185,18 @@ def test_memory_of_processes():
     kept = bytearray(os.urandom(2**20)) * 64
     (after,) = memory_mib([os.getpid(), 2**30]).values()
     assert 48 < after - before < 128 and kept
+
+
+def test_mapped_files_can_be_left_out(tmp_path):
+    path = tmp_path / "library"
+    path.write_bytes(os.urandom(2**20) * 32)
+
+    def held(**how):
+        (found,) = memory_mib([os.getpid()], **how).values()
+        return found
+
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        before = held(), held(files=False)
+        assert sum(mapped[at] for at in range(0, len(mapped), 4096)) > 0
+        after = held(), held(files=False)
+    assert after[0] - before[0] > 24 and after[1] - before[1] < 8

@@ -8,6 +8,7 @@ import pytest
 from chaos import page
 from chaos.callers import Call
 from chaos.faults import FAULTS
+from chaos.file_tables import fuzzed, killed
 from chaos.judge import Observation, judge
 from chaos.soak import Sample, Soaked, judge_soak
 from chaos.table import ROWS, Notice, Row, rows
@@ -104,9 +105,10 @@ def test_every_row_has_a_fault_and_every_fault_a_row():
         rows(("no-such-row",))
 
 
-def test_the_page_is_what_table_and_results_say():
-    text = page.PAGE.read_text()
-    assert page.filled(text) == text, "run: make check-chaos CHAOS=page"
+@pytest.mark.parametrize("path", page.PAGES, ids=lambda path: path.name)
+def test_the_page_is_what_table_and_results_say(path):
+    text = path.read_text()
+    assert page.filled(text, names=page.PAGES[path]) == text, "run: make check-chaos CHAOS=page"
 
 
 def test_the_page_shows_what_was_not_as_wanted(tmp_path):
@@ -120,3 +122,26 @@ def test_the_page_shows_what_was_not_as_wanted(tmp_path):
     text = page.filled(page.PAGE.read_text(), tmp_path)
     assert "**as wanted 1 of 2 times** (others hear: 3 NOT_FOUND), 4.2 s" in text
     assert page.UNMEASURED in text
+
+
+def test_the_page_shows_what_was_cut_short_or_wrong():
+    fault = {"wrong": ["m.csv is visible"]}
+    tallies = [
+        {"command": "train", "fault": name, "planned": 50, "run": run, "took_effect": 9,
+         "faults": wrong}
+        for name, run, wrong in (("SIGKILL", 50, []), ("SIGINT", 12, [fault]))
+    ]  # fmt: skip
+    runs = {"train": {"full_disk": "none"}}
+    text = killed({"results": tallies, "runs": runs, "not_run": ["sweep"]})
+    assert "| `sweep` | 0 | 0 | 0 | 0 | not run yet |" in text
+    assert "| `train` | 50 | - | 12 of 50 | - | **in 1** (m.csv is visible) |" in text
+    assert "62 trials were run of 100 planned, 18 took effect" in text
+
+
+def test_the_page_says_which_readers_had_fewer_files():
+    one = {"examples": 100_000, "slowest_seconds": 0.2, "largest_mib": 300}
+    few = {"examples": 7, "failed": 2, "slowest_seconds": 4.0, "largest_mib": 900}
+    text = fuzzed({"readers": {"--set": one, "checkpoint": few}}, {"kinds": {"graph": one}})
+    assert "2 kinds: 100,007 files, 2 traces. The slowest file took 4.0 s" in text
+    assert "held 900 MiB. Fewer than 100,000: checkpoint 7." in text
+    assert "held 300 MiB. Fewer than 100,000: none." in text

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages say of commands: killed at any moment, and given changed files."""
+
+from typing import Any
+
+SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
+FULL = "ENOSPC"
+EXAMPLES = 100_000  # changed files wanted of each kind
+_HEAD = ("command", *SIGNALS, "full disk", "wrong")
+
+
+def killed(result: dict[str, Any]) -> str:
+    """Of each command how many trials were run of those planned, and what was wrong."""
+    lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
+    by_command: dict[str, dict[str, dict[str, Any]]] = {}
+    for tally in result["results"]:
+        by_command.setdefault(tally["command"], {})[tally["fault"]] = tally
+    for name, tallies in by_command.items():
+        cells = [_counts(tallies.get(fault)) for fault in (*SIGNALS, FULL)]
+        lines.append("| " + " | ".join([f"`{name}`", *cells, _wrong(tallies)]) + " |")
+    nothing = ["0", "0", "0", "0", "not run yet"]
+    lines += [
+        "| " + " | ".join([f"`{name}`", *nothing]) + " |" for name in result.get("not_run", ())
+    ]
+    every = result["results"]
+    run, planned, effect = (
+        sum(each[key] for each in every) for key in ("run", "planned", "took_effect")
+    )
+    disks = sorted({each["full_disk"] for each in result["runs"].values()} - {"none"})
+    said = (
+        f"{run:,} trials were run of {planned:,} planned, {effect:,} took effect: in the others "
+        "the command was done before its moment, or had room enough. Full disks: "
+        f"{', '.join(disks) or 'none'}."
+    )
+    return "\n".join([*lines, "", said])
+
+
+def _counts(tally: dict[str, Any] | None) -> str:
+    if not tally or not tally["planned"]:
+        return "-"
+    run, planned = tally["run"], tally["planned"]
+    return f"{run}" if run == planned else f"{run} of {planned}"
+
+
+def _wrong(tallies: dict[str, dict[str, Any]]) -> str:
+    faults = [each for tally in tallies.values() for each in tally["faults"]]
+    if not any(tally["run"] for tally in tallies.values()):
+        return "not run yet"
+    if not faults:
+        return "nothing"
+    first = faults[0]["wrong"][0].replace("|", "/").replace("\n", " ")
+    return f"**in {len(faults)}** ({first[:150]})"
+
+
+def fuzzed(readers: dict[str, Any], graphs: dict[str, Any]) -> str:
+    """How many changed files every reader was given, and how they ended."""
+    lines = []
+    for title, found in (
+        ("Readers of files", readers["readers"]),
+        ("ONNX graphs and manifests", {f"{name}s": each for name, each in graphs["kinds"].items()}),
+    ):
+        every = found.values()
+        total, failed = (
+            sum(each.get(key, 0) for each in every) for key in ("examples", "failed")
+        )  # fmt: skip
+        slowest = max(each.get("slowest_seconds", 0.0) for each in every)
+        largest = max(each.get("largest_mib", 0) for each in every)
+        short = [
+            f"{name} {each['examples']:,}"
+            for name, each in found.items()
+            if each["examples"] < EXAMPLES
+        ]
+        lines.append(
+            f"- **{title}**, {len(found)} kinds: {total:,} files, {failed:,} traces. The slowest "
+            f"file took {slowest:.1f} s, the largest process held {largest:,} MiB. Fewer than "
+            f"{EXAMPLES:,}: {', '.join(short) or 'none'}."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came of the trials, as JSON: how many were planned, how many were run, what was wrong."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Tally:
+    """Of one command and one fault."""
+
+    command: str
+    fault: str
+    planned: int
+    run: int = 0
+    took_effect: int = 0  # the others ended before their moment, or had room enough
+    faults: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, before: dict[str, Any], seed: int) -> None:
+        """The counts of the same trials of an earlier run, if that result has them."""
+        for each in before.get("results", ()):
+            same = (each["command"], each["fault"], each["planned"])
+            if same != (self.command, self.fault, self.planned):
+                continue
+            if before["runs"][self.command]["seed"] == seed:
+                self.run, self.took_effect = each["run"], each["took_effect"]
+                self.faults = list(each["faults"])
+
+
+def result_of(tallies: list[Tally], run: dict[str, Any]) -> dict[str, Any]:
+    """The result of one run; `run` says how it was made."""
+    return _result([vars(each) for each in tallies], {each.command: run for each in tallies})
+
+
+def merged(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new counts of their commands, beside those of the others."""
+    kept = [each for each in before["results"] if each["command"] not in new["runs"]]
+    runs = {name: before["runs"][name] for name in {each["command"] for each in kept}}
+    return _result([*kept, *new["results"]], {**runs, **new["runs"]})
+
+
+def with_missing(result: dict[str, Any], commands: Iterable[str]) -> dict[str, Any]:
+    """The result, and which of all commands it says nothing of."""
+    missing = [name for name in commands if name not in result["runs"]]
+    return {**result, "not_run": missing, "complete": result["complete"] and not missing}
+
+
+def _result(results: list[dict[str, Any]], runs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "benchmark": "commands ended at seeded moments, and on full disks",
+        "complete": all(each["run"] == each["planned"] for each in results),
+        "faults": sum(len(each["faults"]) for each in results),
+        "runs": runs,
+        "results": results,
+    }
