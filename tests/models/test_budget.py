@@ -61,7 +61,7 @@ def ways_to_say(budget: Fraction) -> tuple[Any, ...]:
     number = float(budget)
     exact = (budget, number, np.float64(number), Budget(number), f"{budget.numerator}/"
              f"{budget.denominator}", f" {number!r} ")  # fmt: skip
-    return (*exact, f"{number:g}", float(f"{number:g}"), np.float32(number))
+    return (*exact, f"{number:g}", float(f"{number:g}"))
 
 
 @quickly
