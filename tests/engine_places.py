@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
+from saccade.export.runtimes.gpu import Gpu
 from saccade.export.runtimes.tensorrt import build as build_module
 from saccade.export.runtimes.tensorrt import loading, modules
-from saccade.export.runtimes.tensorrt.gpu import Gpu
 
 FAKES = Path(__file__).with_name("fakes")
 ADA = Gpu("a card of Ada", "8.9", "580.95")
@@ -35,7 +35,7 @@ def use_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     library = folder / "libsaccade_tensorrt.so"
     library.write_bytes(b"plugins")
     for module in ("build", "loading"):
-        monkeypatch.setattr(f"saccade.export.engines.{module}.TENSORRT_LIBRARY", library)
+        monkeypatch.setattr(f"saccade.export.runtimes.tensorrt.{module}.TENSORRT_LIBRARY", library)
     return library
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.errors import SaccadeError
+from saccade.export.runtimes.runtime import DEFAULT
 from saccade.path_fields import PathFields
 
 TaskName = Literal[
@@ -32,6 +33,8 @@ class EvaluateOptions(PathFields):
     templates: Path | None = None  # prompts of zero-shot, one a line, with {} for the label
     positions: Literal["anywhere", "left"] = "anywhere"  # of objects, for ari
     seed: int = 0  # of questions, captions and initial states
+    runtime: str = DEFAULT  # what runs the variants of a folder
+    op_library: bool = True  # of a folder: custom ops by our kernels, else by function bodies
 
     def __post_init__(self) -> None:
         super().__post_init__()
