@@ -31,7 +31,7 @@ from saccade.export.artefact.manifest import read_manifests
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.export.runtimes.half_products import half_products
 from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
-from saccade.export.runtimes.tensorrt.available import gpu_runners
+from saccade.export.runtimes.runtime import peers_of
 from saccade.models.checkpoint import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +76,7 @@ def exported_forms(artefact: Path | None, budget: str, device: str) -> dict[str,
         if f"{manifest.variant.budget:g}" != budget or manifest.variant.precision not in PRECISIONS:
             continue
         if device == "cuda":
-            runners = gpu_runners(artefact, manifest)
+            runners = peers_of(artefact, manifest)
         else:
             runners = {"onnxruntime": onnx_runner(onnx_session(artefact / manifest.file.name))}
         for name, runner in runners.items():

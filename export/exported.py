@@ -40,6 +40,7 @@ from saccade.export.gate.report import GateReport, VariantReport
 from saccade.export.graph.samples import GateSizes
 from saccade.export.graph.trial import made_here
 from saccade.export.runtimes.runners import Runner
+from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, load
@@ -106,7 +107,7 @@ def export(
     name = check_model_name(options.name) if options.name else default_model_name(source)
     for package in ("torch", "onnx", "onnxscript"):
         require(package, extra="export")
-    require("onnxruntime", extra="cpu")
+    runtime_named(DEFAULT).require()
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(source)
     with new_folder(options.out, force=options.force) as folder:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from saccade.export.exported import ExportOptions as ExportOptions
     from saccade.export.exported import export as export
     from saccade.export.gate.gate import verify as verify
-    from saccade.export.runtimes.tensorrt.build import BuildOptions as BuildOptions
-    from saccade.export.runtimes.tensorrt.build import build as build
+    from saccade.export.runtimes.build import build as build
+    from saccade.export.runtimes.options import BuildOptions as BuildOptions
     from saccade.models.checkpoint import Checkpoint as Checkpoint
     from saccade.models.checkpoint import load as load
     from saccade.serving.client.async_client import AsyncClient as AsyncClient
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "saccade.serving.client.async_client",
-    "BuildOptions": "saccade.export.runtimes.tensorrt.build",
+    "BuildOptions": "saccade.export.runtimes.options",
     "Checkpoint": "saccade.models.checkpoint",
     "Client": "saccade.serving.client.client",
     "ExportOptions": "saccade.export.exported",
@@ -41,7 +41,7 @@ _HOME = {
     "SaccadeError": "saccade.errors",
     "ServeOptions": "saccade.serving.server.server",
     "Server": "saccade.serving.server.server",
-    "build": "saccade.export.runtimes.tensorrt.build",
+    "build": "saccade.export.runtimes.build",
     "deploy": "saccade.serving.repository.deploy",
     "export": "saccade.export.exported",
     "load": "saccade.models.checkpoint",

@@ -26,32 +26,30 @@ class Machine:
     python: str
     versions: dict[str, str]
     load_average: float
+    runtime: str  # that ran the variants, with its version
 
     @property
     def device(self) -> str:
         """The name under which a frontier files its measurements."""
         return f"{self.processor}, {self.cores} core{'s' if self.cores != 1 else ''}"
 
-    @property
-    def runtime(self) -> str:
-        """The runtime that ran the variants, with its version."""
-        return f"onnxruntime {self.versions.get('onnxruntime', 'unknown')} CPU"
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, device and runtime included."""
-        return {**asdict(self), "device": self.device, "runtime": self.runtime}
+        """Plain values for JSON, device included."""
+        return {**asdict(self), "device": self.device}
 
 
-def this_machine() -> Machine:
-    """The machine this process runs on, now."""
+def this_machine(runtime: str | None = None) -> Machine:
+    """The machine this process runs on, now; without a runtime's label, it is ONNX Runtime's."""
+    versions = _versions()
     return Machine(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _all_cores(),
         memory_mib=_memory_mib(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        versions=_versions(),
+        versions=versions,
         load_average=os.getloadavg()[0],
+        runtime=runtime or f"onnxruntime {versions.get('onnxruntime', 'unknown')} CPU",
     )
 
 

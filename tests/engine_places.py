@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
+from saccade.export.runtimes.gpu import Gpu
 from saccade.export.runtimes.tensorrt import build as build_module
 from saccade.export.runtimes.tensorrt import loading, modules
-from saccade.export.runtimes.tensorrt.gpu import Gpu
 
 FAKES = Path(__file__).with_name("fakes")
 ADA = Gpu("a card of Ada", "8.9", "580.95")

@@ -14,11 +14,12 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import read_folder
 from saccade.export.artefact.variant import known_roles
-from saccade.export.artefact.variant_files import grouped
+from saccade.export.artefact.variant_files import VariantParts, grouped
 from saccade.files import json_bytes, read_bounded, write_atomically
 from saccade.json_text import parse_json
 from saccade.leftovers import only_writer
 from saccade.models.scores.intervals import paired_bootstrap
+from saccade.plugins.execution import OPS, Ops
 
 SCHEMA = "saccade.frontier"
 VERSION = 1
@@ -60,11 +61,12 @@ class Entry:
     dominated_by: str | None = None
     embedding_bytes: int | None = None  # where the budget saves these, and no time
     memory_bytes: int | None = None  # resident, of a process that holds it, where a sweep looked
+    ops: Ops = None  # how its custom ops ran; none: it has none, or the file is of an older release
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str, Ops]:
         """What the measurement is of; a newer one of the same key replaces it."""
-        return self.sha256, self.runtime, self.device
+        return self.sha256, self.runtime, self.device, self.ops
 
     @property
     def speed(self) -> float:
@@ -134,8 +136,8 @@ def read_frontier(path: Path) -> Frontier:
 def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
     """Add measurements to the frontier of an artefact folder, in one atomic write.
 
-    A new one replaces an old one of the same bytes, runtime and device; those of bytes that are
-    no longer in the folder are dropped.
+    A new one replaces an old one of the same bytes, runtime, device and way to run custom ops;
+    those of bytes that are no longer in the folder are dropped.
     Raises: SaccadeError if the file that is there cannot be read or is another model's.
     """
     path = folder / FILE_NAME
@@ -151,14 +153,26 @@ def _merged(folder: Path, path: Path, model: str, entries: Iterable[Entry]) -> F
         raise SaccadeError(
             f"{path}: is the frontier of {old.model!r}, expected {model!r}. Remove it."
         )
-    present = {variant.sha256 for variant in grouped(read_folder(folder))}
-    kept = (entry for entry in old.entries if entry.sha256 in present)
+    present = {variant.sha256: variant for variant in grouped(read_folder(folder))}
+    kept = (
+        with_ops(entry, present[entry.sha256]) for entry in old.entries if entry.sha256 in present
+    )
     merged = {entry.key: entry for entry in (*kept, *entries)}
 
-    def order(entry: Entry) -> tuple[str, str, float, str]:
-        return entry.device, entry.runtime, -entry.budget, entry.variant
+    def order(entry: Entry) -> tuple[str, str, float, str, str]:
+        return entry.device, entry.runtime, -entry.budget, entry.variant, entry.ops or ""
 
     return Frontier(model, tuple(sorted(merged.values(), key=order)))
+
+
+def with_ops(entry: Entry, variant: VariantParts) -> Entry:
+    """The entry, with what older releases do not say: their custom ops ran by the bodies.
+
+    That was the default; which of the two `--op-library` chose was not written.
+    """
+    if entry.ops is None and any(part.custom_ops for part in variant.parts.values()):
+        return replace(entry, ops="bodies")
+    return entry
 
 
 def mark_dominated(
@@ -237,8 +251,8 @@ def entry_of(value: Any) -> Entry:
 
     Raises: ValueError that names the key.
     """
-    # As files had it before there were embeddings, and as a benchmark leaves the memory.
-    value = {"embedding_bytes": None, "memory_bytes": None, **value}
+    # As older files are, and as a benchmark leaves the memory.
+    value = {"embedding_bytes": None, "memory_bytes": None, "ops": None, **value}
     _require_keys(value, Entry, "entry")
     where = f"entry {value['variant']!r}: "
     score = value["score"]
@@ -257,6 +271,8 @@ def entry_of(value: Any) -> Entry:
     for key, expected in optional.items():
         if value[key] is not None:
             _of_type(value[key], expected, where + key)
+    if value["ops"] not in (None, *OPS):
+        raise ValueError(f"{where}ops is {value['ops']!r:.60}, expected {' or '.join(OPS)}")
     low, high = (float(_of_type(each, float, where + "interval")) for each in score["interval"])
     _check_points(value["in_process"], where + "in_process")
     best = _of_type(value["in_process"].get("best_batch"), int, where + "best_batch")

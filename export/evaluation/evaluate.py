@@ -10,6 +10,7 @@ from saccade.errors import SaccadeError, require
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.subject import Subject, subjects_of, trained_on
 from saccade.export.evaluation.tasks import task_asked
+from saccade.export.runtimes.runtime import runtime_named
 from saccade.models.entry import imported
 from saccade.models.scores.results import Found
 from saccade.progress import progress
@@ -38,15 +39,15 @@ def evaluate(path: Path | str, options: EvaluateOptions) -> Evaluation:
     if path.is_file():
         require("torch", extra="export")
     else:
-        require("onnxruntime", extra="cpu")
-    subjects = subjects_of(path, options.budget)
+        runtime_named(options.runtime).require()
+    subjects = subjects_of(path, options.budget, options.runtime, kernels=options.op_library)
     if options.data is None:
         options = replace(options, data=trained_on(path))
     found = []
     with progress("evaluate", len(subjects)) as advance:
         for subject in subjects:
             advance(0, note=subject.name)
-            found.append(_task(subject, options)(subject, options))
+            found.append(replace(_task(subject, options)(subject, options), ops=subject.ops))
             advance()
     return Evaluation(path, tuple(found))
 

@@ -17,7 +17,10 @@ def render(found: Sequence[Found]) -> "Table":
 
     first = found[0]
     how = f" ({first.protocol})" if first.protocol else ""
-    table = Table(title=f"{first.task} on {first.data}{how}", box=box.SIMPLE, padding=(0, 1))
+    ops = next((each.ops for each in found if each.ops), None)
+    note = f"Custom ops by {ops}." if ops else None
+    title = f"{first.task} on {first.data}{how}"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1), caption=note, caption_justify="left")
     table.add_column("variant", no_wrap=True)
     table.add_column("score")
     for heading in ("value", "95 %", "n"):

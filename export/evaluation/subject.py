@@ -13,18 +13,13 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import Manifest, read_folder
 from saccade.export.artefact.variant import choose_settings
 from saccade.export.graph.trial import refuse_untried
-from saccade.export.runtimes.runners import (
-    Runner,
-    onnx_runner,
-    onnx_session,
-    run_in_batches,
-    torch_runner,
-)
+from saccade.export.runtimes.runners import Runner, run_in_batches, torch_runner
+from saccade.export.runtimes.runtime import DEFAULT, Runtime, has_custom_ops, ops_of, runtime_named
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
-from saccade.plugins.native.library import built_library
+from saccade.plugins.execution import Ops
 
 _BATCH = 32
 _GENERATED = ("digits", "digits-sum", "shapes", "tetrominoes", "listops")
@@ -53,6 +48,7 @@ class Subject:
     labels: tuple[str, ...]
     preprocessing: Preprocessing | None
     parts: dict[str, Function]
+    ops: Ops = None  # how its custom ops run
 
     def part(self, *roles: str) -> Function:
         """The first of these roles that it has.
@@ -69,8 +65,14 @@ class Subject:
         )
 
 
-def subjects_of(path: Path, budget: Sequence[BudgetLike] = ()) -> list[Subject]:
-    """The variants of an artefact folder, or of a checkpoint at these budgets (all of it).
+def subjects_of(
+    path: Path,
+    budget: Sequence[BudgetLike] = (),
+    runtime: str = DEFAULT,
+    *,
+    kernels: bool = True,
+) -> list[Subject]:
+    """The variants of an artefact folder in a runtime, or of a checkpoint at these budgets (all).
 
     Raises: SaccadeError if there is neither.
     """
@@ -78,7 +80,9 @@ def subjects_of(path: Path, budget: Sequence[BudgetLike] = ()) -> list[Subject]:
         found = read_folder(path)
         refuse_untried(path, found)
         groups = groupby(found, key=lambda each: (each.variant.setting, each.variant.precision))
-        return [_exported(path, list(manifests)) for _, manifests in groups]
+        runs = runtime_named(runtime)
+        ops = ops_of(runs, found, kernels=kernels)
+        return [_exported(path, list(manifests), runs, ops) for _, manifests in groups]
     checkpoint = load(path)
     model = cast(Family, checkpoint.build())
     settings = choose_settings(model, budget) if budget else model.settings()[:1]
@@ -95,13 +99,12 @@ def trained_on(path: Path) -> str | None:
     return data if data in _GENERATED else None
 
 
-def _exported(folder: Path, manifests: Sequence[Manifest]) -> Subject:
+def _exported(folder: Path, manifests: Sequence[Manifest], runtime: Runtime, ops: Ops) -> Subject:
     first = manifests[0]
-    parts = {}
-    for each in manifests:
-        kernels = built_library() if each.custom_ops else None
-        session = onnx_session(folder / each.file.name, kernels=kernels)
-        parts[each.variant.role] = Function(each.inputs, onnx_runner(session))
+    parts = {
+        each.variant.role: Function(each.inputs, runtime.load(folder, each, ops))
+        for each in manifests
+    }
     entry = first.variant
     return Subject(
         f"{entry.model}-{entry.setting}-{entry.precision}",
@@ -111,6 +114,7 @@ def _exported(folder: Path, manifests: Sequence[Manifest]) -> Subject:
         first.labels,
         first.preprocessing,
         parts,
+        ops if has_custom_ops(manifests) else None,
     )
 
 

@@ -18,7 +18,7 @@ from saccade.export.graph.half_graph import widened_bytes
 from saccade.export.runtimes.runners import onnx_runner, onnx_session
 from saccade.models.checkpoint import load
 from saccade.models.interface import Arrays
-from saccade.plugins.native.library import built_library
+from saccade.plugins.native.library import available_library
 from saccade.progress import progress
 
 _SAMPLES = 8
@@ -109,7 +109,7 @@ def departure(
     own = widened_bytes(path) if entry.precision == "bf16" else path.read_bytes()
     other = _float32(manifest, manifests)
     if other is None:
-        kernels = built_library() if manifest.custom_ops else None
+        kernels = available_library() if manifest.custom_ops else None
         against, plain = "its nodes as they stand", own
         found = _asked(own, inputs, kernels=kernels)
     else:

@@ -34,10 +34,11 @@ from saccade.export.runtimes.runners import (
     run_in_batches,
     torch_runner,
 )
+from saccade.export.runtimes.runtime import DEFAULT, peers_of, runtime_named
 from saccade.files import sha256_of
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Arrays, Family, Part, Setting, part_named
-from saccade.plugins.native.library import built_library
+from saccade.plugins.native.library import available_library
 from saccade.progress import progress
 
 _NUDGES = 4
@@ -207,7 +208,7 @@ def folded_float32(variant: Family) -> Any:
 def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
     """The file as it runs anywhere, by the ops' bodies, and with their kernels where they stand."""
     sessions = [onnx_session(model)]
-    if custom_ops and (library := built_library()):
+    if custom_ops and (library := available_library()):
         # The kernels are far faster than the bodies: they take the many runs.
         sessions.insert(0, onnx_session(model, kernels=library))
     return [onnx_runner(session) for session in sessions]
@@ -227,7 +228,7 @@ def verify(folder: Path | str, gate: GateSizes | None = None) -> GateReport:
     manifests = read_manifests(folder)
     require("torch", extra="export")
     require("onnx", extra="export")
-    require("onnxruntime", extra="cpu")
+    runtime_named(DEFAULT).require()
     reference = Reference(load(parent_path(folder, manifests)), gate)
     wrong = tried(folder, manifests)
     rows = []
@@ -243,7 +244,6 @@ def _verify_variant(
     folder: Path, manifest: Manifest, reference: Reference, wrong: Mapping[str, str]
 ) -> VariantReport:
     from saccade.export.gate.manifest_checks import contradictions
-    from saccade.export.runtimes.tensorrt.available import gpu_runners
 
     name = manifest.variant.name
     try:
@@ -260,7 +260,7 @@ def _verify_variant(
         folded = partial(folded_float32, variant)
         candidates = candidates_of(path, manifest.custom_ops, folded, entry, outputs)
         parity = measure(
-            [*candidates, *gpu_runners(folder, manifest).values()],
+            [*candidates, *peers_of(folder, manifest).values()],
             expected_of(reference, variant, setting, entry.role, outputs),
             entry.precision,
             manifest.parity.overrides,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from saccade.models.scores.intervals import bootstrap, wilson
+from saccade.plugins.execution import Ops
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Found:
     scores: tuple[Score, ...]
     samples: np.ndarray = field(repr=False, compare=False)
     protocol: str = ""  # how the answers were made, where a task leaves a choice
+    ops: Ops = None  # how custom ops ran; none: there are none, or torch ran them
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the samples."""

@@ -48,6 +48,20 @@ def onnxruntime_library() -> Path:
     return folder / NAME
 
 
+def available_library() -> Path | None:
+    """The library where it stands or can be built; where it cannot, none, and why is said once."""
+    try:
+        return onnxruntime_library()
+    except SaccadeError as error:
+        _say(str(error))
+        return None
+
+
+@cache
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def built_library() -> Path | None:
     """The library if it stands already; never builds."""
     if sys.platform != "linux":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import require
+from saccade.errors import SaccadeError, require
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.export.artefact.frontier import Entry, mark_dominated, merge, read_frontier
 from saccade.export.artefact.manifest import Manifest, read_folder
@@ -14,9 +14,11 @@ from saccade.export.artefact.variant_files import VariantParts, grouped
 from saccade.export.evaluation.evaluate import evaluate
 from saccade.export.evaluation.load_inputs import inputs_of
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.runtimes.runtime import Runtime, ops_of, runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import this_machine
 from saccade.models.scores.results import Found
+from saccade.plugins.execution import Ops
 from saccade.progress import Advance, progress
 from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.load import LoadResult
@@ -26,6 +28,7 @@ from saccade.serving.bench.scored import entry_of_found
 from saccade.serving.bench.servers import servers
 from saccade.serving.bench.work import Work, works_of
 from saccade.serving.repository.installation import check_installation, find_installation
+from saccade.serving.repository.runtimes.registry import served_runtime
 
 DISTINCT_REQUESTS = 64
 IN_PROCESS_SHARE = 1 / 6  # of the seconds a point, for each of the seven batch sizes
@@ -57,11 +60,13 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
     """
     refuse_existing(options.out, force=options.force)
     require("matplotlib", extra="bench")
-    require("onnxruntime", extra="cpu")
+    runtime = runtime_named(options.runtime)
+    runtime.require()
     if options.server:
+        check_served_here(runtime)
         check_installation(find_installation())
-    subject = _subject(Path(folder), options)
-    machine, server = this_machine(), None
+    subject = _subject(Path(folder), runtime, options)
+    machine, server = this_machine(runtime.label()), None
     works = [work for each in subject.works.values() for work in each]
     with progress("bench", _steps(works, options)) as advance:
         measured = in_process.measure(
@@ -71,7 +76,7 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
             advance=advance,
         )
         entries = tuple(
-            entry_of_found(variant, subject.found[variant.name], measured, machine)
+            entry_of_found(variant, subject.found[variant.name], measured, machine, subject.ops)
             for variant in subject.variants
         )
         samples = {name: raw_samples(each, measured) for name, each in subject.found.items()}
@@ -103,29 +108,41 @@ class _Subject:
     variants: tuple[VariantParts, ...]
     found: Mapping[str, Found]
     works: Mapping[str, Sequence[Work]]
+    ops: Ops
 
     @property
     def model(self) -> str:
         return self.manifests[0].variant.model
 
 
-def _subject(folder: Path, options: BenchOptions) -> _Subject:
+def check_served_here(runtime: Runtime) -> None:
+    """Raises: SaccadeError if the server of this machine does not run what this runtime does."""
+    if runtime.served is None or not served_runtime(runtime.name).bundled:
+        raise SaccadeError(
+            f"--runtime {runtime.name}: the bundled server does not run it. Measure it without a "
+            "server: --no-server"
+        )
+
+
+def _subject(folder: Path, runtime: Runtime, options: BenchOptions) -> _Subject:
     manifests = read_folder(folder)
     if (folder / FRONTIER).exists():
         read_frontier(folder / FRONTIER)  # a broken one is refused now, not after the work
     variants = grouped(manifests)
-    scored = evaluate(folder, EvaluateOptions(options.data, task=options.task, limit=options.limit))
-    found = {each.variant: each for each in scored.found}
-    kernels = None
-    if options.op_library:
-        from saccade.plugins import onnxruntime_library
-
-        kernels = Path(onnxruntime_library())
+    asked = EvaluateOptions(
+        options.data,
+        task=options.task,
+        limit=options.limit,
+        runtime=runtime.name,
+        op_library=options.op_library,
+    )
+    found = {each.variant: each for each in evaluate(folder, asked).found}
+    ops = ops_of(runtime, manifests, kernels=options.op_library)
     works = {}
     for variant in variants:
         inputs = inputs_of(variant, options.data or found[variant.name].data, DISTINCT_REQUESTS)
-        works[variant.name] = works_of(folder, variant, inputs, kernels)
-    return _Subject(folder, manifests, variants, found, works)
+        works[variant.name] = works_of(folder, variant, inputs, runtime, ops)
+    return _Subject(folder, manifests, variants, found, works, ops)
 
 
 def _steps(works: Sequence[Work], options: BenchOptions) -> int:
@@ -144,8 +161,9 @@ def _through_servers(
     """The server's version, and the entries with what was measured through it."""
     precision = {entry.variant: entry.precision for entry in entries}
     found: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
+    kernels = subject.ops == "kernels"
     with servers(
-        subject.folder, subject.manifests, entries, op_library=options.op_library
+        subject.folder, subject.manifests, entries, runtime=options.runtime, op_library=kernels
     ) as running:
         streams = {
             name: served.streams(

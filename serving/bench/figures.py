@@ -64,6 +64,12 @@ def throughput_of(variant: dict[str, Any]) -> tuple[float, str]:
     return variant["in_process"][f"batch_{best}"]["inferences_per_second"], "in process, best batch"
 
 
+def ops_text(report: dict[str, Any]) -> str:
+    """How custom ops ran, where a variant has any; reports of older releases do not say it."""
+    found = sorted({each["ops"] for each in report["variants"] if each.get("ops")})
+    return f"custom ops by {' and '.join(found)}" if found else ""
+
+
 def saves_bytes(variant: dict[str, Any]) -> bool:
     """Whether the budget saves bytes of an embedding rather than time."""
     return variant.get("embedding_bytes") is not None

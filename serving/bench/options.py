@@ -7,6 +7,7 @@ from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.export.evaluation.options import TaskName
+from saccade.export.runtimes.runtime import DEFAULT
 from saccade.path_fields import PathFields
 
 
@@ -22,7 +23,8 @@ class BenchOptions(PathFields):
     task: TaskName | None = None  # what is scored; default: the family's own
     limit: int | None = None  # test samples to score, at most
     server: bool = True  # whether to measure through a server of its own, too
-    op_library: bool = False  # custom ops by our library's kernels, not by their function bodies
+    runtime: str = DEFAULT  # what runs the variants
+    op_library: bool = True  # custom ops by our kernels where they can be built, else by bodies
     seconds: float = 1.5  # measured time a point, over all rounds
     rounds: int = 3  # variants take turns this often
     concurrency: tuple[int, ...] = (1, 4, 16)  # clients that wait for an answer each

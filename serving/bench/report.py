@@ -21,6 +21,7 @@ from saccade.json_text import parse_json
 from saccade.serving.bench.figures import (
     cost_of,
     is_share,
+    ops_text,
     saves_bytes,
     score_text,
     shown,
@@ -66,9 +67,10 @@ def summary(report: dict[str, Any]) -> str:
     """Where and on what the figures were taken, in one sentence each."""
     machine, data = report["machine"], report["data"]
     served = f"; server: {report['server']}" if report["server"] else "; without a server"
+    ops = f", {text}" if (text := ops_text(report)) else ""
     return (
         f"{report['model']} on the test split of {data['name']} ({data['n']} samples). "
-        f"{machine['runtime']}, one thread, on {machine['device']}{served}. {report['date']}."
+        f"{machine['runtime']}, one thread{ops}, on {machine['device']}{served}. {report['date']}."
     )
 
 

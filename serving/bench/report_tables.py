@@ -8,6 +8,7 @@ from saccade.serving.bench.figures import (
     bare_text,
     heading,
     interval_text,
+    ops_text,
     points,
     saves_bytes,
     score_text,
@@ -27,7 +28,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
     found = [_score(variants)]
     if variants[0]["scores"]:
         found.append(_further(variants))
-    found.append(_throughput(variants))
+    found.append(_throughput(variants, ops_text(report)))
     if variants[0]["grpc"]:
         found.append(_latency(variants))
     found.append(_cost(variants))
@@ -69,7 +70,7 @@ def _further(variants: Sequence[dict[str, Any]]) -> Table:
     return Table("Further scores", ("variant", "score", "value", "95 %", "n"), tuple(rows))
 
 
-def _throughput(variants: Sequence[dict[str, Any]]) -> Table:
+def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> Table:
     served = _served_points(variants)
     rows = tuple(
         (
@@ -82,7 +83,7 @@ def _throughput(variants: Sequence[dict[str, Any]]) -> Table:
         for title, inside, grpc in works(variant)
     )
     columns = ("variant", "batch 1", "batch 64", "best batch", *map(_clients, served))
-    note = "Batches: in process, one thread."
+    note = f"Batches: in process, one thread{f', {ops}' if ops else ''}."
     if served:
         kind = "router" if served[0].startswith("router") else "gRPC"
         note += f" {kind} xN: N clients, one sample a request."

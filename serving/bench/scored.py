@@ -10,10 +10,12 @@ import numpy as np
 
 from saccade.export.artefact.frontier import Entry, Score
 from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.runtimes.runtime import has_custom_ops
 from saccade.machine import Machine
 from saccade.models.families import entry_of
 from saccade.models.scores.intervals import bootstrap
 from saccade.models.scores.results import Found
+from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import InProcess
 
 _BESIDE_THE_SCORE = "top-5"
@@ -24,6 +26,7 @@ def entry_of_found(
     found: Found,
     measured: Mapping[tuple[str, str], InProcess],
     machine: Machine,
+    ops: Ops,
 ) -> Entry:
     """The frontier's entry, before anything went through a server."""
     inside = measured[variant.name, ""].summary()
@@ -44,6 +47,7 @@ def entry_of_found(
         in_process=inside,
         grpc=None,
         embedding_bytes=_embedding_bytes(variant),
+        ops=ops if has_custom_ops(variant.parts.values()) else None,
     )
 
 

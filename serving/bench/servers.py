@@ -8,6 +8,7 @@ from pathlib import Path
 
 from saccade.export.artefact.frontier import Entry
 from saccade.export.artefact.manifest import Manifest
+from saccade.export.runtimes.runtime import DEFAULT
 from saccade.progress import Advance
 from saccade.serving.bench import served
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream
@@ -50,7 +51,8 @@ def behind(
     entries: Sequence[Entry],
     precision: str,
     *,
-    op_library: bool = False,
+    runtime: str = DEFAULT,
+    op_library: bool = True,
 ) -> Iterator[Behind]:
     """A server of the folder's variants of that precision, with their entries as its frontier.
 
@@ -61,6 +63,7 @@ def behind(
             folder,
             [each for each in manifests if each.variant.precision == precision],
             [each for each in entries if each.precision == precision],
+            runtime=runtime,
             op_library=op_library,
         ) as repository,
         Server(repository, _QUIET) as server,
@@ -75,7 +78,8 @@ def servers(
     manifests: Sequence[Manifest],
     entries: Sequence[Entry],
     *,
-    op_library: bool = False,
+    runtime: str = DEFAULT,
+    op_library: bool = True,
 ) -> Iterator[dict[str, Behind]]:
     """By precision, such a server.
 
@@ -84,7 +88,9 @@ def servers(
     with ExitStack() as stack:
         yield {
             precision: stack.enter_context(
-                behind(folder, manifests, entries, precision, op_library=op_library)
+                behind(
+                    folder, manifests, entries, precision, runtime=runtime, op_library=op_library
+                )
             )
             for precision in sorted({each.variant.precision for each in manifests})
         }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from saccade.export.artefact.frontier import Entry, merge
 from saccade.export.artefact.manifest import SUFFIX, Manifest
+from saccade.export.runtimes.runtime import DEFAULT
 from saccade.leftovers import temporary_folder
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
@@ -20,7 +21,8 @@ def staged_repository(
     manifests: Sequence[Manifest],
     entries: Sequence[Entry],
     *,
-    op_library: bool = False,
+    runtime: str = DEFAULT,
+    op_library: bool = True,
 ) -> Iterator[Path]:
     """A repository of the folder's variants with these entries as its frontier, for a while."""
     with temporary_folder("bench") as temporary:
@@ -34,7 +36,7 @@ def staged_repository(
                 _link(folder / name, staging / name)
         merge(staging, manifests[0].variant.model, entries)
         repository = temporary / "repository"
-        deploy(staging, RepositoryOptions(out=repository, op_library=op_library))
+        deploy(staging, RepositoryOptions(repository, runtime=runtime, op_library=op_library))
         yield repository
 
 

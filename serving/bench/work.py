@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from saccade.export.artefact.variant_files import VariantParts, encoded, filled
-from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
+from saccade.export.runtimes.runners import Runner
+from saccade.export.runtimes.runtime import Runtime
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.interface import Arrays
+from saccade.plugins.execution import Ops
 from saccade.serving.bench.load_requests import png_files, request
 
 
@@ -68,19 +70,15 @@ def works_of(
     folder: Path,
     variant: VariantParts,
     inputs: Mapping[str, Arrays],
-    kernels: Path | None = None,
+    runtime: Runtime,
+    ops: Ops,
 ) -> list[Work]:
-    """What is measured of one variant: plain requests first.
+    """What is measured of one variant in that runtime: plain requests first.
 
     Shapes: inputs by role, [n ...] each.
     """
     runners = {
-        role: onnx_runner(
-            onnx_session(
-                folder / part.file.name, threads=1, kernels=kernels if part.custom_ops else None
-            )
-        )
-        for role, part in variant.parts.items()
+        role: runtime.load(folder, part, ops, threads=1) for role, part in variant.parts.items()
     }
     entry = variant.main.variant
     family = entry_of(entry.family)

@@ -107,9 +107,10 @@ def repository(
     deployment = deploy(folder, options)
     # Plans and GPU instances are for the container: the bundled server runs neither.
     how = " --print-command --container" if options.on_gpu else ""
+    ops = f" Custom ops run by {deployment.ops}." if deployment.ops else ""
     text = (
         f"{deployment.folder}: router {deployment.model} before {', '.join(deployment.variants)}."
-        f"\nServe it with: saccade serve {shlex.quote(str(deployment.folder))}{how}"
+        f"{ops}\nServe it with: saccade serve {shlex.quote(str(deployment.folder))}{how}"
     )
     return Answer(deployment.to_dict(), text, json)
 

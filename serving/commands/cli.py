@@ -52,6 +52,7 @@ COMMANDS: dict[str, Callable[..., commands.Answer]] = {
 }
 
 OUR_BUG = 70
+_HAD_OP_LIBRARY = ("repository", "bench", "sweep")  # as an option that was off
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -111,7 +112,7 @@ def _dispatch(arguments: Sequence[str]) -> commands.Answer:
         dict(COMMANDS),
         prog="saccade",
         description="Checkpoints of attention-structured vision models to a served model.",
-        args=_with_signs(arguments, "--move"),
+        args=_with_signs(_without_default(arguments, "--op-library"), "--move"),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=_ways_to_write(),
     )
@@ -189,6 +190,16 @@ def _refuse_twice(arguments: Sequence[str], flag: str) -> None:
     # The parser would take the last one and forget the others.
     if sum(word == flag or word.startswith(f"{flag}=") for word in arguments) > 1:
         raise SaccadeError(f"{flag} is given twice. Give it once: {flag} key=value key=value.")
+
+
+def _without_default(arguments: Sequence[str], flag: str) -> list[str]:
+    """Without a flag that asks for what has become the default, and that scripts still give."""
+    if flag not in arguments or arguments[0] not in _HAD_OP_LIBRARY:
+        return list(arguments)
+    opposite = f"--no-{flag.removeprefix('--')}"
+    if opposite in arguments:
+        raise SaccadeError(f"{flag} and {opposite} contradict each other. Give one of them.")
+    return [word for word in arguments if word != flag]
 
 
 def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.runtimes.runtime import Packages, runtimes
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.repository.installation import (
     OLDEST_GLIBC,
@@ -24,9 +25,7 @@ PACKAGES = {
     "text": ("instant-clip-tokenizer", "tokenizers"),
     "serve": ("nvidia-pytriton",),
     "bench": ("scikit-learn", "matplotlib"),
-    "rtx": ("tensorrt-rtx-cu13",),
 }
-RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 @dataclass(frozen=True)
@@ -133,26 +132,26 @@ def _system() -> list[Row]:
 
 
 def _packages() -> list[Row]:
-    rows = [
-        _package(name, use, optional=use == "rtx")
-        for use, names in PACKAGES.items()
-        for name in names
-    ]
-    found = {name: version for name in RUNTIMES if (version := _version(name))}
+    rows = [_package(name, use) for use, names in PACKAGES.items() for name in names]
+    needed = [each.packages for each in reversed(runtimes()) if each.packages]
+    return [*rows, *map(_runtime, needed)]
+
+
+def _runtime(packages: Packages) -> Row:
+    """What a runtime needs: one distribution, and not two that write the same files."""
+    names = packages.distributions
+    found = {name: version for name in names if (version := _version(name))}
     good = len(found) == 1
-    advice = "pip install 'saccade[cpu]' (with a GPU: 'saccade[gpu]')"
-    if len(found) > 1:
-        advice = "both write the same package: pip uninstall both, then install one of the extras"
-    text = ", ".join(f"{name} {version}" for name, version in found.items()) or "no"
-    runtime = Row("onnxruntime", text, "export, serve, bench", good, "" if good else advice)
-    return [*rows, runtime]
+    advice = packages.conflict if len(found) > 1 else packages.advice
+    text = ", ".join(found.values() if len(names) == 1 else map(" ".join, found.items())) or "no"
+    return Row(names[0], text, packages.needed_for, good, "" if good else advice, packages.optional)
 
 
-def _package(name: str, use: str, *, optional: bool) -> Row:
+def _package(name: str, use: str) -> Row:
     version = _version(name)
     extra = "saccade" if use == "core" else f"saccade[{use}]"
     advice = "" if version else f"pip install '{extra}'"
-    return Row(name, version or "no", use, version is not None, advice, optional)
+    return Row(name, version or "no", use, version is not None, advice)
 
 
 def _server() -> list[Row]:

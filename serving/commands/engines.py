@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from saccade.export.runtimes.tensorrt.build import BuildOptions
+from saccade.export.runtimes.options import BuildOptions
 from saccade.serving.commands.artefacts import Answer, flat
 
 
@@ -28,8 +28,7 @@ def build(
         report = rebuild(artefact, options)
         code = 0 if report.identical else 1
         return Answer(report.to_dict(), render_locked(report), json, exit_code=code)
-    from saccade.export.runtimes.tensorrt.build import build as verb
-    from saccade.export.runtimes.tensorrt.engine_table import render
+    from saccade.export.runtimes.build import build as verb
 
-    engines = verb(artefact, options)
-    return Answer(engines.to_dict(), render(engines), json)
+    built = verb(artefact, options)
+    return Answer(built.to_dict(), built.table(), json)

@@ -7,25 +7,24 @@ from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.export.artefact.frontier import Entry, Frontier, read_frontier
+from saccade.export.artefact.frontier import Entry, Frontier, read_frontier, with_ops
 from saccade.export.artefact.manifest import Manifest
 from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.machine import this_machine
 from saccade.models.interface import TensorSpec
+from saccade.plugins.execution import OPS, Ops
+from saccade.serving.repository.runtimes.registry import served_runtime
 
-OPSET, IR_VERSION = 20, 10
-_ENGINES_ONLY = "bf16"
 _TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
-def check_alike(
-    folder: Path, variants: Sequence[VariantParts], runtime: str = "onnxruntime"
-) -> None:
+def check_alike(folder: Path, variants: Sequence[VariantParts], runtime: str = DEFAULT) -> None:
     """All variants take the same and answer the same kind of thing, in what the runtime reads.
 
     Raises: SaccadeError naming the two that differ, and in what.
     """
-    first = variants[0]
+    first, served = variants[0], served_runtime(runtime)
     for variant in variants:
         if set(variant.parts) != set(first.parts):
             raise SaccadeError(
@@ -34,8 +33,7 @@ def check_alike(
             )
         for role, manifest in variant.parts.items():
             _check_labels(manifest)
-            if runtime == "onnxruntime":
-                _check_format(manifest)
+            served.check_manifest(manifest)
             _check_same(folder, manifest, first.parts[role])
             _check_tensor_names(manifest)
 
@@ -54,12 +52,12 @@ def chosen(
             f"these, or export it with: saccade export CHECKPOINT --precision {missing[0]}"
         )
     wanted = [each for each in there if not precisions or each in precisions]
-    if runtime == "onnxruntime" and _ENGINES_ONLY in wanted:
-        rest = [each for each in wanted if each != _ENGINES_ONLY] or ["fp32"]
+    runs = runtime_named(runtime)
+    if refused := [each for each in wanted if each not in runs.precisions]:
+        rest = [each for each in wanted if each in runs.precisions] or ["fp32"]
         raise SaccadeError(
-            f"{folder}: has variants in {_ENGINES_ONLY}, which ONNX Runtime has no kernels for on "
-            f"a CPU and whose opset older containers do not read. Leave them out with "
-            f"--precisions {','.join(rest)}, or serve plans of them."
+            f"{folder}: has variants in {refused[0]}, which {runs.title} {runs.refusal}. Leave "
+            f"them out with --precisions {','.join(rest)}, or serve plans of them."
         )
     return tuple(each for each in variants if each.main.variant.precision in wanted)
 
@@ -88,9 +86,13 @@ def measurements(
     folder: Path,
     variants: Sequence[VariantParts],
     device: str | None,
-    runtime: str = "onnxruntime",
+    runtime: str = DEFAULT,
+    ops: Ops = None,
 ) -> dict[str, Entry]:
     """By variant, the figures of one device and version of the runtime; empty where there are none.
+
+    Figures of custom ops count if these ran as `ops` says: nobody routes kernels by figures of
+    bodies. Where it says nothing, those by kernels count, or else those by bodies.
 
     Raises: SaccadeError if other bytes were measured, or several devices.
     """
@@ -100,9 +102,10 @@ def measurements(
     frontier = read_frontier(path)
     if not frontier.entries:
         return {}
-    hashes = {variant.name: variant.sha256 for variant in variants}
+    known = {variant.name: variant for variant in variants}
     for entry in frontier.entries:
-        found = hashes.get(entry.variant, "no such variant")
+        variant = known.get(entry.variant)
+        found = variant.sha256 if variant else "no such variant"
         if found != entry.sha256:
             raise SaccadeError(
                 f"{path}: measured {entry.variant} with SHA-256 {entry.sha256[:12]}..., but the "
@@ -110,7 +113,14 @@ def measurements(
                 f"with `saccade bench {folder}`, or remove the file to route by budget only."
             )
     place = _place(path, frontier, device, runtime)
-    return {each.variant: each for each in frontier.entries if (each.device, each.runtime) == place}
+    entries = [
+        with_ops(each, known[each.variant])
+        for each in frontier.entries
+        if (each.device, each.runtime) == place
+    ]
+    there = {each.ops for each in entries}
+    counted = ops or next((each for each in OPS if each in there), None)
+    return {each.variant: each for each in entries if each.ops in (None, counted)}
 
 
 def _place(
@@ -129,7 +139,7 @@ def _place(
     if device is not None:
         places = [place for place in places if place[0] == device]
     elif len(places) > 1:
-        here = this_machine()
+        here = this_machine(runtime_named(runtime).label())
         places = [place for place in places if place == (here.device, here.runtime)]
     if len(places) != 1:
         raise SaccadeError(
@@ -138,15 +148,6 @@ def _place(
             "--device, or measure here with: saccade bench"
         )
     return places[0]
-
-
-def _check_format(manifest: Manifest) -> None:
-    name = manifest.variant.name
-    if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):
-        raise SaccadeError(
-            f"{name}: opset {manifest.opset}, IR version {manifest.ir_version}; both "
-            f"servers read opset {OPSET}, IR version {IR_VERSION}. Export again."
-        )
 
 
 def _check_labels(manifest: Manifest) -> None:

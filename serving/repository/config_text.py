@@ -5,7 +5,7 @@ Protobuf promises to read its text form, not to write it the same in the next re
 file writes it, and a repository's hashes do not change with a package that saccade does not own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,13 @@ def messages() -> Any:
     from tritonclient.grpc import model_config_pb2
 
     return model_config_pb2
+
+
+def set_plain_fields(message: Any, fields: Mapping[str, Any]) -> None:
+    """Set fields of a message from plain data, by their names; a map is a dictionary."""
+    from google.protobuf import json_format
+
+    json_format.ParseDict(dict(fields), message)
 
 
 def set_fields(message: Any) -> Iterator[tuple[Any, Any]]:

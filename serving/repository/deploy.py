@@ -2,7 +2,8 @@
 """An artefact folder to a model repository: one folder that a Triton server loads."""
 
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,20 +15,20 @@ from saccade.export.artefact.variant_files import VariantParts, grouped
 from saccade.export.graph.trial import refuse_untried
 from saccade.files import json_bytes, new_folder, refuse_existing
 from saccade.models.preprocessing import Preprocessing
-from saccade.serving.client.zero_shot import Labelling, class_vectors, read_labelling
+from saccade.plugins.execution import OPS, Ops
+from saccade.serving.client.zero_shot import class_vectors, read_labelling
 from saccade.serving.repository.checks import check_alike, chosen, measurements
-from saccade.serving.repository.components import PartPlan, op_library, write_part
+from saccade.serving.repository.components import PartPlan, write_part
 from saccade.serving.repository.description import DESCRIPTION, Deployment, description
 from saccade.serving.repository.image_caps import absurd_caps
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.plans import Plans, check_batches, read_plans
 from saccade.serving.repository.preflight.examine import broken_rules
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.router_folder import RouterPlan, write_router
+from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.repository.runtimes.served_runtime import ServedFiles
 from saccade.serving.repository.stored_sample import samples
-
-DEFAULT_RUN_BATCH = 8
 
 
 def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
@@ -47,9 +48,25 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
     every = grouped(manifests)
     variants = chosen(folder, every, options.precisions, options.runtime)
     check_alike(folder, variants, options.runtime)
-    plans = read_plans(options.engines, variants) if options.engines else {}
-    router = _router(folder, variants, options, labelling, plans)
-    library = op_library(variants) if options.op_library else None
+    declared = variants[0].preprocessing
+    preprocessing = _caps(declared, options) if declared else None
+    max_images = preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH
+    served = served_runtime(options.runtime).component_files(folder, variants, options, max_images)
+    ops = _ops(served.values())
+    measured = _measurements(folder, variants, options, ops)
+    router = RouterPlan(
+        model=variants[0].main.variant.model,
+        variants=variants,
+        preprocessing=preprocessing,
+        labels=labelling.labels if labelling else variants[0].labels,
+        classes=class_vectors(folder, variants, labelling) if labelling else {},
+        measured=measured,
+        run_batch={
+            each.name: _run_batch(each, measured.get(each.name), options, served)
+            for each in variants
+        },
+        max_images=max_images,
+    )
     kept = samples(folder, variants)
     parts = [
         PartPlan(
@@ -57,15 +74,14 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
             run_batch=router.run_batch[variant.name],
             sample=kept[manifest.variant.name],
             options=options,
-            library=library if manifest.custom_ops else None,
-            plans=plans.get(manifest.variant.name, ()),
+            served=served[manifest.variant.name],
         )
         for variant in variants
         for manifest in variant.parts.values()
     ]
     try:
         with new_folder(out, force=options.force) as partial:
-            return _write(folder, partial, parts, router)
+            return _write(folder, partial, parts, router, ops)
     except OSError as error:
         raise SaccadeError(
             f"{out}: cannot be written ({error.strerror}). Make room, or choose another place "
@@ -74,10 +90,10 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
 
 
 def _write(
-    folder: Path, partial: Path, parts: Sequence[PartPlan], router: RouterPlan
+    folder: Path, partial: Path, parts: Sequence[PartPlan], router: RouterPlan, ops: Ops
 ) -> Deployment:
     for part in parts:
-        write_part(folder, partial / part.name, part)
+        write_part(partial / part.name, part)
     write_router(partial / router.model, router)
     if router.measured:
         shutil.copyfile(folder / FRONTIER, partial / FRONTIER)
@@ -88,6 +104,7 @@ def _write(
         unmeasured=tuple(v.name for v in router.variants if v.name not in router.measured),
         runtime=parts[0].options.runtime,
         samples=tuple(part.name for part in parts if part.sample.answers),
+        ops=ops,
     )
     (partial / DESCRIPTION).write_bytes(
         json_bytes(description(partial, deployment, router.preprocessing))
@@ -101,31 +118,29 @@ def _hold_to_rules(folder: Path) -> None:
         raise SaccadeError(f"A server would not load this repository: {broken[0]} Export again.")
 
 
-def _router(
-    folder: Path,
-    variants: tuple[VariantParts, ...],
-    options: RepositoryOptions,
-    labelling: Labelling | None,
-    plans: Plans,
-) -> RouterPlan:
-    declared = variants[0].preprocessing
-    preprocessing = _caps(declared, options) if declared else None
-    measured = measurements(folder, variants, options.device, options.runtime)
-    max_images = preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH
-    check_batches(plans, max_images)
-    return RouterPlan(
-        model=variants[0].main.variant.model,
-        variants=variants,
-        preprocessing=preprocessing,
-        labels=labelling.labels if labelling else variants[0].labels,
-        classes=class_vectors(folder, variants, labelling) if labelling else {},
-        measured=measured,
-        run_batch={
-            each.name: _run_batch(each, measured.get(each.name), options, plans)
-            for each in variants
-        },
-        max_images=max_images,
+def _measurements(
+    folder: Path, variants: Sequence[VariantParts], options: RepositoryOptions, ops: Ops
+) -> dict[str, Entry]:
+    """The figures to route by; that there are some of custom ops run otherwise is said."""
+    found, every = (
+        measurements(folder, variants, options.device, options.runtime, wanted)
+        for wanted in (ops, None)
     )
+    otherwise = {each.ops for each in every.values() if each.ops} - {ops}
+    if ops and otherwise and ops not in {each.ops for each in found.values()}:
+        print(
+            f"{folder / FRONTIER}: was measured with custom ops by {otherwise.pop()}, and the "
+            f"repository runs them by {ops}: it routes these variants by budget only. Measure "
+            f"them again with: saccade bench {folder}",
+            file=sys.stderr,
+        )
+    return found
+
+
+def _ops(served: Iterable[ServedFiles]) -> Ops:
+    """How custom ops will run: by bodies where one of them does."""
+    found = {each.ops for each in served} - {None}
+    return max(found, key=OPS.index, default=None)
 
 
 def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
@@ -143,12 +158,15 @@ def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
 
 
 def _run_batch(
-    variant: VariantParts, entry: Entry | None, options: RepositoryOptions, plans: Plans
+    variant: VariantParts,
+    entry: Entry | None,
+    options: RepositoryOptions,
+    served: Mapping[str, ServedFiles],
 ) -> int:
-    own = [plan for part in variant.parts.values() for plan in plans.get(part.variant.name, ())]
-    largest = min((plan.max_batch for plan in own), default=MAX_BATCH)
-    usual = min((plan.usual_batch for plan in own), default=DEFAULT_RUN_BATCH)
-    measured = entry.best_batch if entry else usual
+    own = [served[part.variant.name] for part in variant.parts.values()]
+    largest = min(each.max_batch for each in own)
+    usual = min(each.usual_batch for each in own)
+    measured = min(entry.best_batch, largest) if entry else usual
     chosen = measured if options.run_batch is None else options.run_batch
     if not 1 <= chosen <= min(largest, MAX_BATCH):
         raise SaccadeError(

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.runtimes.runtime import DEFAULT
 from saccade.files import sha256_of
 from saccade.models.preprocessing import Preprocessing
+from saccade.plugins.execution import OPS, Ops
 from saccade.schema import AGAIN as EXPORT_AGAIN
 from saccade.schema import typed
 from saccade.serving.repository.files import regular_files
-from saccade.serving.repository.options import RUNTIMES
+from saccade.serving.repository.runtimes.registry import served_names
 
 SCHEMA = "saccade.repository"
 VERSION = 2
@@ -29,8 +31,9 @@ class Deployment:
     model: str
     variants: tuple[str, ...]  # models behind the router; of a model of two parts, two a variant
     unmeasured: tuple[str, ...]  # variants that min_score and max_latency_ms can never choose
-    runtime: str = "onnxruntime"  # or tensorrt
+    runtime: str = DEFAULT
     samples: tuple[str, ...] = ()  # variants that keep a sample with its answer
+    ops: Ops = None  # how custom ops run; none: there are none, or an older release wrote it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -41,6 +44,7 @@ class Deployment:
             "unmeasured": list(self.unmeasured),
             "runtime": self.runtime,
             "samples": list(self.samples),
+            "ops": self.ops,
         }
 
 
@@ -86,15 +90,17 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
             typed(tuple[str, ...], content[key], f"{key}: ")
             for key in ("variants", "unmeasured", "samples")
         )
-        if (runtime := content["runtime"]) not in RUNTIMES:
-            raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(RUNTIMES)}")
+        if (runtime := content["runtime"]) not in (known := served_names()):
+            raise ValueError(f"runtime is {runtime!r}, expected {' or '.join(known)}")
+        if (ops := content.get("ops")) not in (None, *OPS):
+            raise ValueError(f"ops is {ops!r}, expected {' or '.join(OPS)}")
     except (
         OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SaccadeError
     ) as error:  # fmt: skip
         raise SaccadeError(
             f"{path}: describes no model repository ({_said(error)}). {_AGAIN}"
         ) from error
-    return Deployment(Path(folder), model, variants, unmeasured, runtime, kept), files
+    return Deployment(Path(folder), model, variants, unmeasured, runtime, kept, ops), files
 
 
 def _said(error: Exception) -> str:

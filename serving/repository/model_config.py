@@ -12,7 +12,12 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import Manifest
 from saccade.models.interface import TensorSpec
 from saccade.serving.client.router_view import LANES
-from saccade.serving.repository.config_text import config_text, messages, parse_config
+from saccade.serving.repository.config_text import (
+    config_text,
+    messages,
+    parse_config,
+    set_plain_fields,
+)
 from saccade.serving.repository.options import RepositoryOptions
 
 __all__ = ["MAX_BATCH", "parse_config", "router_config", "variant_config"]
@@ -45,30 +50,26 @@ class RouterTensors:
 class Served:
     """How a part is run: by whom, from which files, and warmed up with what.
 
+    `fields` are what its runtime says in the ModelConfig message.
     Shapes: sample[input] [1 ...], one of each input; none: zeros.
     """
 
+    fields: Mapping[str, Any]
     options: RepositoryOptions | None = None  # none: every setting as by default
-    op_library: bool = False
-    plans: Mapping[str, str] = field(default_factory=dict)  # compute capability -> file
     max_batch: int = MAX_BATCH
     sample: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def variant_config(
-    manifest: Manifest, *, run_batch: int, served: Served | None = None, labelled: bool = True
+    manifest: Manifest, *, run_batch: int, served: Served, labelled: bool = True
 ) -> str:
-    """One part of a variant, the same for both servers where ONNX Runtime runs it.
+    """One part of a variant.
 
     Units:  run_batch is the number of images that run fastest in one call, as measured.
     Raises: SaccadeError for a tensor whose first axis is not the batch.
     """
-    served = served or Served()
     config = messages().ModelConfig(name=manifest.variant.name)
-    if served.plans:
-        _plans(config, served.plans)
-    else:
-        _onnx(config, served, run_batch)
+    set_plain_fields(config, served.fields)
     for spec in manifest.inputs:
         tensor = config.input.add(name=spec.name, data_type=_type(spec), dims=_dims(spec))
         _scalar(tensor, spec)
@@ -120,34 +121,6 @@ def router_config(
 def data_type(dtype: str) -> int:
     """The server's number of a type, by its name in a manifest."""
     return int(messages().DataType.Value(_TYPES[dtype]))
-
-
-def _onnx(config: Any, served: Served, run_batch: int) -> None:
-    config.backend, config.default_model_filename = "onnxruntime", MODEL_FILE
-    if served.op_library:
-        # A bare name: the bundled server finds it beside the model, a container in its loader's
-        # folders. A path would hold on one machine only.
-        config.model_operations.op_library_filename.append(OP_LIBRARY_FILE)
-    options = served.options
-    # One thread a run: two runs side by side use two cores better than one run on both.
-    numbers = {
-        "intra_op_thread_count": options.threads if options else 1,
-        "inter_op_thread_count": options.inter_op_threads if options else 1,
-        "execution_mode": int(options.parallel_nodes) if options else 0,
-        RUN_BATCH: run_batch,
-    }
-    for key, number in numbers.items():
-        config.parameters[key].string_value = str(number)
-    if options and options.graph_level:
-        config.optimization.graph.level = options.graph_level
-
-
-def _plans(config: Any, plans: Mapping[str, str]) -> None:
-    config.platform, config.backend = "tensorrt_plan", "tensorrt"
-    config.default_model_filename = next(iter(plans.values()))
-    if len(plans) > 1:
-        for capability, file in plans.items():
-            config.cc_model_filenames[capability] = file
 
 
 def _shared(config: Any, *, preferred: int, max_batch: int) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.errors import SaccadeError
+from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.path_fields import PathFields
+from saccade.serving.repository.runtimes.registry import served_runtime
 
-Runtime = Literal["onnxruntime", "tensorrt"]
-RUNTIMES = ("onnxruntime", "tensorrt")
 MOST_THREADS, MOST_PRIORITIES = 256, 100
 # Beyond that a number is a slip of the pen, and a server would take it.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -30,7 +30,7 @@ class RepositoryOptions(PathFields):
 
     out: Path  # folder to write
     force: bool = False  # replace what stands there
-    runtime: Runtime = "onnxruntime"  # onnxruntime: for the bundled server and the container
+    runtime: str = DEFAULT  # onnxruntime: for the bundled server and the container; or tensorrt
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one a kind of GPU
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all that the folder has
     run_batch: int | None = None  # images in one run; default: as measured, else 8
@@ -42,7 +42,7 @@ class RepositoryOptions(PathFields):
     max_images: int | None = None  # cap on the images of one request, at most 64
     labels: Path | None = None  # zero-shot: a text file with a label a line
     templates: Path | None = None  # with --labels: a line a prompt, with {} for the label
-    op_library: bool = False  # custom ops by our library's kernels, not by their function bodies
+    op_library: bool = True  # custom ops by our kernels where they can be built, else by bodies
     instances: Literal["cpu", "gpu"] | None = None  # default: cpu, plans gpu; gpu: container only
     instance_count: int = 1  # of each variant
     threads: int = 1  # of ONNX Runtime inside one node; 0: as many as there are cores
@@ -63,35 +63,9 @@ class RepositoryOptions(PathFields):
                 raise SaccadeError(f"--{flag} is {value}, expected {low:g} to {high:g}.")
         if self.rate_limit is not None and not self.rate_limit.isidentifier():
             raise SaccadeError(f"--rate-limit is {self.rate_limit!r}, expected a word, like gpu.")
-        self._check_runtime()
-
-    def _check_runtime(self) -> None:
-        if self.runtime == "onnxruntime" and self.engines:
-            raise SaccadeError(
-                "--engines is for plans, and the runtime is onnxruntime. Pass --runtime tensorrt."
-            )
-        if self.runtime == "onnxruntime":
-            return
-        if not self.engines:
-            raise SaccadeError(
-                "--runtime tensorrt needs --engines DIR[,DIR...]: folders that "
-                "`saccade build ARTEFACT --engine tensorrt` wrote, one a kind of GPU."
-            )
-        if self.instances == "cpu":
-            raise SaccadeError("--instances cpu: plans run on GPUs only. Leave it out.")
-        if self.op_library:
-            raise SaccadeError(
-                "--op-library is ONNX Runtime's. Plans take their plugins from the server's "
-                "option --backend-config=tensorrt,plugins=; see `saccade serve --print-command`."
-            )
-        for name, usual in (
-            ("threads", 1), ("inter_op_threads", 1), ("parallel_nodes", False), ("graph_level", 0),
-        ):  # fmt: skip
-            if getattr(self, name) != usual:
-                flag = name.replace("_", "-")
-                raise SaccadeError(f"--{flag} is ONNX Runtime's, and plans have none. Leave it.")
+        served_runtime(self.runtime).check_options(self)
 
     @property
     def on_gpu(self) -> bool:
         """Whether the variants run on a GPU."""
-        return self.runtime == "tensorrt" or self.instances == "gpu"
+        return runtime_named(self.runtime).gpu_only or self.instances == "gpu"

@@ -7,10 +7,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.installation import Installation
 from saccade.serving.repository.model_config import data_type
 from saccade.serving.repository.preflight.target import gpus
+from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 
 MENDED_LINE = "25.08"  # of the server: the classes of strings are refused (server#8267)
 RELEASE = "26.07"  # of NVIDIA's container, as docker/Dockerfile pins it
@@ -22,7 +24,7 @@ class Needs:
     """Read from the models' configs."""
 
     gpu: bool = False
-    tensorrt: bool = False
+    runtimes: tuple[str, ...] = ()  # those that need a GPU, or an argument of their own
     rate_limit: bool = False
     op_libraries: tuple[str, ...] = ()
     strings: tuple[str, ...] = ()  # outputs that are texts, as routers of older releases have them
@@ -30,10 +32,7 @@ class Needs:
     @property
     def arguments(self) -> list[str]:
         """What the server has to be told besides."""
-        found = []
-        if self.tensorrt:
-            library = LIBRARIES / "libsaccade_tensorrt.so"
-            found.append(f"--backend-config=tensorrt,plugins={library}")
+        found = [word for name in self.runtimes for word in served_runtime(name).server_arguments]
         if self.rate_limit:
             # Without it the server ignores the groups that models sharing a GPU name.
             found.append("--rate-limit=execution_count")
@@ -47,17 +46,31 @@ def needs_of(repository: Path) -> Needs:
     """
     configs = [_config(path) for path in sorted(repository.glob("*/config.pbtxt"))]
     groups = [group for config in configs for group in config.instance_group]
-    tensorrt = any(
-        config.platform == "tensorrt_plan" or config.backend == "tensorrt" for config in configs
-    )
+    needy = tuple(name for name in _demanding() if any(_runs(name, each) for each in configs))
     libraries = {name for config in configs for name in config.model_operations.op_library_filename}
     return Needs(
-        gpu=tensorrt or any(group.kind == group.KIND_GPU for group in groups),
-        tensorrt=tensorrt,
+        gpu=any(runtime_named(name).gpu_only for name in needy)
+        or any(group.kind == group.KIND_GPU for group in groups),
+        runtimes=needy,
         rate_limit=any(group.HasField("rate_limiter") for group in groups),
         op_libraries=tuple(sorted(libraries)),
         strings=tuple(sorted({name for config in configs for name in strings_in(config)})),
     )
+
+
+def _demanding() -> list[str]:
+    return [
+        name
+        for name in served_names()
+        if runtime_named(name).gpu_only or served_runtime(name).server_arguments
+    ]
+
+
+def _runs(name: str, config: Any) -> bool:
+    """Whether a model with this configuration is run by that runtime."""
+    served = served_runtime(name)
+    named_platform = bool(served.platform) and config.platform == served.platform
+    return named_platform or bool(config.backend == served.backend)
 
 
 def strings_in(config: Any) -> list[str]:
@@ -72,7 +85,8 @@ def refuse_unrunnable(repository: Path, needs: Needs, server: Installation) -> N
     """
     if not needs.gpu or (not server.bundled and gpus()):
         return
-    found = "TensorRT plans" if needs.tensorrt else "models whose instances are KIND_GPU"
+    on_gpu = [served_runtime(name).models_title for name in needs.runtimes]
+    found = on_gpu[0] if on_gpu else "models whose instances are KIND_GPU"
     lacks = (
         "the bundled server runs ONNX files on KIND_CPU only"
         if server.bundled
@@ -83,7 +97,7 @@ def refuse_unrunnable(repository: Path, needs: Needs, server: Installation) -> N
         f"{repository}: has {found}, but {lacks}. Check it with `saccade preflight {folder} "
         f"--server-version {RELEASE}` and take the container's command from `saccade serve "
         f"{folder} --print-command --container`; or write the repository again with --runtime "
-        "onnxruntime --instances cpu."
+        f"{DEFAULT} --instances cpu."
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
+from saccade.export.runtimes.runtime import RUNTIMES
 from saccade.models.families import FAMILIES
 
 LAYERS = ("plugins", "models", "export", "serving")
@@ -210,6 +211,83 @@ def test_names_that_are_asked_for_are_found(code):
 def test_what_runs_in_the_server_imports_nothing_of_saccade():
     for path in (ROOT / "model_repository").rglob("*.py"):
         assert not imported_modules(path), name_of(path)
+
+
+# Where a runtime's name may stand. The second is the server's side of each: its checks know models
+# and options of `serving`, of which `export` imports nothing.
+OF_RUNTIMES = ("export/runtimes/", "serving/repository/runtimes/")
+# The same word is the name of a package, or of a folder of the server; nobody compares it there.
+NOT_THE_RUNTIME = {
+    "saccade/machine.py", "plugins/availability.py", "export/exported.py",
+    "serving/repository/installation.py", "serving/server/process.py",
+}  # fmt: skip
+OF_A_PACKAGE = {"require", "find_spec"}  # calls that take a package's name
+
+
+def names_of_runtimes(tree: ast.AST, *, only_compared: bool = False) -> list[int]:
+    """The lines on which a runtime is named, or compared with one that is."""
+    nodes = list(ast.walk(tree))
+    compared = [
+        operand
+        for node in nodes
+        if isinstance(node, ast.Compare | ast.MatchValue)
+        for side in ([node.value] if isinstance(node, ast.MatchValue) else operands(node))
+        for operand in (side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side])
+    ]
+    of_packages = {
+        argument
+        for node in nodes
+        if isinstance(node, ast.Call) and called(node) in OF_A_PACKAGE
+        for argument in node.args
+    }
+    named = [] if only_compared else [node for node in nodes if node not in of_packages]
+    defaults = [each for each in compared if isinstance(each, ast.Name) and each.id == "DEFAULT"]
+    constants = [
+        each
+        for each in (*compared, *named)
+        if isinstance(each, ast.Constant) and each.value in tuple(RUNTIMES)
+    ]
+    return sorted({each.lineno for each in (*defaults, *constants)})
+
+
+def operands(node: ast.Compare) -> list[ast.expr]:
+    return [node.left, *node.comparators]
+
+
+def called(node: ast.Call) -> str | None:
+    return getattr(node.func, "attr", getattr(node.func, "id", None))
+
+
+def test_nobody_compares_the_name_of_a_runtime():
+    found = {}
+    for path in SOURCES:
+        name = name_of(path)
+        if not name.startswith(OF_RUNTIMES):
+            tree = ast.parse(path.read_text())
+            lines = names_of_runtimes(tree, only_compared=name in NOT_THE_RUNTIME)
+            found |= {name: lines} if lines else {}
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "a == 'tensorrt'",
+        "a.runtime not in ('onnxruntime', 'tensorrt')",
+        "a != DEFAULT",
+        "b = {'tensorrt-rtx': 1}[a]",
+        "match a:\n    case 'onnxruntime':\n        pass",
+        "RTX = 'tensorrt-rtx'",
+        "a.startswith('tensorrt')",
+    ],
+)
+def test_names_of_runtimes_are_found(code):
+    assert names_of_runtimes(ast.parse(code))
+
+
+def test_a_package_of_the_same_name_is_none():
+    assert not names_of_runtimes(ast.parse("require('onnxruntime', extra='cpu')"))
+    assert not names_of_runtimes(ast.parse("x = DEFAULT\nf(runtime=DEFAULT)"))
 
 
 @pytest.mark.parametrize("path", ALL_CODE, ids=name_of)

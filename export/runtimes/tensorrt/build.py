@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import (
@@ -18,6 +18,8 @@ from saccade.export.artefact.manifest import (
 )
 from saccade.export.artefact.variant import PRECISIONS
 from saccade.export.graph.trial import refuse_untried
+from saccade.export.runtimes.gpu import gpu_at_hand
+from saccade.export.runtimes.options import BuildOptions
 from saccade.export.runtimes.tensorrt.child import Built, Job, Network, build_in_child
 from saccade.export.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
@@ -25,10 +27,13 @@ from saccade.export.runtimes.tensorrt.engine_manifest import (
     plan_bytes,
     write_engine_manifest,
 )
-from saccade.export.runtimes.tensorrt.gpu import gpu_at_hand
 from saccade.export.runtimes.tensorrt.inspector import compare_with_inspector
 from saccade.export.runtimes.tensorrt.loading import look_inside
-from saccade.export.runtimes.tensorrt.modules import chosen_capabilities, chosen_engine
+from saccade.export.runtimes.tensorrt.modules import (
+    chosen_capabilities,
+    chosen_engine,
+    takes_plugins,
+)
 from saccade.export.runtimes.tensorrt.profiles import (
     check_axes,
     check_batch,
@@ -44,27 +49,10 @@ from saccade.files import (
     sha256_of,
     write_atomically,
 )
-from saccade.path_fields import PathFields
 from saccade.plugins.availability import TENSORRT_LIBRARY
 from saccade.progress import progress
 
 _MOST_MIB = 2**20
-
-
-@dataclass(frozen=True)
-class BuildOptions(PathFields):
-    """Build TensorRT engines of an artefact folder, each variant's types proved first."""
-
-    engine: Literal["tensorrt", "tensorrt-rtx"] | None = None  # default: tensorrt, else rtx
-    variant: tuple[str, ...] = ()  # of the folder, default: all
-    batch: str = "1:8:64"  # smallest, usual and largest number of samples
-    axis: tuple[str, ...] = ()  # ranges of further dynamic axes, such as k=1:7:16
-    workspace_mib: int | None = None  # scratch memory an engine may use, default: TensorRT's
-    timing_cache: Path | None = None  # reused and extended; TensorRT only
-    compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
-    locked: bool = False  # rebuild and compare the bytes; another kind of CPU may give others
-    out: Path | None = None  # default: ARTEFACT/engines/ENGINE-CAPABILITIES
-    force: bool = False  # replace an existing folder
 
 
 @dataclass(frozen=True)
@@ -78,6 +66,26 @@ class Engines:
         """The JSON object."""
         found = [each.to_dict() for each in self.manifests]
         return {"folder": str(self.folder), "engines": found}
+
+    def files(self) -> list[dict[str, Any]]:
+        """What is known of each plan without its manifest."""
+        return [
+            {
+                "name": each.file.name,
+                "bytes": each.file.bytes,
+                "sha256": each.file.sha256,
+                "compute_capabilities": list(each.compute_capabilities),
+                "version": each.version,
+                "build_seconds": round(each.build_seconds, 3),
+            }
+            for each in self.manifests
+        ]
+
+    def table(self) -> Any:
+        """A row a plan: its size, the types of its matrix layers, how long it took."""
+        from saccade.export.runtimes.tensorrt.engine_table import rendered
+
+        return rendered(self.folder, self.manifests)
 
 
 def build(artefact: Path | str, options: BuildOptions) -> Engines:
@@ -230,7 +238,7 @@ def _jobs(artefact: Path, manifests: Sequence[Manifest], options: BuildOptions) 
 
 def plugins_of(engine: str, manifest: Manifest) -> tuple[Path, ...]:
     """The plugin library, where TensorRT can use it; TensorRT-RTX takes the function bodies."""
-    wanted = engine == "tensorrt" and manifest.custom_ops and TENSORRT_LIBRARY.exists()
+    wanted = takes_plugins(engine) and manifest.custom_ops and TENSORRT_LIBRARY.exists()
     return (TENSORRT_LIBRARY,) if wanted else ()
 
 

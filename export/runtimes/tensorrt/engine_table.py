@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a build has made, as a table for a reader."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from saccade.export.runtimes.tensorrt.build import Engines
+from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
 from saccade.export.runtimes.tensorrt.modules import NAMES
 
 _MIB = 2**20
 
 
-def render(engines: Engines) -> Any:
+def rendered(folder: Path, manifests: Sequence[EngineManifest]) -> Any:
     """A row a plan: its size, the types of its matrix layers, how long it took."""
     from rich.table import Table
 
-    first = engines.manifests[0]
+    first = manifests[0]
     by = f"{NAMES[first.engine]} {first.version} for {', '.join(first.compute_capabilities)}"
-    table = Table(title=f"{engines.folder}: {by}", title_justify="left")
+    table = Table(title=f"{folder}: {by}", title_justify="left")
     for name in ("variant", "MiB", "matrix layers", "batch", "build s"):
         table.add_column(name, justify="left" if name in ("variant", "matrix layers") else "right")
-    for each in engines.manifests:
+    for each in manifests:
         types = ", ".join(f"{count} {kind}" for kind, count in each.layer_types.items())
         batch = next(iter(each.profiles.values()))
         shown = ":".join(str(batch[key][0]) for key in ("min", "opt", "max"))

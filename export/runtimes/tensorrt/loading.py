@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.runtimes.gpu import gpu_at_hand
 from saccade.export.runtimes.tensorrt.child import Network
 from saccade.export.runtimes.tensorrt.engine_manifest import (
     AGAIN,
@@ -16,7 +17,6 @@ from saccade.export.runtimes.tensorrt.engine_manifest import (
     manifest_of,
     plan_bytes,
 )
-from saccade.export.runtimes.tensorrt.gpu import gpu_at_hand
 from saccade.export.runtimes.tensorrt.loader import NotLoaded, deserialize
 from saccade.export.runtimes.tensorrt.modules import MODULES, NAMES, chosen_engine, module_of
 from saccade.export.runtimes.tensorrt.type_proof import check_bindings

@@ -9,8 +9,8 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import Manifest
+from saccade.export.runtimes.options import BuildOptions
 from saccade.export.runtimes.tensorrt.build import (
-    BuildOptions,
     build_all,
     chosen_variants,
     default_out,

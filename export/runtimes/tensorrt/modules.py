@@ -6,7 +6,7 @@ import re
 from types import ModuleType
 
 from saccade.errors import MissingPackage, SaccadeError
-from saccade.export.runtimes.tensorrt.gpu import gpu_at_hand
+from saccade.export.runtimes.gpu import gpu_at_hand
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
@@ -29,6 +29,11 @@ def chosen_engine(wanted: str | None) -> str:
             return engine
     missing = MODULES[wanted] if wanted else " and ".join(MODULES.values())
     raise MissingPackage(f"{missing}: not importable. {INSTALL}.")
+
+
+def takes_plugins(engine: str) -> bool:
+    """Whether it calls plugins of ours; TensorRT-RTX takes the function bodies."""
+    return engine == "tensorrt"
 
 
 def module_of(engine: str) -> ModuleType:

@@ -8,6 +8,7 @@ from typing import Any
 
 from saccade.export.artefact.frontier import Entry
 from saccade.machine import Machine
+from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import Calls, InProcess
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
@@ -25,7 +26,7 @@ def entry_without_server(
 ) -> Entry:
     """The frontier's entry before anything went through a server."""
     inside = _joined(each, in_process_turns(state, each, options.rounds))
-    return entry_of_found(each.variant, each.found, inside, machine)
+    return entry_of_found(each.variant, each.found, inside, machine, _ops(options))
 
 
 def assemble(
@@ -55,7 +56,7 @@ def _measurement(
 ) -> tuple[Measurement, Figures, str]:
     turns = in_process_turns(state, each, options.rounds)
     inside = _joined(each, turns)
-    entry = entry_of_found(each.variant, each.found, inside, machine)
+    entry = entry_of_found(each.variant, each.found, inside, machine, _ops(options))
     samples = raw_samples(each.found, inside)
     version = ""
     served: Mapping[Place, list[LoadResult]] = {}
@@ -67,6 +68,10 @@ def _measurement(
     costs = figures(each, turns, served, memory, entry)
     entry = replace(entry, memory_bytes=int(costs["memory"].value))
     return Measurement(each.variant, each.found, entry, samples), costs, version
+
+
+def _ops(options: SweepOptions) -> Ops:
+    return "kernels" if options.op_library else "bodies"
 
 
 def _memory(state: SweepFolder, each: Ready, turn: int) -> dict[str, int]:

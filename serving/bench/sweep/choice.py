@@ -2,7 +2,7 @@
 """`saccade choose`: the router's rule on measured variants, with the figures that decided."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -124,8 +124,16 @@ def choose(folder: Path | str, options: ChooseOptions) -> Choice:
         runner_up=chosen(value, rest) if best and rest.variants else None,
         changes=tuple(_changes(routes, parameter, value, chosen, compared)),
         variants=tuple(_figures(each, entries.get(each.name)) for each in routes.variants),
-        measured_on=next((f"{each.device}, {each.runtime}" for each in entries.values()), None),
+        measured_on=_measured_on(list(entries.values())),
     )
+
+
+def _measured_on(entries: Sequence[Entry]) -> str | None:
+    if not entries:
+        return None
+    ops = sorted({each.ops for each in entries if each.ops})
+    by = f", custom ops by {' and '.join(ops)}" if ops else ""
+    return f"{entries[0].device}, {entries[0].runtime}{by}"
 
 
 def _artefacts(folder: Path) -> Path:

@@ -15,6 +15,7 @@ import numpy as np
 
 from saccade.export.artefact.manifest import read_folder
 from saccade.export.artefact.variant_files import grouped
+from saccade.export.runtimes.runtime import runtime_named
 from saccade.serving.bench.work import works_of
 
 BATCH = 8
@@ -22,18 +23,16 @@ BATCH = 8
 
 def main(task: dict[str, Any]) -> dict[str, int]:
     """Load, answer, look."""
-    import onnxruntime
-
+    runtime = runtime_named(task["runtime"])
     folder = Path(task["folder"])
     (variant,) = grouped(read_folder(folder))
     inputs = {
         role: {name: np.load(path, allow_pickle=False) for name, path in each.items()}
         for role, each in task["inputs"].items()
     }
-    onnxruntime.SessionOptions()
+    runtime.require()
     before = resident_bytes()
-    kernels = Path(task["kernels"]) if task["kernels"] else None
-    for work in works_of(folder, variant, inputs, kernels):
+    for work in works_of(folder, variant, inputs, runtime, task["ops"]):
         work.run({name: np.resize(x, (BATCH, *x.shape[1:])) for name, x in work.inputs.items()})
     return {"before_bytes": before, "resident_bytes": resident_bytes(), "batch": BATCH}
 

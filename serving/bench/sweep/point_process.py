@@ -28,7 +28,13 @@ def main(task: dict[str, Any]) -> dict[str, str]:
             export(Path(task["checkpoint"]), _export_options(task, folder))
         stage = "score"
         if not (place / "score.json").exists():
-            options = EvaluateOptions(task["data"], task=task["task"], limit=task["limit"])
+            options = EvaluateOptions(
+                task["data"],
+                task=task["task"],
+                limit=task["limit"],
+                runtime=task["runtime"],
+                op_library=task["op_library"],
+            )
             (found,) = evaluate(folder, options).found
             write_atomically(place / "score.json", json.dumps(as_json(found)).encode())
     except SaccadeError as error:

@@ -12,6 +12,7 @@ from saccade.export.artefact.frontier import merge
 from saccade.export.evaluation.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.tasks import task_asked
+from saccade.export.runtimes.runtime import runtime_named
 from saccade.files import new_folder, sha256_of
 from saccade.leftovers import temporary_folder
 from saccade.machine import Machine, this_machine
@@ -19,7 +20,7 @@ from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.progress import Advance, progress
 from saccade.serving.bench import report
-from saccade.serving.bench.bench import BenchReport
+from saccade.serving.bench.bench import BenchReport, check_served_here
 from saccade.serving.bench.sweep.assembled import assemble, entry_without_server
 from saccade.serving.bench.sweep.engines import (
     build_engines,
@@ -27,7 +28,7 @@ from saccade.serving.bench.sweep.engines import (
     forgive_engine,
     refused_engines,
 )
-from saccade.serving.bench.sweep.options import RTX, SweepOptions
+from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.points import Failure, Point, points_of
 from saccade.serving.bench.sweep.ready import Ready, collected, prepare
 from saccade.serving.bench.sweep.state import SweepFolder, opened
@@ -67,13 +68,17 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
         no point passed.
     """
     require("matplotlib", extra="bench")
-    require("onnxruntime", extra="cpu")
+    runtime = runtime_named(options.runtime)
     require("torch", extra="export")
-    if RTX in options.engine:
-        require("tensorrt_rtx", extra="rtx")
+    for each in (runtime, *options.built):
+        each.require()
     if options.server:
+        check_served_here(runtime)
         check_installation(find_installation())
-    loaded, machine = load(Path(checkpoint)), this_machine()
+    if options.op_library and not runtime.has_kernels():
+        # Who goes on with this sweep where there are kernels must not mix the two.
+        options = replace(options, op_library=False)
+    loaded, machine = load(Path(checkpoint)), this_machine(runtime.label())
     points = points_of(loaded, options)
     if options.slots:
         _try_slots(loaded, options.slots)
@@ -112,19 +117,22 @@ def _swept(
         "data": options.data,
         "task": options.task,
         "limit": options.limit,
+        "runtime": options.runtime,
+        "op_library": options.op_library,
     }
     with progress("export", len(points)) as advance:
         prepare(state, points, task, at_a_time=options.processes, advance=advance)
     ready = collected(state, points)
-    if RTX in options.engine:
+    for runtime in options.built:
         for each in ready if options.retry else ():
-            forgive_engine(state, each)
-        build_engines(state, ready)
+            forgive_engine(state, each, runtime)
+        build_engines(state, ready, runtime)
     turns = options.rounds * (1 + options.server)
     with progress("measure", len(ready) * turns) as advance:
         ready = _measured(state, ready, options, machine, advance)
     failures = [failure for point in points if (failure := state.failure(point))]
-    failures += refused_engines(state, ready)
+    for runtime in options.built:
+        failures += refused_engines(state, ready, runtime)
     if not ready:
         raise GateFailed(_none_passed(failures))
     return _written(state, ready, failures, options, machine)
@@ -138,12 +146,7 @@ def _measured(
     advance: Advance,
 ) -> list[Ready]:
     """Measure what is not; the points that are left, alone in the artefact folder."""
-    kernels = None
-    if options.op_library:
-        from saccade.plugins import onnxruntime_library
-
-        kernels = Path(onnxruntime_library())
-    bench = Bench(state, ready, options, kernels)
+    bench = Bench(state, ready, options)
     measure_in_process(bench, advance)
     if options.server:
         left = [each for each in ready if state.failure(each.point) is None]
@@ -162,7 +165,9 @@ def _written(
 ) -> SweepReport:
     full, entries = assemble(state, ready, options, machine)
     full["failed"] = [asdict(each) for each in failures]
-    full["engines"] = collect_engines(state, ready)
+    full["engines"] = [
+        each for runtime in options.built for each in collect_engines(state, ready, runtime)
+    ]
     with new_folder(state.report, force=True) as out:
         report.write_report(full, out)
     merge(state.artefacts, full["model"], entries)

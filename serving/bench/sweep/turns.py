@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,9 @@ import numpy as np
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.export.artefact.frontier import Entry
 from saccade.export.evaluation.load_inputs import inputs_of
+from saccade.export.runtimes.runtime import ops_of, runtime_named
 from saccade.files import write_atomically
+from saccade.plugins.execution import Ops
 from saccade.progress import Advance
 from saccade.serving.bench import in_process, served
 from saccade.serving.bench.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
@@ -42,7 +43,13 @@ class Bench:
     state: SweepFolder
     ready: Sequence[Ready]
     options: SweepOptions
-    kernels: Path | None
+
+    @cached_property
+    def ops(self) -> Ops:
+        """How custom ops run."""
+        manifests = [part for each in self.ready for part in each.variant.parts.values()]
+        runtime = runtime_named(self.options.runtime)
+        return ops_of(runtime, manifests, kernels=self.options.op_library)
 
     @cached_property
     def inputs(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
@@ -57,7 +64,11 @@ class Bench:
         """By variant, its kinds of request, sessions open."""
         return {
             each.variant.name: works_of(
-                self.state.artefacts, each.variant, self.inputs[each.variant.name], self.kernels
+                self.state.artefacts,
+                each.variant,
+                self.inputs[each.variant.name],
+                runtime_named(self.options.runtime),
+                self.ops,
             )
             for each in self.ready
         }
@@ -111,7 +122,8 @@ def _memory(bench: Bench, each: Ready) -> dict[str, Any]:
     task = {
         "folder": str(bench.state.exported(each.point)),
         "inputs": paths,
-        "kernels": str(bench.kernels) if bench.kernels else "",
+        "runtime": bench.options.runtime,
+        "ops": bench.ops,
     }
     ended = run_one(_MEMORY_MODULE, task, bench.state.path)
     if ended.code:
@@ -170,10 +182,11 @@ def _servers(bench: Bench, entries: Sequence[Entry], stack: ExitStack) -> dict[s
     running: dict[str, Behind] = {}
     for precision in sorted({each.point.precision for each in bench.ready}):
         own = [each for each in bench.ready if each.point.precision == precision]
-        folder, library = bench.state.artefacts, bench.options.op_library
+        folder, name = bench.state.artefacts, bench.options.runtime
+        kernels = bench.ops == "kernels"
         try:
             running[precision] = stack.enter_context(
-                behind(folder, manifests, entries, precision, op_library=library)
+                behind(folder, manifests, entries, precision, runtime=name, op_library=kernels)
             )
         except ServerFailed as error:
             for each in own:

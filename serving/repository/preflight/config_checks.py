@@ -11,7 +11,6 @@ from saccade.serving.repository.config_text import messages, set_fields
 from saccade.serving.repository.model_config import (
     LABELS_FILE,
     MAX_BATCH,
-    MODEL_FILE,
     OP_LIBRARY_FILE,
     RUN_BATCH,
 )
@@ -23,11 +22,6 @@ from saccade.serving.repository.stored_sample import FOLDER
 
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-BACKENDS = {"onnxruntime": ("onnxruntime", ""), "tensorrt": ("tensorrt", "tensorrt_plan")}
-PARAMETERS = {
-    "intra_op_thread_count", "inter_op_thread_count", "execution_mode", RUN_BATCH,
-    "enable_mem_arena", "enable_mem_pattern",
-}  # fmt: skip
 _FOREIGN = ("ensemble_scheduling", "sequence_batching", "model_repository_agents", "runtime")
 
 
@@ -45,12 +39,12 @@ def check_config(model: OpenedModel, target: Target) -> Iterator[str]:
 
 def check_backend(model: OpenedModel, target: Target) -> Iterator[str]:
     """The model's own name, and the backend of this kind of repository."""
-    config = model.config
+    config, served = model.config, model.served
     if config.name != model.name:
         yield f"its configuration is named {config.name!r}, its folder {model.name!r}."
-    if (config.backend, config.platform) != BACKENDS[model.runtime]:
+    if (config.backend, config.platform) != (served.backend, served.platform):
         found = config.platform or config.backend
-        yield f"its backend is {found!r}, expected {BACKENDS[model.runtime][0]!r}."
+        yield f"its backend is {found!r}, expected {served.backend!r}."
     for field in _FOREIGN:
         if config.HasField(field) if field != "runtime" else config.runtime:
             yield f"its configuration has {field}, which saccade does not write."
@@ -69,9 +63,6 @@ def check_paths(model: OpenedModel, target: Target) -> Iterator[str]:
             yield f"{field} is {name!r}, expected {LABELS_FILE!r}."
         elif field == "op_library_filename" and name != OP_LIBRARY_FILE:
             yield f"{field} is {name!r}, expected {OP_LIBRARY_FILE!r}."
-    default = model.config.default_model_filename
-    if model.runtime == "onnxruntime" and default not in ("", MODEL_FILE):
-        yield f"default_model_filename is {default!r}, expected {MODEL_FILE!r}."
 
 
 def check_versions(model: OpenedModel, target: Target) -> Iterator[str]:
@@ -125,7 +116,7 @@ def check_instances(model: OpenedModel, target: Target) -> Iterator[str]:
     if len(groups) != 1 or not 1 <= groups[0].count <= MAX_BATCH:
         found = [group.count for group in groups]
         yield f"instance groups of {found} instances, expected one group of 1 to {MAX_BATCH}."
-    allowed = ("KIND_CPU", "KIND_GPU") if model.runtime == "onnxruntime" else ("KIND_GPU",)
+    allowed = model.served.kinds
     for kind in kinds:
         if kind not in allowed:
             yield f"instance kind is {kind}, expected {' or '.join(allowed)}."
@@ -138,7 +129,7 @@ def check_instances(model: OpenedModel, target: Target) -> Iterator[str]:
 def check_parameters(model: OpenedModel, target: Target) -> Iterator[str]:
     """Parameters that the backend reads, with numbers in them."""
     for key, value in sorted(model.config.parameters.items()):
-        if model.runtime == "tensorrt" or key not in PARAMETERS:
+        if key not in model.served.parameters:
             yield f"parameter {key!r} is not known to the {model.runtime} backend."
         elif not _WHOLE.fullmatch(value.string_value):
             yield f"parameter {key!r} is {value.string_value!r:.40}, expected a whole number."

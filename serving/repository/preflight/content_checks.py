@@ -5,22 +5,19 @@ A server reads more than its configuration names: a library `libtriton_*.so`, a 
 of the Python backend, a second version or `configs/` beside a model are found by their names.
 """
 
-import re
 from collections.abc import Iterator
 
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.export.artefact.manifest import SUFFIX
 from saccade.serving.repository.description import DESCRIPTION
 from saccade.serving.repository.files import entries
-from saccade.serving.repository.model_config import LABELS_FILE, MODEL_FILE, OP_LIBRARY_FILE
-from saccade.serving.repository.plans import PLAN_FILE
+from saccade.serving.repository.model_config import LABELS_FILE
 from saccade.serving.repository.preflight.opened import Opened, OpenedModel
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.router_folder import router_code
 from saccade.serving.repository.stored_sample import FILE, FOLDER
 
 _EVERY = {"config.pbtxt", LABELS_FILE}
-_OF_A_GPU = re.compile(r"(1/model-[1-9][0-9]?\.[0-9]\.plan|engine-[1-9][0-9]?\.[0-9]\.json)")
 
 
 def check_top(repository: Opened, target: Target) -> Iterator[str]:
@@ -34,15 +31,8 @@ def check_model_content(model: OpenedModel, target: Target) -> Iterator[str]:
     """A variant's folder holds what is written for its runtime."""
     own = _EVERY | {model.name + SUFFIX, f"{FOLDER}/{FILE}"}
     own |= {f"{FOLDER}/{spec.name}" for spec in model.manifest.inputs}
-    if model.runtime == "onnxruntime":
-        own |= {f"1/{MODEL_FILE}"}
-        if OP_LIBRARY_FILE in model.config.model_operations.op_library_filename:
-            own |= {f"1/{OP_LIBRARY_FILE}"}
-    else:
-        own |= {f"1/{PLAN_FILE}"}
     for each in entries(model.folder):
-        of_a_gpu = model.runtime == "tensorrt" and _OF_A_GPU.fullmatch(each.name)
-        if each.name not in own and not of_a_gpu:
+        if each.name not in own and not model.served.owns(model, each.name):
             yield _foreign(each.name)
 
 

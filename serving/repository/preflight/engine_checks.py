@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from saccade.errors import SaccadeError
 from saccade.files import sha256_of
 from saccade.plugins.availability import TENSORRT_LIBRARY
-from saccade.serving.repository.plans import RTX, check_plan, engine_file
 from saccade.serving.repository.preflight.opened import OpenedModel, read_engine
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.runtimes.plans import RTX, check_plan, engine_file, is_loadable
 from saccade.serving.repository.stored_sample import read_sample
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 def check_engines(model: OpenedModel, target: Target) -> Iterator[str]:
     """Every plan has its manifest, and is what that says."""
-    if model.runtime != "tensorrt":
-        return
     for path in sorted(model.folder.glob("engine-*.json")):
         try:
             read_engine(path)
@@ -37,7 +35,7 @@ def check_engines(model: OpenedModel, target: Target) -> Iterator[str]:
                 "only those that saccade built are served."
             )
     for capability, engine in model.engines.items():
-        if engine.engine != "tensorrt":
+        if not is_loadable(engine):
             yield f"its plan for {capability} {RTX}."
         else:
             yield from _fitting(model, capability, engine)
@@ -69,8 +67,6 @@ def _fitting(model: OpenedModel, capability: str, engine: "EngineManifest") -> I
 
 def check_profiles(model: OpenedModel, target: Target) -> Iterator[str]:
     """Profiles reach as far as the configuration lets requests in."""
-    if model.runtime != "tensorrt":
-        return
     largest = model.config.max_batch_size
     shapes = {}
     if model.sampled and model.sample.is_file():
@@ -93,8 +89,6 @@ def check_profiles(model: OpenedModel, target: Target) -> Iterator[str]:
 
 def check_capabilities(model: OpenedModel, target: Target) -> Iterator[str]:
     """Each kind of GPU finds its own plan."""
-    if model.runtime != "tensorrt":
-        return
     config, engines = model.config, model.engines
     files = dict(config.cc_model_filenames)
     if len(engines) == 1 and not files:

@@ -3,8 +3,9 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from saccade.errors import MissingPackage, SaccadeError
 from saccade.serving.repository.files import entries
@@ -12,7 +13,6 @@ from saccade.serving.repository.preflight import (
     answer_checks,
     config_checks,
     content_checks,
-    engine_checks,
     field_checks,
     file_checks,
     machine_checks,
@@ -22,6 +22,8 @@ from saccade.serving.repository.preflight import (
 from saccade.serving.repository.preflight.opened import Opened, OpenedModel, opened
 from saccade.serving.repository.preflight.report import Finding, NotChecked
 from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.repository.runtimes.served_runtime import ModelCheck
 
 MOST_REASONS = 5  # of one check and model: more of the same kind say nothing new
 REPOSITORY: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
@@ -53,27 +55,37 @@ MODEL: dict[str, Callable[[OpenedModel, Target], Iterator[str]]] = {
     "instances": config_checks.check_instances,
     "parameters": config_checks.check_parameters,
     "manifest": model_checks.check_manifest,
-    "model": model_checks.check_model,
     "tensors": model_checks.check_tensors,
-    "weights": model_checks.check_weights,
     "labels": config_checks.check_labels,
-    "engines": engine_checks.check_engines,
-    "profiles": engine_checks.check_profiles,
-    "capabilities": engine_checks.check_capabilities,
-    "plugins": engine_checks.check_plugins,
-    "library": answer_checks.check_library,
     "sample": answer_checks.check_sample,
     "warm-up": answer_checks.check_warmup,
-    "answer": answer_checks.check_answer,
 }
+# A runtime's own come after the labels, but for these, which have a place.
+_ORDER = (
+    "configuration", "fields", "content", "backend", "paths", "versions", "batches", "instances",
+    "parameters", "manifest", "model", "tensors", "weights", "labels", "of the runtime", "library",
+    "sample", "warm-up", "answer",
+)  # fmt: skip
 LAST: dict[str, Callable[[Opened, Target], Iterator[str]]] = {"memory": machine_checks.check_memory}
 # What can be said of a repository without loading anything: `deploy` holds its own work to them.
 RULES = (
     "configuration", "fields", "content", "backend", "paths", "versions", "batches", "parameters",
-    "labels", "engines", "profiles", "sample", "warm-up",
+    "labels", "sample", "warm-up",
 )  # fmt: skip
-_OF_PLANS = {"engines", "profiles", "capabilities", "plugins"}
-_OF_FILES = {"model", "weights", "library"}
+
+
+def model_checks_of(served: Any) -> dict[str, ModelCheck]:
+    """The checks of every model and those of its runtime, in the order in which they are made."""
+
+    def both(check: str) -> ModelCheck:
+        own = [each[check] for each in (MODEL, served.checks) if check in each]
+        return lambda model, target: chain.from_iterable(each(model, target) for each in own)
+
+    def place(check: str) -> int:
+        return _ORDER.index(check if check in _ORDER else "of the runtime")
+
+    names = sorted(dict.fromkeys((*MODEL, *served.checks)), key=place)
+    return {name: both(name) for name in names}
 
 
 def steps(
@@ -101,12 +113,12 @@ def steps(
         add(check, "", partial(verb, repository, target))
     for check, verb in ROUTER.items():
         add(check, repository.deployment.model, partial(verb, repository, target))
-    left_out = _OF_PLANS if repository.deployment.runtime == "onnxruntime" else _OF_FILES
+    checks = model_checks_of(served_runtime(repository.deployment.runtime))
     for each in repository.models:
-        for check, look in MODEL.items():
+        for check, look in checks.items():
             if check == "answer" and each.name in unloadable:
                 add(check, each.name, unloaded)
-            elif check not in left_out:
+            else:
                 add(check, each.name, partial(look, each, target))
     for check, verb in LAST.items():
         add(check, "", partial(verb, repository, target))
@@ -116,10 +128,13 @@ def steps(
 def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
     """What is wrong with a repository by the rules alone, each with its model."""
     repository = opened(folder)
+    served = served_runtime(repository.deployment.runtime)
+    checks, rules = model_checks_of(served), {*RULES, *served.rules}
     made = [
-        _finding(check, each.name, partial(MODEL[check], each, target))
+        _finding(check, each.name, partial(look, each, target))
         for each in repository.models
-        for check in RULES
+        for check, look in checks.items()
+        if check in rules
     ]
     return tuple(
         f"{each.model}: {reason}"

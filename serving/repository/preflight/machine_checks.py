@@ -51,14 +51,8 @@ def check_memory(repository: Opened, target: Target) -> Iterator[str]:
 def needed_bytes(model: OpenedModel) -> int:
     """Weights and peak activations of every instance, from the manifest and the file's size."""
     config = model.config
-    files = (
-        [model.model.stat().st_size]
-        if model.runtime == "onnxruntime" and model.model.is_file()
-        else [each.file.bytes for each in model.engines.values()]
-    )
     said = config.parameters[RUN_BATCH].string_value if RUN_BATCH in config.parameters else ""
     batch = int(said) if said.isdecimal() and int(said) else config.max_batch_size
     instances = sum(group.count for group in config.instance_group)
-    # A server loads one plan, that of its GPU.
-    weights = max(files, default=0)
+    weights = model.served.weights_bytes(model)
     return int(instances * (weights + batch * model.manifest.cost.peak_activation_bytes))

@@ -8,13 +8,13 @@ from saccade.errors import SaccadeError, require
 from saccade.export.artefact.manifest import SUFFIX, read_manifest
 from saccade.files import sha256_of
 from saccade.models.interface import TensorSpec
-from saccade.serving.repository.checks import IR_VERSION, OPSET
 from saccade.serving.repository.model_config import MODEL_FILE
 from saccade.serving.repository.preflight.config_checks import type_name
 from saccade.serving.repository.preflight.opened import OpenedModel
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.target import Target
 
+OPSET, IR_VERSION = 20, 10  # that both servers read
 _TYPES = {"TYPE_UINT8": "uint8", "TYPE_FP32": "float32", "TYPE_INT64": "int64"}
 _DOMAINS = {"", "ai.onnx", "saccade", "pkg.onnxscript.torch_lib.common"}
 
@@ -30,19 +30,29 @@ def check_manifest(model: OpenedModel, target: Target) -> Iterator[str]:
         yield f"its manifest is of {manifest.variant.name}."
     if not manifest.parity.passed:
         yield "its manifest says that it did not pass the parity gate."
-    if model.runtime != "onnxruntime" or not model.model.is_file():
+
+
+def check_file(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The ONNX file is the one of the manifest."""
+    if not model.model.is_file():
         return
-    if (found := sha256_of(model.model)) != manifest.file.sha256:
+    expected = model.manifest.file.sha256
+    if (found := sha256_of(model.model)) != expected:
         yield (
             f"{MODEL_FILE} has the SHA-256 {found[:12]}..., its manifest says "
-            f"{manifest.file.sha256[:12]}...: it is another model's file."
+            f"{expected[:12]}...: it is another model's file."
         )
+
+
+def check_default_file(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The configuration names the file that is checked, or none."""
+    default = model.config.default_model_filename
+    if default not in ("", MODEL_FILE):
+        yield f"default_model_filename is {default!r}, expected {MODEL_FILE!r}."
 
 
 def check_model(model: OpenedModel, target: Target) -> Iterator[str]:
     """The file is an ONNX model of formats that every server named reads, and calls known ops."""
-    if model.runtime != "onnxruntime":
-        return
     try:
         proto = model.proto
     except NotChecked as error:
@@ -77,7 +87,7 @@ def check_weights(model: OpenedModel, target: Target) -> Iterator[str]:
 
 
 def check_tensors(model: OpenedModel, target: Target) -> Iterator[str]:
-    """The configuration's tensors are those of the manifest, and of the file itself."""
+    """The configuration's tensors are those of the manifest."""
     for kind in ("input", "output"):
         declared = {each.name: each for each in getattr(model.config, kind)}
         promised = {each.name: each for each in getattr(model.manifest, f"{kind}s")}
@@ -86,8 +96,6 @@ def check_tensors(model: OpenedModel, target: Target) -> Iterator[str]:
             yield f"{kind} {name!r} is in its {where} only."
         for name in sorted(set(declared) & set(promised)):
             yield from _compared(kind, declared[name], promised[name])
-    if model.runtime == "onnxruntime":
-        yield from _against_file(model)
 
 
 def _compared(kind: str, declared: Any, promised: TensorSpec) -> Iterator[str]:
@@ -99,7 +107,8 @@ def _compared(kind: str, declared: Any, promised: TensorSpec) -> Iterator[str]:
         yield f"{kind} {promised.name!r} has dims {list(declared.dims)}, the model's are {axes}."
 
 
-def _against_file(model: OpenedModel) -> Iterator[str]:
+def check_file_tensors(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The file's tensors are those of the manifest."""
     onnx = require("onnx", extra="export")
     weights = {each.name for each in model.proto.graph.initializer}
     for kind in ("input", "output"):

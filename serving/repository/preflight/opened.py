@@ -16,6 +16,7 @@ from saccade.serving.repository.description import Deployment, read_description
 from saccade.serving.repository.model_config import MODEL_FILE
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.router_folder import MAX_ROUTES_BYTES
+from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.stored_sample import FILE, FOLDER
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ class OpenedModel:
     folder: Path
     runtime: str
     sampled: bool = False  # whether the description promises a sample
+
+    @property
+    def served(self) -> Any:
+        """The `ServedRuntime` that writes and checks such a folder."""
+        return served_runtime(self.runtime)
 
     @property
     def name(self) -> str:
@@ -87,8 +93,6 @@ class OpenedModel:
     @cached_property
     def proto(self) -> Any:
         """The ONNX file as its message, if it asks for no more than `graph_limits` allows."""
-        if self.runtime != "onnxruntime":
-            raise NotChecked("plans are served, not ONNX files")
         require("onnx", extra="export")
         from saccade.export.graph.limits import read_graph
 

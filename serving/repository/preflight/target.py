@@ -9,6 +9,7 @@ from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.serving.repository.installation import BUNDLED_LINE
+from saccade.serving.repository.runtimes.registry import served_runtime
 
 # Server versions by the name under which they are known elsewhere.
 _SERVER_VERSIONS = {"2.51": "24.10", "2.51.0": "24.10"}
@@ -60,7 +61,7 @@ def target_of(
     Raises: SaccadeError for a version that is none, or older than what saccade writes for.
     """
     memory = memory_mib * 2**20 if memory_mib else memory_of_machine()
-    bundled = server_version is None and runtime == "onnxruntime"
+    bundled = server_version is None and served_runtime(runtime).bundled
     line = _SERVER_VERSIONS.get(server_version or BUNDLED_LINE, server_version or BUNDLED_LINE)
     if not re.fullmatch(r"2[0-9]\.(0[1-9]|1[0-2])", line):
         raise SaccadeError(

@@ -18,11 +18,11 @@ from rtx_builds import needs_rtx
 from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError
+from saccade.export.runtimes.gpu import Gpu
 from saccade.export.runtimes.tensorrt import build as build_module
 from saccade.export.runtimes.tensorrt import modules
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
 from saccade.export.runtimes.tensorrt.engine_manifest import read_engines, write_engine_manifest
-from saccade.export.runtimes.tensorrt.gpu import Gpu
 from saccade.export.runtimes.tensorrt.locked import rebuild
 from saccade.export.runtimes.tensorrt.promise import Promise, promise_of
 from saccade.files import new_folder, sha256_of

@@ -14,8 +14,12 @@ from tiny_artefacts import FULL, artefacts
 
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.export.artefact.manifest import FileEntry, read_manifests
-from saccade.export.runtimes.tensorrt import available, loading
+from saccade.export.runtimes import onnxruntime as onnx_module
+from saccade.export.runtimes.gpu import Gpu
+from saccade.export.runtimes.runtime import peers_of
 from saccade.export.runtimes.tensorrt import engine_runner as engine_runner_module
+from saccade.export.runtimes.tensorrt import loading
+from saccade.export.runtimes.tensorrt import runtime as runtime_module
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
 from saccade.export.runtimes.tensorrt.engine_manifest import (
     read_engine_manifest,
@@ -23,7 +27,6 @@ from saccade.export.runtimes.tensorrt.engine_manifest import (
     write_engine_manifest,
 )
 from saccade.export.runtimes.tensorrt.engine_runner import engine_runner, runner_of
-from saccade.export.runtimes.tensorrt.gpu import Gpu
 from saccade.export.runtimes.tensorrt.loading import load_engine
 from saccade.files import sha256_of
 
@@ -73,18 +76,19 @@ def test_the_engines_that_run_here_are_runners(
 ) -> None:
     folder = engines.parent.parent
     (manifest,) = [each for each in read_manifests(folder) if each.variant.name == FULL]
-    monkeypatch.setattr(available, "gpu_at_hand", lambda: None)
-    assert available.gpu_runners(folder, manifest) == {}
-    monkeypatch.setattr(available, "gpu_at_hand", lambda: ADA)
+    monkeypatch.setattr(onnx_module, "gpu_at_hand", lambda: ADA)  # it has no CUDA here
+    monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: None)
+    assert peers_of(folder, manifest) == {}
+    monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: ADA)
     monkeypatch.setattr(engine_runner_module, "CudaMemory", HostMemory)
-    found = available.gpu_runners(folder, manifest)
+    found = peers_of(folder, manifest)
     assert set(found) == {"tensorrt-8.9"}
     assert found["tensorrt-8.9"]({"image": np.ones((1, 4, 4, 1), np.uint8)})["logits"][0, 0] == 16
     other = replace(manifest, file=replace(manifest.file, sha256="0" * 64))
-    assert available.gpu_runners(folder, other) == {}
+    assert peers_of(folder, other) == {}
     hopper = Gpu("a card of Hopper", "9.0", "1")
-    monkeypatch.setattr(available, "gpu_at_hand", lambda: hopper)
-    assert available.gpu_runners(folder, manifest) == {}
+    monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: hopper)
+    assert peers_of(folder, manifest) == {}
 
 
 def test_a_library_of_plugins_is_registered_once(

@@ -26,7 +26,7 @@ def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Pat
     task = {
         "checkpoint": str(checkpoint), "name": None, "slots": "", "data": "digits", "task": None,
         "limit": 20, "place": str(tmp_path / "point"), "folder": str(tmp_path / "point" / "export"),
-        "budget": "0.5", "precision": "fp32",
+        "budget": "0.5", "precision": "fp32", "runtime": "onnxruntime", "op_library": True,
     }  # fmt: skip
     ended = run_one(point_process.__name__, task, tmp_path)
     assert (ended.code, json.loads(ended.output)) == (0, {}), ended.complaint

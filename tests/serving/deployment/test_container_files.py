@@ -22,7 +22,7 @@ from saccade.serving.server.print_command import IMAGE, container_arguments
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
 
 DOCKER, KSERVE = ROOT / "docker", ROOT / "deploy" / "kserve"
-ON_GPU = Needs(gpu=True, tensorrt=True, rate_limit=True)
+ON_GPU = Needs(gpu=True, runtimes=("tensorrt",), rate_limit=True)
 # KServe has no schema here. These fields were read from the definitions of its release 0.20.
 RUNTIME_FIELDS = {
     "annotations", "labels", "supportedModelFormats", "protocolVersions", "containers", "volumes",

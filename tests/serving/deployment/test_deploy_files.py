@@ -32,7 +32,7 @@ kubernetes_validate = pytest.importorskip(
 DEPLOY = ROOT / "deploy"
 FOLDERS = ("base", "overlays/cpu", "overlays/gpu", "proxy", "models")
 OLDEST = "1.30"  # the first whose pods may sleep before they stop, without a program for it
-ON_GPU = Needs(gpu=True, tensorrt=True, rate_limit=True)
+ON_GPU = Needs(gpu=True, runtimes=("tensorrt",), rate_limit=True)
 
 
 def the_script(name: str) -> ModuleType:

@@ -272,21 +272,6 @@ def test_labels_that_cannot_be_deployed_leave_nothing(folder, out, tmp_path, cas
     assert not out.exists()
 
 
-def test_the_library_of_kernels_is_named_where_an_op_needs_it(folder, out, monkeypatch, tmp_path):
-    library = tmp_path / "ops.so"
-    library.write_bytes(b"kernels")
-    monkeypatch.setattr("saccade.plugins.onnxruntime_library", lambda: library)
-    with pytest.raises(SaccadeError, match="no custom op"):
-        deploy(folder, RepositoryOptions(out, op_library=True))
-    path = folder / f"{NAMES[0]}.manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "custom_ops": ["Sparsemax"]}))
-    deploy(folder, RepositoryOptions(out, op_library=True))
-    named = [list(config_of(out, name).model_operations.op_library_filename) for name in NAMES]
-    # A bare name, that both servers find: one beside the model, the other by its loader.
-    assert named == [["libsaccade_onnxruntime.so"], [], [], []]
-    assert (out / NAMES[0] / "1" / named[0][0]).read_bytes() == b"kernels"
-
-
 def test_an_axis_that_differs_between_variants_is_open_in_the_router(folder, out):
     path = folder / f"{NAMES[1]}.manifest.json"
     content = json.loads(path.read_text())

@@ -29,6 +29,8 @@ from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.model_config import Served, variant_config
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.router_folder import RouterPlan, write_router
+from saccade.serving.repository.runtimes.onnxruntime import config_fields as onnx_fields
+from saccade.serving.repository.runtimes.tensorrt import config_fields as plan_fields
 from saccade.serving.repository.stored_sample import read_sample
 
 EXAMPLES = TESTS / "serving" / "repository" / "examples"
@@ -61,7 +63,7 @@ def written(name, place):
     """The text that stands committed under this name, made again."""
     full, _ = manifests()
     if name == "onnxruntime":
-        return variant_config(full, run_batch=8)
+        return variant_config(full, run_batch=8, served=Served(onnx_fields(None, False, 8)))
     if name == "router":
         variants = grouped(manifests())
         run_batch = {each.name: 8 for each in variants}
@@ -70,10 +72,12 @@ def written(name, place):
         return (place / "config.pbtxt").read_text()
     if name == "onnxruntime-gpu":
         options = RepositoryOptions(place, **EVERYTHING)
-        served = Served(options, op_library=True, sample={"image": (1, 4, 4, 1)})
+        sample = {"image": (1, 4, 4, 1)}
+        served = Served(onnx_fields(options, True, 16), options, sample=sample)
         return variant_config(full, run_batch=16, served=served)
     options = RepositoryOptions(place, runtime="tensorrt", engines=("a", "b"))
-    return variant_config(full, run_batch=8, served=Served(options, plans=PLANS, max_batch=32))
+    served = Served(plan_fields(PLANS, 8), options, max_batch=32)
+    return variant_config(full, run_batch=8, served=served)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-gpu", "tensorrt", "router"])
@@ -242,9 +246,11 @@ WRONG = {
     "plans on a processor": (
         {"runtime": "tensorrt", "engines": ("x",), "instances": "cpu"}, "GPUs only",
     ),
-    "kernels for plans": (
-        {"runtime": "tensorrt", "engines": ("x",), "op_library": True}, "ONNX Runtime's",
+    "bodies for plans": (
+        {"runtime": "tensorrt", "engines": ("x",), "op_library": False}, "ONNX Runtime's",
     ),
+    "a runtime that no server has": ({"runtime": "tensorrt-rtx"}, "expected onnxruntime or tens"),
+    "a runtime that is none": ({"runtime": "tensorr"}, "'tensorr' is unknown. Expected one of"),
     "threads for plans": ({"runtime": "tensorrt", "engines": ("x",), "threads": 2}, "--threads"),
     "no instances": ({"instance_count": 0}, "--instance-count is 0"),
     "no queue": ({"max_queue": 0}, "--max-queue is 0"),

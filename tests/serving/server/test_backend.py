@@ -11,7 +11,13 @@ import pytest
 from places import ROOT
 
 from saccade.export.artefact.manifest import read_folder
-from saccade.serving.repository.model_config import RUN_BATCH, parse_config, variant_config
+from saccade.serving.repository.model_config import (
+    RUN_BATCH,
+    Served,
+    parse_config,
+    variant_config,
+)
+from saccade.serving.repository.runtimes.onnxruntime import config_fields
 
 ROOT = ROOT / "model_repository"
 
@@ -35,7 +41,8 @@ def config(tiny_folder):
     """The config of the full variant, as the server hands it to a backend."""
     from google.protobuf.json_format import MessageToDict
 
-    message = parse_config(variant_config(read_folder(tiny_folder)[0], run_batch=8))
+    served = Served(config_fields(None, False, 8))
+    message = parse_config(variant_config(read_folder(tiny_folder)[0], run_batch=8, served=served))
     content = MessageToDict(message, preserving_proto_field_name=True)
     for tensor in (*content["input"], *content["output"]):
         tensor["dims"] = [int(size) for size in tensor["dims"]]

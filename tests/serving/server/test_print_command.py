@@ -117,7 +117,7 @@ def test_every_option_is_one_of_the_server(needs_server):
     )
     help_text = done.stdout + done.stderr
     known = {line.split()[0] for line in help_text.splitlines() if line.startswith("  --")}
-    everything = container_arguments(Needs(gpu=True, tensorrt=True, rate_limit=True))
+    everything = container_arguments(Needs(gpu=True, runtimes=("tensorrt",), rate_limit=True))
     assert len(known) > 50
     assert options_of(everything) <= known
     assert not options_of([*everything, "--no-such-option=1"]) <= known
@@ -161,8 +161,8 @@ def test_a_path_with_a_comma_is_one_field(written):
     [
         (CPU, Needs()),
         (GPU, Needs(gpu=True)),
-        (PLAN, Needs(gpu=True, tensorrt=True)),
-        (SHARED, Needs(gpu=True, tensorrt=True, rate_limit=True)),
+        (PLAN, Needs(gpu=True, runtimes=("tensorrt",))),
+        (SHARED, Needs(gpu=True, runtimes=("tensorrt",), rate_limit=True)),
         (WITH_LIBRARY % "lib.so", Needs(op_libraries=("lib.so",))),
     ],
 )
@@ -172,7 +172,7 @@ def test_needs_are_read_from_the_configs(written, config, needs):
     words = set(print_command.print_command(folder, container=True))
     plugins = "--backend-config=tensorrt,plugins=/opt/saccade/lib/libsaccade_tensorrt.so"
     assert ("--gpus=all" in words) == needs.gpu
-    assert (plugins in words) == needs.tensorrt
+    assert (plugins in words) == bool(needs.runtimes)
     assert ("--rate-limit=execution_count" in words) == needs.rate_limit
 
 

@@ -87,12 +87,17 @@ def read_plans(folders: Sequence[str], variants: Sequence[VariantParts]) -> Plan
     return {name: tuple(plans) for name, plans in found.items()}
 
 
+def is_loadable(engine: "EngineManifest") -> bool:
+    """Whether Triton's backend deserialises it: its own runtime built it."""
+    return engine.engine == "tensorrt"
+
+
 def check_plan(path: Path, engine: "EngineManifest", manifest: Manifest) -> None:
     """Whether a plan is of this ONNX file and of a kind that Triton's backend can load.
 
     Raises: SaccadeError otherwise.
     """
-    if engine.engine != "tensorrt":
+    if not is_loadable(engine):
         raise SaccadeError(f"{path}: {RTX}")
     if engine.parent.sha256 != manifest.file.sha256:
         raise SaccadeError(

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade build`: a file of a runtime's own for each variant of an artefact folder."""
+
+from pathlib import Path
+
+from saccade.errors import MissingPackage, SaccadeError
+from saccade.export.runtimes.options import BuildOptions
+from saccade.export.runtimes.runtime import Built, Runtime, runtime_named, runtimes
+
+
+def build(artefact: Path | str, options: BuildOptions) -> Built:
+    """Build every variant of an artefact folder for one runtime.
+
+    The folder appears when every variant was built, or not at all.
+
+    Raises: GateFailed if a variant would run in other types than it promises, SaccadeError for
+        an option or a file that cannot be built, MissingPackage if the runtime is not installed.
+    """
+    return builder(options.engine).build(Path(artefact), options)
+
+
+def builder(engine: str | None) -> Runtime:
+    """The runtime of that name, or the first that builds and is installed.
+
+    Raises: SaccadeError if it builds nothing, MissingPackage if none is installed.
+    """
+    every = [each for each in runtimes() if each.builds]
+    if engine is not None:
+        found = runtime_named(engine)
+        if not found.builds:
+            raise SaccadeError(
+                f"--engine {engine}: {found.title} runs the exported files as they are, there is "
+                f"nothing to build. Expected one of: {', '.join(each.name for each in every)}."
+            )
+        return found
+    if here := next((each for each in every if each.is_here()), None):
+        return here
+    # It says what is missing, and how to get it.
+    every[0].require()
+    raise MissingPackage(f"{every[0].title} is not installed.")

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user asks of a build, whatever runtime it is for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from saccade.path_fields import PathFields
+
+
+@dataclass(frozen=True)
+class BuildOptions(PathFields):
+    """Build engines of an artefact folder, each variant's types proved first."""
+
+    engine: str | None = None  # tensorrt or tensorrt-rtx; default: the first that is installed
+    variant: tuple[str, ...] = ()  # of the folder, default: all
+    batch: str = "1:8:64"  # smallest, usual and largest number of samples
+    axis: tuple[str, ...] = ()  # ranges of further dynamic axes, such as k=1:7:16
+    workspace_mib: int | None = None  # scratch memory an engine may use, default: TensorRT's
+    timing_cache: Path | None = None  # reused and extended; TensorRT only
+    compute_capability: tuple[str, ...] = ()  # such as 8.9,12.0; default: the GPU's, else 8.9
+    locked: bool = False  # rebuild and compare the bytes; another kind of CPU may give others
+    out: Path | None = None  # default: ARTEFACT/engines/ENGINE-CAPABILITIES
+    force: bool = False  # replace an existing folder

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs an artefact: the protocol, and the one registry of those that there are.
+
+Whatever else asks about a runtime, asks it; nobody compares its name. The server's side of one
+(options, files, configuration, checks) is a `ServedRuntime`, which `served` names.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.runtimes.options import BuildOptions
+from saccade.export.runtimes.runners import Runner
+from saccade.plugins.execution import Ops
+
+# By the name that options, manifests, frontiers and repositories say; a line each.
+RUNTIMES = {
+    "onnxruntime": "saccade.export.runtimes.onnxruntime:ONNXRUNTIME",
+    "tensorrt": "saccade.export.runtimes.tensorrt.runtime:TENSORRT",
+    "tensorrt-rtx": "saccade.export.runtimes.tensorrt.runtime:TENSORRT_RTX",
+}
+DEFAULT = "onnxruntime"  # what runs an exported file as it is
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What a runtime needs on the machine: one of these distributions."""
+
+    distributions: tuple[str, ...]
+    needed_for: str  # the uses that lack it, as `saccade doctor` lists them
+    optional: bool
+    advice: str  # how to install it
+    conflict: str = ""  # what to do where several are installed
+
+
+class Built(Protocol):
+    """The folder that a build wrote."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        ...
+
+    def files(self) -> list[dict[str, Any]]:
+        """Each file's name, bytes, sha256, version, compute_capabilities and build_seconds."""
+        ...
+
+    def table(self) -> Any:
+        """For a terminal."""
+        ...
+
+
+class Runtime(Protocol):
+    """One way to run the variants of an artefact folder."""
+
+    @property
+    def name(self) -> str:
+        """As options, manifests, frontiers and repositories say it."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """For a reader."""
+        ...
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Of the variants that it runs."""
+        ...
+
+    @property
+    def refusal(self) -> str:
+        """Why it does not run the others: "..., which <title> <refusal>"."""
+        ...
+
+    @property
+    def packages(self) -> Packages | None:
+        """What has to be installed, where `saccade doctor` looks for it."""
+        ...
+
+    @property
+    def gpu_only(self) -> bool:
+        """Whether it runs on GPUs alone."""
+        ...
+
+    @property
+    def builds(self) -> bool:
+        """Whether a file of its own has to be built of the exported one."""
+        ...
+
+    @property
+    def builds_anywhere(self) -> bool:
+        """Whether it builds on any machine, for another that has the device."""
+        ...
+
+    @property
+    def served(self) -> str | None:
+        """`module:attribute` of its `ServedRuntime`; none: no server loads what it builds."""
+        ...
+
+    def is_here(self) -> bool:
+        """Whether it is installed; imports nothing."""
+        ...
+
+    def require(self) -> None:
+        """Raises: MissingPackage, with what to install, if it cannot be imported."""
+        ...
+
+    def label(self) -> str:
+        """Name, version and kind of device, as a frontier files its measurements."""
+        ...
+
+    def has_kernels(self) -> bool:
+        """Whether custom ops run by our kernels here, else by their function bodies."""
+        ...
+
+    def build(self, artefact: Path, options: BuildOptions) -> Built:
+        """Build a file of each variant.
+
+        Raises: SaccadeError for what cannot be built, MissingPackage if it is not installed.
+        """
+        ...
+
+    def load(self, folder: Path, manifest: Manifest, ops: Ops, *, threads: int = 1) -> Runner:
+        """One file of an artefact folder, ready to run.
+
+        Raises: SaccadeError if it is not built, or does not run here.
+        """
+        ...
+
+    def peers(self, folder: Path, manifest: Manifest) -> Mapping[str, Runner]:
+        """What of it this machine has that the gate holds to the reference beside the file itself.
+
+        Raises: SaccadeError for what should run here and does not.
+        """
+        ...
+
+
+def runtime_named(name: str) -> Runtime:
+    """The runtime of that name.
+
+    Raises: SaccadeError if there is none.
+    """
+    if name not in RUNTIMES:
+        raise SaccadeError(
+            f"runtime {name!r:.100} is unknown. Expected one of: {', '.join(RUNTIMES)}."
+        )
+    return cast(Runtime, imported(RUNTIMES[name]))
+
+
+def runtimes() -> tuple[Runtime, ...]:
+    """All of them, in the registry's order."""
+    return tuple(map(runtime_named, RUNTIMES))
+
+
+def peers_of(folder: Path, manifest: Manifest) -> dict[str, Runner]:
+    """Every further way to run that file which this machine has, by what it is called.
+
+    Raises: SaccadeError for one that should run here and does not.
+    """
+    return {name: run for each in runtimes() for name, run in each.peers(folder, manifest).items()}
+
+
+def ops_of(runtime: Runtime, manifests: Iterable[Manifest], *, kernels: bool = True) -> Ops:
+    """How the runtime runs the custom ops of these files, none where no file calls one.
+
+    Without `kernels` by their bodies.
+    """
+    if not has_custom_ops(manifests):
+        return None
+    return "kernels" if kernels and runtime.has_kernels() else "bodies"
+
+
+def has_custom_ops(manifests: Iterable[Manifest]) -> bool:
+    """Whether one of the files calls an op of ours."""
+    return any(each.custom_ops for each in manifests)
+
+
+def imported(place: str) -> Any:
+    """What `module:attribute` names."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT and TensorRT-RTX: plans that are built of the exported file, one a kind of GPU."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from saccade.errors import MissingPackage, SaccadeError
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.artefact.variant import PRECISIONS
+from saccade.export.runtimes.gpu import gpu_at_hand
+from saccade.export.runtimes.options import BuildOptions
+from saccade.export.runtimes.runners import Runner
+from saccade.export.runtimes.runtime import Built, Packages
+from saccade.export.runtimes.tensorrt.engine_manifest import (
+    PLAN_SUFFIX,
+    EngineManifest,
+    manifest_of,
+)
+from saccade.export.runtimes.tensorrt.engine_runner import engine_runner
+from saccade.export.runtimes.tensorrt.modules import (
+    MODULES,
+    NAMES,
+    chosen_engine,
+    module_of,
+    takes_plugins,
+)
+from saccade.plugins.availability import TENSORRT_LIBRARY
+from saccade.plugins.execution import Ops
+
+
+@dataclass(frozen=True)
+class TensorRT:
+    """One of the two modules; only their Python interface is the same."""
+
+    name: str
+    packages: Packages | None
+    builds_anywhere: bool
+    served: str | None
+    precisions: tuple[str, ...] = PRECISIONS
+    refusal: str = ""
+    gpu_only: bool = True
+    builds: bool = True
+
+    @property
+    def title(self) -> str:
+        return NAMES[self.name]
+
+    def is_here(self) -> bool:
+        return importlib.util.find_spec(MODULES[self.name]) is not None
+
+    def require(self) -> None:
+        chosen_engine(self.name)
+
+    def label(self) -> str:
+        gpu = gpu_at_hand()
+        return f"{self.name} {self._version()} {gpu.name if gpu else 'GPU'}"
+
+    def _version(self) -> str:
+        try:
+            return str(module_of(self.name).__version__)
+        except MissingPackage:
+            return "unknown"
+
+    def has_kernels(self) -> bool:
+        """Where our plugins are: a plan that is built calls them, else it has the bodies inside."""
+        return takes_plugins(self.name) and TENSORRT_LIBRARY.exists()
+
+    def build(self, artefact: Path, options: BuildOptions) -> Built:
+        from saccade.export.runtimes.tensorrt.build import build
+
+        return build(artefact, replace(options, engine=self.name))
+
+    def load(self, folder: Path, manifest: Manifest, ops: Ops, *, threads: int = 1) -> Runner:
+        found = self._plans(folder, manifest)
+        if not found:
+            raise SaccadeError(
+                f"{folder}: has no plan of {manifest.variant.name} that runs here. Build it with: "
+                f"saccade build {folder} --engine {self.name}"
+            )
+        return engine_runner(next(iter(found.values())))
+
+    def peers(self, folder: Path, manifest: Manifest) -> Mapping[str, Runner]:
+        """The plans in `engines/` that are for this GPU, by the name of their folder.
+
+        One of another GPU, version or ONNX file is not asked.
+        """
+        found = self._plans(folder, manifest)
+        return {name: engine_runner(plan) for name, plan in found.items()}
+
+    def _plans(self, folder: Path, manifest: Manifest) -> dict[str, Path]:
+        gpu = gpu_at_hand()
+        if gpu is None:
+            return {}
+        found = {}
+        for plan in sorted(folder.glob(f"engines/[!.]*/{manifest.variant.name}{PLAN_SUFFIX}")):
+            engine = manifest_of(plan)
+            is_ours = engine.engine == self.name and engine.parent.sha256 == manifest.file.sha256
+            if is_ours and gpu.capability in engine.compute_capabilities and self._reads(engine):
+                found[plan.parent.name] = plan
+        return found
+
+    def _reads(self, engine: EngineManifest) -> bool:
+        return self._version() == engine.version
+
+
+TENSORRT = TensorRT(
+    name="tensorrt",
+    packages=None,
+    builds_anywhere=False,
+    served="saccade.serving.repository.runtimes.tensorrt:SERVED",
+)
+TENSORRT_RTX = TensorRT(
+    name="tensorrt-rtx",
+    packages=Packages(
+        distributions=("tensorrt-rtx-cu13",),
+        needed_for="rtx",
+        optional=True,
+        advice="pip install 'saccade[rtx]'",
+    ),
+    builds_anywhere=True,
+    served=None,  # Triton's TensorRT backend deserialises plans of TensorRT only
+)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX Runtime in a server: the exported file, beside it the kernels of its custom ops."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.runtimes.onnxruntime import ONNXRUNTIME
+from saccade.export.runtimes.runtime import has_custom_ops, ops_of
+from saccade.plugins.native.library import available_library
+from saccade.serving.repository.model_config import MODEL_FILE, OP_LIBRARY_FILE, RUN_BATCH
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight import answer_checks, model_checks
+from saccade.serving.repository.preflight.model_checks import IR_VERSION, OPSET
+from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.runtimes.served_runtime import (
+    ModelCheck,
+    ServedFiles,
+    StoredFile,
+)
+
+
+class ServedOnnxRuntime:
+    """NVIDIA's backend of that name, and the one in Python that the bundled server gets."""
+
+    backend = "onnxruntime"
+    platform = ""
+    bundled = True
+    kinds = ("KIND_CPU", "KIND_GPU")
+    models_title = "ONNX files"
+    parameters = frozenset(
+        {
+            "intra_op_thread_count", "inter_op_thread_count", "execution_mode", RUN_BATCH,
+            "enable_mem_arena", "enable_mem_pattern",
+        }
+    )  # fmt: skip
+    server_arguments: tuple[str, ...] = ()
+    checks: Mapping[str, ModelCheck] = {
+        "paths": model_checks.check_default_file,
+        "manifest": model_checks.check_file,
+        "model": model_checks.check_model,
+        "tensors": model_checks.check_file_tensors,
+        "weights": model_checks.check_weights,
+        "library": answer_checks.check_library,
+        "answer": answer_checks.check_answer,
+    }
+    rules: tuple[str, ...] = ()
+
+    def check_options(self, options: RepositoryOptions) -> None:
+        if options.engines:
+            raise SaccadeError(
+                f"--engines is for plans, and the runtime is {options.runtime}. "
+                "Pass --runtime tensorrt."
+            )
+
+    def check_manifest(self, manifest: Manifest) -> None:
+        if (manifest.opset, manifest.ir_version) != (OPSET, IR_VERSION):
+            raise SaccadeError(
+                f"{manifest.variant.name}: opset {manifest.opset}, IR version "
+                f"{manifest.ir_version}; both servers read opset {OPSET}, IR version {IR_VERSION}. "
+                "Export again."
+            )
+
+    def component_files(
+        self,
+        folder: Path,
+        variants: Sequence[VariantParts],
+        options: RepositoryOptions,
+        max_images: int,
+    ) -> dict[str, ServedFiles]:
+        manifests = [part for each in variants for part in each.parts.values()]
+        ops = ops_of(ONNXRUNTIME, manifests, kernels=options.op_library)
+        library = available_library() if ops == "kernels" else None
+        found = {}
+        for manifest in manifests:
+            source = StoredFile(folder / manifest.file.name, manifest.file.sha256)
+            files = {f"1/{MODEL_FILE}": source}
+            own = ops if has_custom_ops([manifest]) else None
+            if library and own:
+                files[f"1/{OP_LIBRARY_FILE}"] = StoredFile(library.resolve())
+            fields = partial(config_fields, options, len(files) > 1)
+            found[manifest.variant.name] = ServedFiles(files, fields, own)
+        return found
+
+    def owns(self, model: OpenedModel, name: str) -> bool:
+        if name == f"1/{OP_LIBRARY_FILE}":
+            return OP_LIBRARY_FILE in model.config.model_operations.op_library_filename
+        return name == f"1/{MODEL_FILE}"
+
+    def weights_bytes(self, model: OpenedModel) -> int:
+        return model.model.stat().st_size if model.model.is_file() else 0
+
+
+def config_fields(
+    options: RepositoryOptions | None, op_library: bool, run_batch: int
+) -> dict[str, Any]:
+    """What a configuration says of an exported file; without options all is as by default."""
+    # One thread a run: two runs side by side use two cores better than one run on both.
+    numbers = {
+        "intra_op_thread_count": options.threads if options else 1,
+        "inter_op_thread_count": options.inter_op_threads if options else 1,
+        "execution_mode": int(options.parallel_nodes) if options else 0,
+        RUN_BATCH: run_batch,
+    }
+    fields: dict[str, Any] = {
+        "backend": ServedOnnxRuntime.backend,
+        "default_model_filename": MODEL_FILE,
+        "parameters": {key: {"string_value": str(number)} for key, number in numbers.items()},
+    }
+    if op_library:
+        # A bare name: the bundled server finds it beside the model, a container in its loader's
+        # folders. A path would hold on one machine only.
+        fields["model_operations"] = {"op_library_filename": [OP_LIBRARY_FILE]}
+    if options and options.graph_level:
+        fields["optimization"] = {"graph": {"level": options.graph_level}}
+    return fields
+
+
+SERVED = ServedOnnxRuntime()

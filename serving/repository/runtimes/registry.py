@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server's side a runtime has; the runtime itself names it."""
+
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.export.runtimes.runtime import imported, runtime_named, runtimes
+
+
+def served_runtime(name: str) -> Any:
+    """The `ServedRuntime` of a runtime; its type is not named here: it knows options and models.
+
+    Raises: SaccadeError if there is no such runtime, or no server loads what it builds.
+    """
+    runtime = runtime_named(name)
+    if runtime.served is None:
+        raise SaccadeError(
+            f"--runtime is {name}, expected {' or '.join(served_names())}: no server loads what "
+            f"{runtime.title} builds."
+        )
+    return imported(runtime.served)
+
+
+def served_names() -> tuple[str, ...]:
+    """The runtimes that a server runs."""
+    return tuple(each.name for each in runtimes() if each.served is not None)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a server runs what a runtime loads: the protocol, and the files of one component."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.plugins.execution import Ops
+from saccade.serving.repository.model_config import MAX_BATCH
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.preflight.target import Target
+
+DEFAULT_RUN_BATCH = 8
+
+ModelCheck = Callable[[OpenedModel, Target], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """What goes into a model's folder: a copy of a file, or these bytes."""
+
+    source: Path | bytes
+    sha256: str | None = None  # that the copy must have
+
+
+@dataclass(frozen=True)
+class ServedFiles:
+    """One component as the server finds it: files by their names in its folder, and their fields.
+
+    Units: run_batch, to `fields`, is the number of samples that run fastest in one call.
+    """
+
+    files: Mapping[str, StoredFile]
+    # Of the server's ModelConfig message, as plain data.
+    fields: Callable[[int], Mapping[str, Any]]
+    ops: Ops = None  # how its custom ops run; none: it has none
+    max_batch: int = MAX_BATCH
+    usual_batch: int = DEFAULT_RUN_BATCH
+
+
+class ServedRuntime(Protocol):
+    """The server's side of a runtime."""
+
+    @property
+    def backend(self) -> str:
+        """The server's backend, as a configuration names it."""
+        ...
+
+    @property
+    def platform(self) -> str:
+        """What a configuration names beside it; often nothing."""
+        ...
+
+    @property
+    def bundled(self) -> bool:
+        """Whether the server of the pip package runs it."""
+        ...
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of instances that run it: KIND_CPU, KIND_GPU or both."""
+        ...
+
+    @property
+    def models_title(self) -> str:
+        """What its models are called in a message."""
+        ...
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Of a configuration, those that its backend reads."""
+        ...
+
+    @property
+    def server_arguments(self) -> tuple[str, ...]:
+        """What the server has to be told besides."""
+        ...
+
+    @property
+    def checks(self) -> Mapping[str, ModelCheck]:
+        """Of preflight, by name; those of a name that every model has come after that one."""
+        ...
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Of these, those that load nothing."""
+        ...
+
+    def check_options(self, options: RepositoryOptions) -> None:
+        """Raises: SaccadeError for options that it does not have, or lacks."""
+        ...
+
+    def check_manifest(self, manifest: Manifest) -> None:
+        """Raises: SaccadeError for a file whose format the servers do not read."""
+        ...
+
+    def component_files(
+        self,
+        folder: Path,
+        variants: Sequence[VariantParts],
+        options: RepositoryOptions,
+        max_images: int,
+    ) -> Mapping[str, ServedFiles]:
+        """What is served of each component, by its name.
+
+        Raises: SaccadeError for what is missing, does not fit, or takes fewer than `max_images`.
+        """
+        ...
+
+    def owns(self, model: OpenedModel, name: str) -> bool:
+        """Whether it writes a file of that name into a model's folder."""
+        ...
+
+    def weights_bytes(self, model: OpenedModel) -> int:
+        """What a server reads of a model's folder."""
+        ...

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT in a server: plans, one a kind of GPU, each with its manifest beside the model."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.files import json_bytes
+from saccade.plugins.execution import Ops
+from saccade.serving.repository.model_config import MAX_BATCH
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight import engine_checks
+from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.requirements import LIBRARIES
+from saccade.serving.repository.runtimes.plans import (
+    PLAN_FILE,
+    Plan,
+    check_batches,
+    engine_file,
+    plan_file,
+    read_plans,
+)
+from saccade.serving.repository.runtimes.served_runtime import (
+    ModelCheck,
+    ServedFiles,
+    StoredFile,
+)
+
+_OF_A_GPU = re.compile(r"(1/model-[1-9][0-9]?\.[0-9]\.plan|engine-[1-9][0-9]?\.[0-9]\.json)")
+
+
+def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
+    """Nobody here can ask a plan."""
+    raise NotChecked("a plan runs on its own kind of GPU, in the server's TensorRT")
+    yield
+
+
+class ServedTensorRT:
+    """Triton's backend for plans."""
+
+    backend = "tensorrt"
+    platform = "tensorrt_plan"
+    bundled = False
+    kinds = ("KIND_GPU",)
+    models_title = "TensorRT plans"
+    parameters: frozenset[str] = frozenset()
+    server_arguments = (
+        f"--backend-config=tensorrt,plugins={LIBRARIES / 'libsaccade_tensorrt.so'}",
+    )
+    checks: Mapping[str, ModelCheck] = {
+        "engines": engine_checks.check_engines,
+        "profiles": engine_checks.check_profiles,
+        "capabilities": engine_checks.check_capabilities,
+        "plugins": engine_checks.check_plugins,
+        "answer": check_answer,
+    }
+    rules = ("engines", "profiles")
+
+    def check_options(self, options: RepositoryOptions) -> None:
+        if not options.engines:
+            raise SaccadeError(
+                f"--runtime {options.runtime} needs --engines DIR[,DIR...]: folders that "
+                "`saccade build ARTEFACT --engine tensorrt` wrote, one a kind of GPU."
+            )
+        if options.instances == "cpu":
+            raise SaccadeError("--instances cpu: plans run on GPUs only. Leave it out.")
+        if not options.op_library:
+            raise SaccadeError(
+                "--no-op-library is ONNX Runtime's. Plans take their plugins from the server's "
+                "option --backend-config=tensorrt,plugins=; see `saccade serve --print-command`."
+            )
+        for name, usual in (
+            ("threads", 1), ("inter_op_threads", 1), ("parallel_nodes", False), ("graph_level", 0),
+        ):  # fmt: skip
+            if getattr(options, name) != usual:
+                flag = name.replace("_", "-")
+                raise SaccadeError(f"--{flag} is ONNX Runtime's, and plans have none. Leave it.")
+
+    def check_manifest(self, manifest: Manifest) -> None:
+        pass  # a plan is read by the TensorRT that built it, whatever the ONNX file was
+
+    def component_files(
+        self,
+        folder: Path,
+        variants: Sequence[VariantParts],
+        options: RepositoryOptions,
+        max_images: int,
+    ) -> dict[str, ServedFiles]:
+        plans = read_plans(options.engines, variants)
+        check_batches(plans, max_images)
+        parts = {each.variant.name: each for one in variants for each in one.parts.values()}
+        return {name: _served_files(parts[name], own) for name, own in plans.items()}
+
+    def owns(self, model: OpenedModel, name: str) -> bool:
+        return name == f"1/{PLAN_FILE}" or bool(_OF_A_GPU.fullmatch(name))
+
+    def weights_bytes(self, model: OpenedModel) -> int:
+        # A server loads one plan, that of its GPU.
+        return max((each.file.bytes for each in model.engines.values()), default=0)
+
+
+def _served_files(manifest: Manifest, plans: Sequence[Plan]) -> ServedFiles:
+    named = {each.capability: plan_file(each.capability, plans) for each in plans}
+    files = {}
+    for each in plans:
+        source = StoredFile(each.folder / each.engine.file.name, each.engine.file.sha256)
+        files[f"1/{named[each.capability]}"] = source
+        files[engine_file(each.capability)] = StoredFile(json_bytes(each.engine.to_dict()))
+    by_plugins = all(each.engine.plugins for each in plans)
+    ops: Ops = "kernels" if by_plugins else "bodies"
+    return ServedFiles(
+        files,
+        partial(config_fields, named),
+        ops if manifest.custom_ops else None,
+        max_batch=min(MAX_BATCH, *(each.max_batch for each in plans)),
+        usual_batch=min(each.usual_batch for each in plans),
+    )
+
+
+def config_fields(plans: Mapping[str, str], run_batch: int) -> dict[str, Any]:
+    """What a configuration says of plans: compute capability -> file, the first as default."""
+    return {
+        "platform": ServedTensorRT.platform,
+        "backend": ServedTensorRT.backend,
+        "default_model_filename": next(iter(plans.values())),
+        "cc_model_filenames": dict(plans) if len(plans) > 1 else {},
+    }
+
+
+SERVED = ServedTensorRT()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A runtime that saccade has never seen: one file, one line of the registry, and every verb."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from places import ROOT, TESTS
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip(
+    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
+)
+
+from tiny_artefacts import rehash
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.frontier import read_frontier
+from saccade.export.artefact.manifest import read_manifests
+from saccade.export.gate import gate
+from saccade.export.graph import samples
+from saccade.export.runtimes import runtime
+from saccade.export.runtimes.build import build
+from saccade.export.runtimes.options import BuildOptions
+from saccade.serving.bench.bench import bench
+from saccade.serving.bench.options import BenchOptions
+from saccade.serving.commands.doctor import doctor
+from saccade.serving.repository.config_text import parse_config
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.verb import preflight
+from saccade.serving.repository.requirements import needs_of
+
+LINE = {"fake": "fake_runtime:FAKE"}
+# What a child process of preflight does not inherit: its registry has the line, too.
+_SITE = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+from saccade.export.runtimes import runtime
+runtime.RUNTIMES.update({LINE!r})
+"""
+
+
+@pytest.fixture
+def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The one line."""
+    for name, place in LINE.items():
+        monkeypatch.setitem(runtime.RUNTIMES, name, place)
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_SITE)
+    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.fixture
+def folder(tiny_folder: Path, tmp_path: Path) -> Path:
+    """Two variants, to be changed."""
+    copy = Path(shutil.copytree(tiny_folder, tmp_path / "nac"))
+    for each in read_manifests(copy)[2:]:
+        for path in copy.glob(f"{each.variant.name}.*"):
+            path.unlink()
+    return copy
+
+
+def verified(folder: Path) -> bool:
+    """By the gate, which has tests of its own: few samples do here."""
+    with (
+        mock.patch.object(gate, "BATCHES", (1, 4)),
+        mock.patch.object(samples, "REAL_INPUTS", 16),
+        mock.patch.object(samples, "RANDOM_INPUTS", 8),
+    ):
+        return gate.verify(folder).passed
+
+
+@pytest.mark.usefixtures("_registered")
+def test_it_is_built_verified_measured_deployed_and_preflighted(folder, tmp_path):
+    full, half = (each.variant.name for each in read_manifests(folder))
+    out = tmp_path / "repository"
+    with pytest.raises(SaccadeError, match="Build it with"):
+        deploy(folder, RepositoryOptions(out, runtime="fake"))
+
+    built = build(folder, BuildOptions(engine="fake"))
+    assert [each["name"] for each in built.files()] == sorted([f"{full}.fake", f"{half}.fake"])
+    assert verified(folder)
+    place = folder / "engines" / "fake"
+    right = (place / f"{half}.fake").read_bytes()
+    shutil.copyfile(place / f"{full}.fake", place / f"{half}.fake")
+    assert not verified(folder)
+    (place / f"{half}.fake").write_bytes(right)
+
+    images = np.random.default_rng(0).integers(0, 256, (400, 8, 8, 1), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", images=images, labels=np.arange(400) % 10)
+    options = BenchOptions(
+        tmp_path / "report", str(tmp_path / "data.npz"), seconds=0.02, rounds=1, runtime="fake"
+    )
+    with pytest.raises(SaccadeError, match="--no-server"):
+        bench(folder, options)
+    object.__setattr__(options, "server", False)
+    report = bench(folder, options)
+    assert report.full["machine"]["runtime"] == "fake 1.0 CPU"
+    entries = read_frontier(folder / "frontier.json").entries
+    assert {(each.variant, each.runtime) for each in entries} == {
+        (full, "fake 1.0 CPU"), (half, "fake 1.0 CPU")
+    }  # fmt: skip
+
+    deployment = deploy(folder, RepositoryOptions(out, runtime="fake"))
+    assert (deployment.runtime, deployment.unmeasured) == ("fake", ())
+    config = parse_config((out / full / "config.pbtxt").read_text())
+    assert (config.backend, config.default_model_filename) == ("fake", "model.fake")
+    assert json.loads((out / "saccade.json").read_text())["runtime"] == "fake"
+    assert needs_of(out).arguments == ["--backend-config=fake,turn=round"]
+    # Figures of another runtime are not its own.
+    assert deploy(folder, RepositoryOptions(tmp_path / "onnx")).unmeasured == (full, half)
+
+    found = preflight(out)
+    assert found.passed, found.failed
+    assert ("answer", half, "passed") in {(e.check, e.model, e.verdict) for e in found.findings}
+    shutil.copyfile(out / full / "1" / "model.fake", out / half / "1" / "model.fake")
+    rehash(out)
+    failed = [(each.check, each.model) for each in preflight(out).failed]
+    assert failed == [("answer", half)]
+
+
+@pytest.mark.usefixtures("_registered")
+def test_its_refusals_and_its_needs(folder, tmp_path):
+    with pytest.raises(SaccadeError, match="the fake has none"):
+        RepositoryOptions(tmp_path / "out", runtime="fake", instances="gpu")
+    assert "fake" in doctor().uses()
+    with pytest.raises(SaccadeError, match=r"nothing to build\. Expected one of: .*fake"):
+        build(folder, BuildOptions(engine="onnxruntime"))
+
+
+def test_contributing_says_how_many_files():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = re.search(r"## Add a runtime: one file and one line\n(.+?)\n## ", text, re.DOTALL)
+    assert section
+    named = re.findall(r"`([\w/]+\.py)`", section[1])
+    assert "tests/fake_runtime.py" in named
+    for name in named:
+        assert (ROOT / name).is_file(), name
+    # The proof needs no other edit: nothing of saccade has heard of it.
+    for layer in ("saccade", "plugins", "models", "export", "serving"):
+        for path in (ROOT / layer).rglob("*.py"):
+            assert "fake_runtime" not in path.read_text(), path

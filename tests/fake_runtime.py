@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A runtime in one file: it runs exported files that were turned round, and nothing else.
+
+With `"fake": "fake_runtime:FAKE"` in the registry every verb knows it.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import Manifest, read_manifests
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.runtimes.options import BuildOptions
+from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
+from saccade.export.runtimes.runtime import Packages
+from saccade.files import new_folder, sha256_of
+from saccade.plugins.execution import Ops
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.answer_checks import differences
+from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.preflight.target import Target
+from saccade.serving.repository.runtimes.served_runtime import ServedFiles, StoredFile
+from saccade.serving.repository.stored_sample import read_sample
+
+SERVED_FILE = "model.fake"
+
+
+def run_file(path: Path) -> Runner:
+    """What the file computes, every node as it stands."""
+    return onnx_runner(onnx_session(path.read_bytes()[::-1], optimized=False))
+
+
+@dataclass(frozen=True)
+class FakeFiles:
+    """What a build wrote."""
+
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), "files": self.files()}
+
+    def files(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": path.name,
+                "bytes": path.stat().st_size,
+                "sha256": sha256_of(path),
+                "version": "1.0",
+                "compute_capabilities": ["any"],
+                "build_seconds": 0.0,
+            }
+            for path in sorted(self.folder.iterdir())
+        ]
+
+    def table(self) -> str:
+        return f"{self.folder}: {len(self.files())} files turned round"
+
+
+class FakeRuntime:
+    """The artefact's side: built, loaded, run, held to the reference, measured."""
+
+    name = "fake"
+    title = "Fake"
+    precisions = ("fp32",)
+    refusal = "turns no others round"
+    packages: Packages | None = Packages(("numpy",), "fake", optional=True, advice="")
+    gpu_only = False
+    builds = True
+    builds_anywhere = True
+    served: str | None = "fake_runtime:SERVED"
+
+    def is_here(self) -> bool:
+        return True
+
+    def require(self) -> None:
+        pass
+
+    def label(self) -> str:
+        return "fake 1.0 CPU"
+
+    def has_kernels(self) -> bool:
+        return False
+
+    def build(self, artefact: Path, options: BuildOptions) -> FakeFiles:
+        out = options.out or artefact / "engines" / self.name
+        with new_folder(out, force=options.force) as folder:
+            for each in read_manifests(artefact):
+                data = (artefact / each.file.name).read_bytes()
+                (folder / f"{each.variant.name}.fake").write_bytes(data[::-1])
+        return FakeFiles(out)
+
+    def load(self, folder: Path, manifest: Manifest, ops: Ops, *, threads: int = 1) -> Runner:
+        return run_file(built_file(folder, manifest))
+
+    def peers(self, folder: Path, manifest: Manifest) -> Mapping[str, Runner]:
+        there = (folder / "engines" / self.name).is_dir()
+        return {self.name: run_file(built_file(folder, manifest))} if there else {}
+
+
+def built_file(folder: Path, manifest: Manifest) -> Path:
+    """Raises: SaccadeError if it was not built."""
+    path = folder / "engines" / FakeRuntime.name / f"{manifest.variant.name}.fake"
+    if not path.is_file():
+        raise SaccadeError(f"{path}: missing. Build it with: saccade build {folder} --engine fake")
+    return path
+
+
+def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The file that is served gives the stored answer."""
+    sample = read_sample(model.sample)
+    found = run_file(model.version / SERVED_FILE)(sample.inputs)
+    yield from differences(found, sample.answers, model.manifest.variant.precision)
+
+
+class ServedFake:
+    """The server's side: options, files, configuration, checks."""
+
+    backend = "fake"
+    platform = ""
+    bundled = False
+    kinds = ("KIND_CPU",)
+    models_title = "files turned round"
+    parameters: frozenset[str] = frozenset()
+    server_arguments = ("--backend-config=fake,turn=round",)
+    checks = {"answer": check_answer}  # noqa: RUF012
+    rules: tuple[str, ...] = ()
+
+    def check_options(self, options: RepositoryOptions) -> None:
+        if options.instances == "gpu":
+            raise SaccadeError("--instances gpu: the fake has none.")
+
+    def check_manifest(self, manifest: Manifest) -> None:
+        pass
+
+    def component_files(
+        self,
+        folder: Path,
+        variants: Sequence[VariantParts],
+        options: RepositoryOptions,
+        max_images: int,
+    ) -> dict[str, ServedFiles]:
+        found = {}
+        for manifest in (part for each in variants for part in each.parts.values()):
+            path = built_file(folder, manifest)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            files = {f"1/{SERVED_FILE}": StoredFile(path, digest)}
+            found[manifest.variant.name] = ServedFiles(files, self.fields)
+        return found
+
+    def fields(self, run_batch: int) -> dict[str, Any]:
+        return {"backend": self.backend, "default_model_filename": SERVED_FILE}
+
+    def owns(self, model: OpenedModel, name: str) -> bool:
+        return name == f"1/{SERVED_FILE}"
+
+    def weights_bytes(self, model: OpenedModel) -> int:
+        return (model.version / SERVED_FILE).stat().st_size
+
+
+FAKE, SERVED = FakeRuntime(), ServedFake()
