@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 from places import ROOT, TESTS
+from quick_gate import FEW_SAMPLES
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 pytest.importorskip(
@@ -23,7 +23,6 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.frontier import read_frontier
 from saccade.export.artefact.manifest import read_manifests
 from saccade.export.gate import gate
-from saccade.export.graph import samples
 from saccade.export.runtimes import runtime
 from saccade.export.runtimes.build import build
 from saccade.export.runtimes.options import BuildOptions
@@ -70,12 +69,7 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 def verified(folder: Path) -> bool:
     """By the gate, which has tests of its own: few samples do here."""
-    with (
-        mock.patch.object(gate, "BATCHES", (1, 4)),
-        mock.patch.object(samples, "REAL_INPUTS", 16),
-        mock.patch.object(samples, "RANDOM_INPUTS", 8),
-    ):
-        return gate.verify(folder).passed
+    return gate.verify(folder, FEW_SAMPLES).passed
 
 
 @pytest.mark.usefixtures("_registered")

@@ -34,13 +34,9 @@ def registered():
 @pytest.fixture(scope="module")
 def few(registered):
     """The gate has tests of its own, so it looks at few samples here."""
-    from saccade.export.gate import gate
-    from saccade.export.graph import samples
+    from quick_gate import quick_gate
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate, "BATCHES", (1, 4))
-        patch.setattr(samples, "REAL_INPUTS", 16)
-        patch.setattr(samples, "RANDOM_INPUTS", 8)
+    with quick_gate():
         yield
 
 
