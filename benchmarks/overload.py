@@ -4,6 +4,7 @@
     python benchmarks/overload.py                         # 16 loads of two minutes: 40 minutes
     python benchmarks/overload.py --seconds 10            # the same, shorter
     python benchmarks/overload.py --times 3 10 --deadlines 1 --budgets one
+    python benchmarks/overload.py --refusal               # what a refusal costs: 30 seconds
 
 First what a refusal costs, in processor time. Then the capacity, with callers that wait for their
 answers; then requests that arrive by chance (Poisson) at multiples of it, whatever became of those
@@ -14,6 +15,7 @@ single request. Writes results/overload.json.
 """
 
 import argparse
+import json
 import os
 import time
 from dataclasses import replace
@@ -68,6 +70,11 @@ def main() -> None:
         repository = Path(place) / "repository"
         deploy(folder, RepositoryOptions(out=repository))
         with Server(repository, quiet) as server:
+            if options.refusal:
+                cost = _refusal(server, _requests(folder, options.images)["one"][0])
+                write_result(options.out, {**json.loads(options.out.read_text()), "refusal": cost})
+                print(f"a refusal: {cost}")
+                return
             result = _measure(server, _requests(folder, options.images), options)
     print(f"aims missed: {', '.join(result['missed']) or 'none'}")
 
@@ -83,6 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budgets", nargs="+", choices=("one", "all"), default=["one", "all"])
     parser.add_argument("--images", type=int, default=4, help="of each request")
     parser.add_argument("--no-greedy", action="store_true", help="leave the last part out")
+    parser.add_argument("--refusal", action="store_true", help="only that, into the old results")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "overload.json")

@@ -112,7 +112,7 @@ def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
     """The file that is served gives the stored answer."""
     sample = read_sample(model.sample)
     found = run_file(model.version / SERVED_FILE)(sample.inputs)
-    yield from differences(found, sample.answers, model.manifest.variant.precision)
+    yield from differences(found, sample.answers, model.manifest)
 
 
 class ServedFake:

@@ -151,7 +151,7 @@ def test_refuses(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SaccadeError, match=r"'resnet' is unknown.*nac, sparo"):
+    with pytest.raises(SaccadeError, match=r"'resnet' is unknown.*captioner, nac"):
         train("resnet", replace(SMALL, out=tmp_path / "a.safetensors"))
 
 
