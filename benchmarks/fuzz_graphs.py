@@ -3,7 +3,7 @@
 
     python benchmarks/fuzz_graphs.py --examples 100000 --minutes 60
 
-The law: each is read or refused by SaccadeError, within 5 s of processor time, and the process
+The law: each is read or refused by SaccadeError, within 5 s of CPU time, and the process
 never holds more than 1 GiB.
 """
 

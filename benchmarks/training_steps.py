@@ -4,7 +4,7 @@
     python benchmarks/training_steps.py [--modules 64 256 --rounds 5]
 
 Circuits of mean degree 12 without module dropout, one thread. The variants take turns, and a
-figure is the median over rounds of processor time, so that other programs count little. Each
+figure is the median over rounds of CPU time, so that other programs count little. Each
 size is measured twice, in processes of their own: as it is, and with glibc told to keep the memory
 of large tensors instead of giving it back and faulting it in anew in every step.
 """

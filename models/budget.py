@@ -17,7 +17,7 @@ _RATIO = re.compile(r"\s*([0-9]{1,9})\s*/\s*([1-9][0-9]{0,8})\s*")
 def number(value: BudgetLike) -> float:
     """The float nearest to a number or its text, which may be a fraction such as 2/3.
 
-    Raises: ValueError for what is no number.
+    Raises: ValueError for what is not a number.
     """
     ratio = _RATIO.fullmatch(value) if isinstance(value, str) else None
     try:

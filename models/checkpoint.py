@@ -154,7 +154,8 @@ def _calibration(
             except (TypeError, ValueError) as error:
                 raise SaccadeError(
                     f"{path}: calibration samples {name!r:.80} are {value.dtype} "
-                    f"{tuple(value.shape)}, which NumPy has not. Train the checkpoint again."
+                    f"{tuple(value.shape)}, a type that NumPy does not have. Train the checkpoint "
+                    "again."
                 ) from error
     counts = {name: len(samples) if samples.ndim else 0 for name, samples in found.items()}
     if not found or len(set(counts.values())) > 1:

@@ -170,5 +170,5 @@ def _check_kinds(path: Path, header: dict[str, Any]) -> None:
             )
     labels = header["labels"]
     if not all(isinstance(label, str) for label in labels):
-        raise SaccadeError(f"{path}: labels are {labels!r:.200}, expected a list of texts.")
+        raise SaccadeError(f"{path}: labels are {labels!r:.200}, expected a list of strings.")
     check_labels(labels, str(path))

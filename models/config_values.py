@@ -102,7 +102,7 @@ class ConfigValues:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The configuration that `to_dict` wrote.
 
-        Raises: SaccadeError if it is no dictionary, has a key that no field has, a value of
+        Raises: SaccadeError if it is not a dictionary, has a key that no field has, a value of
             another type, or one out of range.
         """
         if not isinstance(values, dict):

@@ -99,8 +99,8 @@ def new_model(kind: "type[Model]", config: Any) -> "Model":
         if "allocate" not in str(error):
             raise
         raise SaccadeError(
-            f"{config.called} configuration: memory for {numbers:,} numbers cannot be had here. "
-            "Make its sizes smaller."
+            f"{config.called} configuration: memory for {numbers:,} numbers is more than this "
+            "machine has. Make its sizes smaller."
         ) from error
 
 

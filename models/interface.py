@@ -134,7 +134,7 @@ def only_setting(text: str, setting: Setting, what: str) -> Setting:
 def fraction_setting(text: str, total: int, unit: str) -> Setting:
     """The setting that keeps a fraction of `total`, half rounded up, never none.
 
-    Raises: SaccadeError if it is no fraction in (0, 1] or keeps nothing.
+    Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
     """
     budget = Budget(text)
     if budget.label == "b0000":

@@ -31,7 +31,7 @@ class WordVocabulary:
             twice = sorted({word for word in self.words if self.words.count(word) > 1})
             raise SaccadeError(
                 f"vocabulary: found {wrong[:3]} that are no single lower-case words and "
-                f"{twice[:3]} more than once, expected different words. Correct the list."
+                f"{twice[:3]} more than once, expected distinct words. Correct the list."
             )
         self._ids = {word: SPECIAL + index for index, word in enumerate(self.words)}
 

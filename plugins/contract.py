@@ -83,7 +83,7 @@ class Op:
         key = tuple((name, type(value), value) for name, value in given.items())
         try:
             values = self._checked.get(key)
-        except TypeError:  # a value that cannot be hashed, and so is no number
+        except TypeError:  # a value that cannot be hashed, and so is not a number
             return self.checked_attributes(given, where=self.name)
         if values is None:
             values = self.checked_attributes(given, where=self.name)

@@ -22,7 +22,7 @@ _MOST_COMMENT = 2**16
 
 
 class ArchiveRefused(ValueError):
-    """The file is no archive that is read here; the message says why."""
+    """The file is not an archive that is read here; the message says why."""
 
 
 def check_archive(path: Path, limit: int) -> list[zipfile.ZipInfo]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are either whole or absent, and their hashes."""
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +16,48 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.interruption import deferred
 from saccade.leftovers import FULL, Partial, set_aside
-from saccade.renames import cannot_exchange, exchange, rename_into_free
+
+_AT_FDCWD, _NO_REPLACE, _EXCHANGE = -100, 1, 2
+_UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+
+
+def rename_into_free(source: Path, target: Path) -> None:
+    """Raises: FileExistsError if anything stands at `target`."""
+    try:
+        _renameat2(source, target, _NO_REPLACE)
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
+        # A file system without it: between the look and the rename another may come.
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        source.rename(target)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Each takes the name of the other in one step.
+
+    Raises: OSError if one is missing, or the file system cannot do it (`cannot_exchange`).
+    """
+    _renameat2(one, other, _EXCHANGE)
+
+
+def cannot_exchange(error: OSError) -> bool:
+    """Whether that error of `exchange` says that this file system has no such step."""
+    return error.errno in _UNKNOWN
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> None:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(target))
+    found = call(
+        _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags)
+    )
+    if found:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
 
 _PIECE_BYTES = 2**20
 
@@ -32,7 +75,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
     with path.open("rb") as file:
         state = os.fstat(file.fileno())
         if stat.S_ISCHR(state.st_mode) or stat.S_ISBLK(state.st_mode):
-            raise FileRefused("a device is no file")
+            raise FileRefused("a device is not a file")
         if state.st_size > limit:
             raise FileRefused(f"{state.st_size} bytes, at most {limit} are read")
         # A read of n bytes reserves n: as many as there are, then what a pipe goes on to give.
@@ -40,7 +83,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
         if len(data) != state.st_size:
             data += _rest(file, limit - len(data))
     if len(data) > limit:
-        raise FileRefused(f"more than {limit} bytes, which are the most that is read")
+        raise FileRefused(f"more than {limit} bytes, the most that is read")
     return data
 
 

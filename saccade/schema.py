@@ -19,7 +19,7 @@ _LARGEST_INT = 2**63 - 1  # what every reader of ours counts with
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file.
 
-    Raises: SaccadeError if it cannot be read, is no object, or holds NaN or an infinity.
+    Raises: SaccadeError if it cannot be read, is not an object, or holds NaN or an infinity.
     """
     try:
         content = parse_json(read_bounded(path, limits.JSON_BYTES))

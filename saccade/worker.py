@@ -86,7 +86,7 @@ class Worker:
         if code >= 0:
             return f"exit code {code}"
         if -code == signal.SIGXCPU:
-            return f"more than {self._limits.cpu_s} s of processor time"
+            return f"more than {self._limits.cpu_s} s of CPU time"
         return f"killed by {signal.Signals(-code).name}"
 
     @property

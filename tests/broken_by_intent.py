@@ -74,7 +74,7 @@ HOSTILE = {
         "batches", "priority_levels is 1000000000, expected at most 100",
     ),
     "a library that the server looks for": (
-        write(f"{FULL}/1/libtriton_onnxruntime.so", b"\x7fELF"), "content", "no file that saccade",
+        write(f"{FULL}/1/libtriton_onnxruntime.so", b"\x7fELF"), "content", "not a file that",
     ),
     "code beside a model": (write(f"{FULL}/1/model.py", b"import os"), "content", "1/model.py"),
     "a stub in the router": (

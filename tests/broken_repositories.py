@@ -31,7 +31,7 @@ MANIFEST = f"{FULL}/{FULL}.manifest.json"
 # All hashes fit: what is wrong has to be seen itself.
 BROKEN = {
     "an empty model": (write(f"{FULL}/1/model.onnx", b""), "files", "is empty"),
-    "a truncated model": (truncate(f"{FULL}/1/model.onnx"), "model", "no whole ONNX model"),
+    "a truncated model": (truncate(f"{FULL}/1/model.onnx"), "model", "not a complete ONNX model"),
     "models of two variants swapped": (swap_models, "manifest", "another model's file"),
     "swapped, manifests too": (swap_models_and_hashes, "answer", "from the stored answer"),
     "a weight that is NaN": (edit_onnx(spoil_weights), "weights", "'embed'"),
@@ -69,7 +69,7 @@ BROKEN = {
     "changed code": (write(f"{MODEL}/1/choose.py", b"import os"), "code", "choose.py is not"),
     "missing code": (remove(f"{MODEL}/1/lane.py"), "code", "lane.py is missing"),
     "code that shadows a package": (
-        write(f"{MODEL}/1/numpy.py", b"print()"), "code", "numpy.py is no file",
+        write(f"{MODEL}/1/numpy.py", b"print()"), "code", "numpy.py is not a file",
     ),
     "too few labels": (write(f"{FULL}/labels.txt", b"circle\n"), "labels", "1 labels, prob"),
     "no library of ops": (with_library(None), "library", "is missing"),
@@ -120,7 +120,7 @@ BROKEN = {
         edit(lambda it: it.model_warmup[0].inputs["image"].dims.__setitem__(0, 8)),
         "warm-up", r"\[8, 4, 1\], the model takes \[4, 4, 1\]",
     ),
-    "no sample": (remove(f"{FULL}/warmup/sample.safetensors"), "sample", "no stored sample"),
+    "no sample": (remove(f"{FULL}/warmup/sample.safetensors"), "sample", "not a stored sample"),
     "another answer": (other_answer, "answer", "'logits' is 0.0"),
     "another name": (edit(lambda it: setattr(it, "name", "other")), "backend", "'other'"),
     "an ensemble": (
@@ -135,7 +135,7 @@ BROKEN = {
         edit(lambda it: setattr(it.parameters["cudnn"], "string_value", "1")),
         "parameters", "'cudnn' is not known",
     ),
-    "a parameter that is no number": (
+    "a parameter that is not a number": (
         edit(lambda it: setattr(it.parameters["execution_mode"], "string_value", "x")),
         "parameters", "'x', expected",
     ),

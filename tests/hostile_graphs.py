@@ -153,7 +153,7 @@ def escapes_in_names() -> onnx.ModelProto:
 
 
 def name_of_bytes() -> onnx.ModelProto:
-    """A node whose name is no text: the format's reader gives bytes where a text is expected."""
+    """A node whose name is not text: the format's reader gives bytes where a text is expected."""
     data = onnx_model().SerializeToString().replace(b"softmax", b"soft\xff\xfex")
     model: onnx.ModelProto = onnx.load_model_from_string(data)
     return model
@@ -172,7 +172,7 @@ HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "300,000 nodes": (many_nodes, "nodes"),
     "graphs in graphs": (nested, "inside"),
     "a long name": (long_name, "characters"),
-    "a name of bytes": (name_of_bytes, "is no text"),
+    "a name of bytes": (name_of_bytes, "is not text"),
     "escapes in a name": (escapes_in_names, "control"),
 }  # what the message has to say
 

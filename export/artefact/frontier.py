@@ -116,7 +116,7 @@ def read_frontier(path: Path) -> Frontier:
         content = parse_json(read_bounded(path, limits.JSON_BYTES))
         schema, version = content.pop("schema"), content.pop("version")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SaccadeError(f"{path}: is no frontier file ({error!r:.200}). {_AGAIN}") from error
+        raise SaccadeError(f"{path}: is not a frontier file ({error!r:.200}). {_AGAIN}") from error
     if (schema, version) != (SCHEMA, VERSION):
         raise SaccadeError(
             f"{path}: is {schema!r} version {version!r}, expected {SCHEMA!r} version {VERSION}. "

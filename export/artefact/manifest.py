@@ -279,7 +279,7 @@ def _check_names(manifest: Manifest, path: Path) -> None:
             f"{', '.join(sorted(FAMILIES))}. Use the release that wrote it, or export again."
         )
     if not entry.unit.isprintable() or len(entry.unit) > MOST_CHARACTERS:
-        raise SaccadeError(f"{path}: unit {entry.unit!r:.80} is no word. {AGAIN}")
+        raise SaccadeError(f"{path}: unit {entry.unit!r:.80} is not a word. {AGAIN}")
 
 
 def _check_labels(manifest: Manifest, path: Path) -> None:

@@ -77,7 +77,7 @@ def check_types(
             f"Export it again with --precision {precision}."
         )
     whole = sum(cost.values())
-    # What is no matrix node, such as a recurrent layer, is computed in float32.
+    # What is not a matrix node, such as a recurrent layer, is computed in float32.
     done = sum(count for node, count in cost.items() if types.get(node) == precision)
     if cost and 2 * done <= whole:
         raise SaccadeError(

@@ -71,7 +71,7 @@ def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
     try:
         proto = onnx.load_model_from_string(data)
     except Exception as error:  # protobuf's own classes share no parent but this one
-        raise SaccadeError(f"{where}: is no whole ONNX model ({error}). {_AGAIN}") from error
+        raise SaccadeError(f"{where}: is not a complete ONNX model ({error}). {_AGAIN}") from error
     check_graph(proto, where)
     return proto
 
@@ -190,7 +190,7 @@ def _dims_excesses(what: str, dims: Iterable[int]) -> Iterator[str]:
 
 def _value_excesses(what: str, value: onnx.ValueInfoProto) -> Iterator[str]:
     if value.type.WhichOneof("value") != "tensor_type":
-        yield f"{what} {value.name[:80]!r} is no tensor"
+        yield f"{what} {value.name[:80]!r} is not a tensor"
     elif value.type.tensor_type.elem_type not in BITS:
         kind = value.type.tensor_type.elem_type
         yield f"{what} {value.name[:80]!r} has the type {kind}, which ONNX does not know"
@@ -210,7 +210,7 @@ def _shapes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[str]:
 def _names(names: Iterable[str | bytes]) -> Iterator[str]:
     for name in names:
         if isinstance(name, bytes):  # what protobuf gives for what is no UTF-8
-            yield f"has a name that is no text ({name[:40]!r})"
+            yield f"has a name that is not text ({name[:40]!r})"
         elif len(name) > NAME_CHARACTERS:
             most = f"expected at most {NAME_CHARACTERS}"
             yield f"has a name of {len(name)} characters ({name[:40]!r}...), {most}"

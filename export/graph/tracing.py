@@ -3,25 +3,142 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxscript
 import torch
 from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import _no_op
 from torch import nn
 
+from saccade.errors import require
 from saccade.export.graph.canonical import OUTPUT_PREFIX, clean, tidy
-from saccade.export.graph.folded_constants import exact_folding, fold_constants
 from saccade.export.graph.half_graph import fold_casts
 from saccade.export.graph.layer_types import opset_of
-from saccade.export.graph.translation import translations
 from saccade.export.runtimes.half_products import HALF_TYPES, half_products
 from saccade.models.interface import Arrays, Part, part_named
+from saccade.plugins.contract import DOMAIN, DTYPES, VERSION, Op, Port
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
+from saccade.plugins.ops import OPS
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """A translation for each op: one torch operator, one node, the same arguments."""
+    table = {}
+    for op in OPS.values():
+        op.implementation("eager")  # registers the torch operator
+        python_name = op.reference.__name__
+        table[getattr(torch.ops.saccade, python_name).default] = _translation(op)
+    return table
+
+
+def _translation(op: Op) -> Callable[..., Any]:
+    node = onnxscript.values.Op(onnxscript.values.Opset(DOMAIN, VERSION), op.node, _schema(op))
+    count = len(op.inputs)
+
+    def translate(*arguments: Any, **given: Any) -> Any:
+        # torch passes attributes by position where the caller did.
+        positional = dict(zip(op.attributes, arguments[count:], strict=False))
+        values = op.checked_attributes({**positional, **given}, where=op.name)
+        return node(*arguments[:count], **values)
+
+    return translate
+
+
+def _schema(op: Op) -> onnx.defs.OpSchema:
+    """Registered nowhere; it only tells the exporter the node's shape."""
+    schema = onnx.defs.OpSchema
+    types = {"float32": "tensor(float)", "float16": "tensor(float16)", "float64": "tensor(double)"}
+    fixed = {**types, "int64": "tensor(int64)"}
+
+    def parameter(port: Port) -> Any:
+        return schema.FormalParameter(port.name, "T" if port.dtype == "T" else fixed[port.dtype])
+
+    return schema(
+        op.node,
+        DOMAIN,
+        VERSION,
+        inputs=[parameter(port) for port in op.inputs],
+        outputs=[parameter(port) for port in op.outputs],
+        type_constraints=[("T", [types[each] for each in DTYPES], "")],
+        attributes=[
+            schema.Attribute(
+                each.name,
+                schema.AttrType.FLOAT if each.kind is float else schema.AttrType.INT,
+                required=False,
+            )
+            for each in op.attributes.values()
+        ],
+    )
+
+
+_NAMES = """
+    Abs Add And BitwiseAnd BitwiseNot BitwiseOr Cast CastLike Ceil Clip Compress Concat Constant
+    ConstantOfShape DepthToSpace Div Equal Expand Eye EyeLike Flatten Floor Gather GatherElements
+    GatherND Greater GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Max Min Mul Neg NonZero
+    Not OneHot Or Pad ReduceMax ReduceMin Relu Reshape Round ScatterElements ScatterND Shape
+    Sign Size Slice SpaceToDepth Split Sqrt Squeeze Sub Tile TopK Transpose Trilu Unsqueeze Where
+    Xor
+"""
+EXACT = frozenset(_NAMES.split())
+
+
+def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same function without exact nodes of constant inputs, and without branches nobody reads.
+
+    Weights of half precision come out of the exporter with their Transpose behind them, shapes
+    with their arithmetic. Function bodies are left alone: a runtime inlines them as they are.
+
+    Raises: MissingPackage without onnx-graphsurgeon.
+    """
+    surgeon = require("onnx_graphsurgeon", extra="export")
+    logger = surgeon.logger.G_LOGGER
+    logger.severity = logger.ERROR  # its warnings tell of colours on a terminal
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    del bare.functions[:]
+    graph = surgeon.import_onnx(bare)
+    graph.fold_constants(should_exclude_node=_rounds_as_it_likes).cleanup().toposort()
+    folded = surgeon.export_onnx(graph)
+    for held in (proto.graph.node, proto.graph.initializer, proto.graph.value_info):
+        del held[:]
+    proto.graph.node.extend(folded.graph.node)
+    proto.graph.initializer.extend(folded.graph.initializer)
+    return proto
+
+
+@contextmanager
+def exact_folding() -> Iterator[None]:
+    """The exporter's own folding does as `fold_constants` does: it evaluates exact nodes only."""
+    from onnxscript.optimizer import _constant_folding as folding
+
+    class Exact(folding.ReferenceEvaluator):
+        def evaluate(self, domain: str, op: str, version: int, *args: Any, **kwargs: Any) -> Any:
+            if op not in EXACT and any(map(_is_float, args)):
+                return None
+            return super().evaluate(domain, op, version, *args, **kwargs)
+
+    before = folding._reference_evaluator
+    folding._reference_evaluator = Exact()
+    try:
+        yield
+    finally:
+        folding._reference_evaluator = before
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind not in "biu"
+
+
+def _rounds_as_it_likes(node: Any) -> bool:
+    kinds = (each.dtype for each in node.inputs)
+    floats = any(kind is None or np.dtype(kind).kind not in "biu" for kind in kinds)
+    return node.op not in EXACT and floats
+
 
 _EXAMPLES = 3  # samples: neither 0 nor 1, which torch would take for constants
 

@@ -37,7 +37,7 @@ def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()
 
     `own` are what requests of the family may say beside the choice.
 
-    Raises: RequestRefused for an unknown parameter, two choices, a value that is no number or
+    Raises: RequestRefused for an unknown parameter, two choices, a value that is not a number or
         out of range, and where no variant meets the request.
     """
     known = CHOICES + own

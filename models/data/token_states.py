@@ -81,7 +81,7 @@ def token_states(path: str | Path, split: str) -> TokenStates:
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise SaccadeError(
-            f"data '{path}': is no file. A model of token states needs an .npz with tokens, "
+            f"data '{path}': is not a file. A model of token states needs an .npz with tokens, "
             f"lengths and labels. Write it with {_WRITE}."
         )
     try:

@@ -179,7 +179,7 @@ def _npz_names(path: Path, labels: np.ndarray, given: np.ndarray | None) -> tupl
         return tuple(str(index) for index in range(classes))
     if given.ndim != 1 or given.dtype.kind != "U" or len(set(given.tolist())) != classes:
         raise SaccadeError(
-            f"{path}: class_names are {given.dtype} {given.shape}, expected different texts."
+            f"{path}: class_names are {given.dtype} {given.shape}, expected distinct strings."
         )
     check_labels(given.tolist(), str(path), "class name")
     return tuple(given.tolist())

@@ -256,7 +256,7 @@ class NAC(nn.Module):
     def setting(self, text: str) -> Setting:
         """The setting that keeps this fraction of the modules.
 
-        Raises: SaccadeError if it is no fraction in (0, 1] or keeps nothing.
+        Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
         """
         return fraction_setting(text, self.config.modules, "modules")
 

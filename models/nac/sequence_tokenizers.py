@@ -96,7 +96,7 @@ class LocalLayer(nn.Module):
 class SymbolTokenizer(nn.Module):
     """One learned vector a symbol, and its position, local layers, LayerNorm.
 
-    What is no index into the vocabulary gets a vector of its own, the table's last one; bytes
+    What is not an index into the vocabulary gets a vector of its own, the table's last one; bytes
     have 256 symbols, and all of them are known.
 
     Shapes: symbols [b n] of whole numbers, n at most max_tokens, length [b] -> tokens [b n dim].

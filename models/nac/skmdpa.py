@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from saccade.models.nac.autocast import in_float32
 
-CUT = -87.0  # e^-87 of a link is no number of any type beside 1, and float16 holds it
+CUT = -87.0  # e^-87 of a link is lost beside 1 in every type, and float16 holds it
 
 
 @in_float32

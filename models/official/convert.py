@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -21,14 +21,74 @@ from saccade.models.official.given_files import names_from, object_from
 from saccade.models.official.hub_folder import config_beside, weights_in
 from saccade.models.official.published_images import with_images, with_published
 from saccade.models.official.reading import read_tensors
-from saccade.models.official.recognition import with_source
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
-from saccade.models.official.sources import OPTIONAL, SOURCES
 from saccade.models.preprocessing import Preprocessing
 from saccade.path_fields import PathFields
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+# Ends of names that only files of a source have together; the most particular first.
+_MARKS = {
+    "nac": ("input_latents.codes_", "read_in.read_in_attention.receiver_layernorm.weight"),
+    "sparo-clip": ("visual.sparo.q_emb", "text_sparo.q_emb"),
+    "open-clip": ("visual.conv1.weight", "token_embedding.weight"),
+    "sparo-dino": ("sparo.q_emb", "cls_token"),
+    "tvmax-vqa": ("img_feat_linear.weight", "attflat_img.mlp.linear.weight"),
+    "invariant-slot-attention": ("general_dense_q_0/kernel", "state_init"),
+    "sot": ("cls_token", "classifier.cls_fc.weight", "blocks.0.attn.qkv.weight"),
+    "swin": ("attn.relative_position_bias_table", "mlp.fc1.weight"),
+    "deit": ("dist_token", "patch_embed.proj.weight"),
+    "vit": ("cls_token", "patch_embed.proj.weight"),
+}
+
+
+def looks_like(names: Iterable[str]) -> str | None:
+    """The source that names its tensors so, if any."""
+    names = tuple(names)
+    for source, marks in _MARKS.items():
+        if all(any(name.endswith(mark) for name in names) for mark in marks):
+            return source
+    return None
+
+
+def with_source(error: SaccadeError, source: str, names: Iterable[str]) -> SaccadeError:
+    """The refusal of one source's converter; says so if the file looks like another's."""
+    other = looks_like(names)
+    if other in (None, source) or f"'{other}'" in str(error):
+        return error
+    return SaccadeError(
+        f"{error}\nThe file looks like one of SOURCE '{other}', not of '{source}': "
+        f"saccade convert {other} ..."
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """A code whose checkpoints are read: where its `convert` is, and what to say of it."""
+
+    module: str
+    takes: tuple[str, ...] = ("labels",)  # of the options that not every source knows
+    checkpoint_key: str | None = None  # read where the file has it and the user names none
+    hub_config: str | None = None  # the JSON that lies beside the weights in a hub's folder
+
+
+OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone", "deterministic")
+_TRUNK = ("labels", "backbone")
+_TIMM, _OPEN_CLIP = "config.json", "open_clip_config.json"
+
+SOURCES = {
+    "nac": Source("nac", ("labels", "deterministic"), checkpoint_key="model"),
+    "sparo-clip": Source("sparo_clip", ("labels", "vocabulary"), hub_config=_OPEN_CLIP),
+    "open-clip": Source("open_clip", ("labels", "vocabulary"), hub_config=_OPEN_CLIP),
+    "sparo-dino": Source("sparo_dino", checkpoint_key="teacher"),
+    "sot": Source("sot"),
+    "tvmax-vqa": Source("tvmax_vqa", ("labels", "vocabulary", "attention", "lam")),
+    "invariant-slot-attention": Source("invariant_slot_attention", ()),
+    "vit": Source("vit", _TRUNK, hub_config=_TIMM),
+    "deit": Source("deit", _TRUNK, hub_config=_TIMM),
+    "swin": Source("swin", _TRUNK, hub_config=_TIMM),
+}
 
 
 _CLASSIFIERS = ("head.", "head_dist.", "classifier.")

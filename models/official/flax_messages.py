@@ -32,7 +32,7 @@ def is_messages(head: bytes) -> bool:
 def read_messages(path: Path) -> Any:
     """The tree in the file, arrays as NumPy has them; bfloat16 becomes float32.
 
-    Raises: SaccadeError if the file is damaged or holds what is no array, number or text.
+    Raises: SaccadeError if the file is damaged or holds what is not an array, number or text.
     Source: flax.serialization, to_bytes.
     """
     msgpack: Any = require("msgpack", extra="export")
@@ -79,7 +79,7 @@ class _Counted:
 
 def _extension(code: int, data: bytes) -> Any:
     if code == _COMPLEX:
-        raise ValueError("complex numbers are no weights")
+        raise ValueError("complex numbers cannot be weights")
     if code not in (_ARRAY, _SCALAR):
         raise ValueError(f"extension type {code} is unknown")
     msgpack: Any = require("msgpack", extra="export")
@@ -90,7 +90,7 @@ def _extension(code: int, data: bytes) -> Any:
 
 def _array(shape: Any, name: Any, buffer: Any) -> np.ndarray:
     if not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
-        raise ValueError(f"shape {shape!r} is no list of sizes")
+        raise ValueError(f"shape {shape!r} is not a list of sizes")
     if name not in _DTYPES or not isinstance(buffer, bytes):
         raise ValueError(f"type {name!r} is no type of weights")
     stored = np.dtype("uint16" if name == "bfloat16" else name)

@@ -13,7 +13,7 @@ from saccade.json_text import parse_json
 def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
     """The JSON object in a file; none without one.
 
-    Raises: SaccadeError if it cannot be read or is no object.
+    Raises: SaccadeError if it cannot be read or is not an object.
     """
     if path is None:
         return None
@@ -41,7 +41,7 @@ def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
     named = _numbered(found) if isinstance(found, dict) else None
     if named is None:
         raise SaccadeError(
-            f"{flag} {path}: expected a list of texts, or an object that numbers them from 0."
+            f"{flag} {path}: expected a list of strings, or an object that numbers them from 0."
         )
     check_labels(named, f"{flag} {path}", "name")
     return named

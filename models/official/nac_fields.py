@@ -17,7 +17,7 @@ GRID = "input_tokenizer.positional_grid.grid"
 def circuit_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
     """Tables, widths and layers of the circuit.
 
-    Raises: SaccadeError if a width is no multiple of a head's, or the tables do not fit.
+    Raises: SaccadeError if a width is not a multiple of a head's, or the tables do not fit.
     """
     first = f"{graph}propagators.0."
     plain = f"{first}ffn.ffn.0.lin.weight" in reading.tensors
@@ -79,7 +79,7 @@ def table_fields(reading: Reading, form: Form, graph: str, *, plain: bool) -> di
 def head_widths(reading: Reading, form: Form, graph: str, weight: str) -> dict[str, Any]:
     """Heads of propagators, and of read-in and read-out, which have the same here.
 
-    Raises: SaccadeError if a width is no multiple of a head's.
+    Raises: SaccadeError if a width is not a multiple of a head's.
     """
     places = {
         "propagators": (f"{graph}propagators.0.latent_attention", form.head_dim),

@@ -45,7 +45,7 @@ _HEAD_WIDTH = 64  # of every ViT that DINO trains
 def convert(official: Official) -> Converted:
     """Read the image tower of one network (teacher or student); its training head is left out.
 
-    Raises: SaccadeError if the file has no read-out or is no square ViT.
+    Raises: SaccadeError if the file has no read-out or is not a square ViT.
     Source: Vani et al. 2024, section 3.4; keys as DINO's vision transformer names them.
     """
     tensors = {_bare(key): value for key, value in official.tensors.items()}

@@ -213,7 +213,7 @@ def _grid(given: Mapping[str, Any], rows: int) -> tuple[int, int]:
     side = math.isqrt(rows)
     if side * side != rows:
         raise SaccadeError(
-            f"--config: IMG_FEAT_PAD_SIZE {rows} is no square, so it does not tell the largest "
+            f"--config: IMG_FEAT_PAD_SIZE {rows} is not a square, so it does not tell the largest "
             'height and width of a feature map. Say them, as {"grid": [14, 14]}.'
         )
     return side, side

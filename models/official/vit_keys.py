@@ -140,7 +140,7 @@ def square_side(reading: Reading, count: int, key: str) -> int:
     side = round(count**0.5)
     if side * side != count:
         raise SaccadeError(
-            f"{reading.path}: {key} is for {count} tokens, which is no square grid. Expected the "
-            "positions of a square image."
+            f"{reading.path}: {key} is for {count} tokens, which is not a square grid. Expected "
+            "the positions of a square image."
         )
     return side

@@ -21,7 +21,7 @@ def wilson(successes: int, n: int) -> Interval:
     """
     if not (n > 0 and 0 <= successes <= n):
         raise SaccadeError(
-            f"wilson: {successes} of {n} is no proportion. Count at least one sample."
+            f"wilson: {successes} of {n} is not a proportion. Count at least one sample."
         )
     share, z2 = successes / n, _Z95**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
@@ -33,7 +33,7 @@ def bootstrap(values: np.ndarray, seed: int = 0, *, samples: int = 10_000) -> In
     """The percentile interval of the mean under resampling.
 
     Shapes: values [n], one a sample.
-    Raises: ShapeError if it is no vector of finite numbers, or empty.
+    Raises: ShapeError if it is not a vector of finite numbers, or empty.
     Source: Efron and Tibshirani 1993, section 13.3.
     """
     values = _vector(values)
@@ -61,7 +61,7 @@ def paired_bootstrap(
 def bootstrap_of(
     statistic: Callable[[np.ndarray], float], n: int, seed: int = 0, *, samples: int = 1_000
 ) -> Interval:
-    """The percentile interval of what is no mean, such as BLEU: `statistic` of drawn indices.
+    """The percentile interval of what is not a mean, such as BLEU: `statistic` of drawn indices.
 
     Shapes: statistic takes [n] int64, places of samples with repetition.
     Raises: SaccadeError if n is 0.

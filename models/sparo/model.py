@@ -95,7 +95,7 @@ class Sparo(nn.Module):
     def setting(self, text: str) -> Setting:
         """The setting that keeps a fraction of the slots.
 
-        Raises: SaccadeError if it is no fraction in (0, 1], keeps nothing, or cuts a baseline.
+        Raises: SaccadeError if it is not a fraction in (0, 1], keeps nothing, or cuts a baseline.
         """
         if self.config.pooling == "sparo":
             return fraction_setting(text, len(self.config.kept_slots), "slots")

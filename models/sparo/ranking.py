@@ -70,7 +70,7 @@ def train_masks(
 
     m = sigmoid(s theta / 4) with s = max(100, exp(alpha)); the cosines of the masked code with
     both texts, times s, are the logits of a cross entropy. SGD with momentum 0.9. theta starts at
-    0 (all halves, which is no mask) and the mask of the best epoch is kept; both are free in the
+    0 (all halves, which is not a mask) and the mask of the best epoch is kept; both are free in the
     paper.
 
     Shapes: images, positives, negatives [n l v], slots as the models' codes hold them -> [l]

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one training loop: a task's batches and losses to its best weights."""
 
+import csv
+import io
 import math
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
-from saccade.models.training.log import TrainingLog
-from saccade.models.training.optimisation import SCHEDULES, Average, adamw, rate_at
+from saccade.files import write_atomically
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.state import (
     generator_state,
@@ -22,11 +24,45 @@ from saccade.models.training.state import (
     restore_generator,
     write_state,
 )
-from saccade.models.training.task import Task
+from saccade.models.training.task import Recipe, Task
 from saccade.progress import Advance, progress
 
 SAVE_EVERY_S = 60.0  # from one kept state to the next
 VALIDATIONS, ROWS = 10, 100  # of a run: scores where the recipe does not say, and rows of the log
+LEADING = ("step", "loss", "learning_rate", "seconds")
+SCHEDULES = ("cosine", "trapezoid")
+
+
+class TrainingLog:
+    """Rows in memory, written whole, so that a reader never sees half a line.
+
+    The loss of a row is the mean over the steps since the row before.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, float]] = []
+
+    def add(self, row: dict[str, float], scores: dict[str, float]) -> None:
+        """One row: the leading columns, and the scores where the step was validated."""
+        self.rows.append(row | scores)
+
+    def write(self) -> None:
+        """Bring the file up to date.
+
+        Raises: SaccadeError if it cannot be written.
+        """
+        write_atomically(self.path, self.content())
+
+    def content(self) -> bytes:
+        """The table as CSV."""
+        scores = dict.fromkeys(key for row in self.rows for key in row if key not in LEADING)
+        text = io.StringIO()
+        table = csv.DictWriter(text, (*LEADING, *scores), restval="", lineterminator="\n")
+        table.writeheader()
+        for row in self.rows:
+            table.writerow({key: f"{value:.10g}" for key, value in row.items()})
+        return text.getvalue().encode()
 
 
 @dataclass(frozen=True)
@@ -238,3 +274,64 @@ def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
         "--seed": options.seed,
         "--device": options.device,
     }
+
+
+def adamw(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> torch.optim.AdamW:
+    """Matrices decay; vectors, and what the recipe names, do not."""
+    used = [(name, each) for name, each in named if each.requires_grad]
+    free = [each for name, each in used if _is_free(name, each, recipe)]
+    bound = [each for name, each in used if not _is_free(name, each, recipe)]
+    groups = [
+        {"params": bound, "weight_decay": recipe.weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
+
+
+def _is_free(name: str, each: Tensor, recipe: Recipe) -> bool:
+    return each.dim() < 2 or any(part in name for part in recipe.without_decay)
+
+
+def rate_at(recipe: Recipe, step: int) -> float:
+    """The learning rate of a step, counted from 0: up, then level and down, or a half cosine."""
+    warm = min(1.0, (step + 1) / max(1, recipe.warm_up_steps))
+    left = recipe.steps - step
+    if recipe.schedule == "trapezoid":
+        falling = recipe.decay_share * recipe.steps
+        return recipe.learning_rate * min(warm, left / falling if falling else 1.0, 1.0)
+    behind = max(0, step - recipe.warm_up_steps) / max(1, recipe.steps - recipe.warm_up_steps)
+    return recipe.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * behind))
+
+
+class Average:
+    """Exponential moving average of the parameters, which starts as a plain mean of the first."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.updates = decay, 0
+        self._named = dict(model.named_parameters())
+        self.weights = {name: each.detach().clone() for name, each in self._named.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move towards the parameters of now."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        for name, mean in self.weights.items():
+            mean.lerp_(self._named[name].detach(), 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model has the averaged weights inside the block."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, mean in self.weights.items():
+            mine = self._named[name]
+            kept = mine.detach().clone()
+            mine.copy_(mean)
+            mean.copy_(kept)

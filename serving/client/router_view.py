@@ -100,7 +100,7 @@ class RouterView:
 def view_of(config: Any, model: str) -> RouterView:
     """A router's view, from its configuration.
 
-    Raises: SaccadeError if the model is no router.
+    Raises: SaccadeError if the model is not a router.
     """
     names = config.config.parameters["variants"].string_value
     text = config.config.parameters[DESCRIBED].string_value
@@ -122,7 +122,7 @@ def view_of(config: Any, model: str) -> RouterView:
 
 
 def probe_of(config: Any) -> dict[str, Any] | None:
-    """The inputs and parameters of a router's probe; none where the model is no router."""
+    """The inputs and parameters of a router's probe; none where the model is not a router."""
     parameters = config.config.parameters
     if DESCRIBED not in parameters:
         return None

@@ -35,7 +35,7 @@ class Labelling:
             twice = sorted({label for label in self.labels if self.labels.count(label) > 1})
             raise SaccadeError(
                 f"labels: found {odd[:3]} that are no single line and {twice[:3]} more than "
-                "once, expected different texts. Correct the list."
+                "once, expected distinct strings. Correct the list."
             )
 
     def of(self, facts: Mapping[str, Any]) -> "Labelling":

@@ -11,9 +11,11 @@ from tyro.conf import Positional
 
 from saccade.errors import SaccadeError
 from saccade.export.exported import ExportOptions
+from saccade.export.runtimes.options import BuildOptions
 from saccade.serving.bench.bench import BenchOptions
 from saccade.serving.commands.demo import DemoOptions
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.verb import PreflightOptions
 from saccade.serving.server.server import ServeOptions
 
 # The fields of an options dataclass appear as flags of the command itself.
@@ -172,12 +174,11 @@ def ops(build: bool = False, json: bool = False) -> Answer:
     """
     from saccade.plugins import onnxruntime_library
     from saccade.plugins.availability import describe
-    from saccade.serving.commands.ops_table import render
 
     if build:
         onnxruntime_library()
     found = describe()
-    return Answer(found, render(found), json)
+    return Answer(found, ops_table(found), json)
 
 
 def doctor(url: str | None = None, json: bool = False) -> Answer:
@@ -192,3 +193,75 @@ def doctor(url: str | None = None, json: bool = False) -> Answer:
 
     report = verb(url)
     return Answer(report.to_dict(), render(report), json, exit_code=report.exit_code)
+
+
+def preflight(
+    repository: Positional[Path],
+    options: Annotated[PreflightOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Check a repository for what would make the server fail late; exit 1 if anything would.
+
+    Args:
+        repository: what `saccade repository` wrote.
+        json: machine-readable answer on standard output.
+    """
+    from saccade.serving.repository.preflight.report import render
+    from saccade.serving.repository.preflight.verb import preflight as verb
+
+    report = verb(repository, options)
+    return Answer(report.to_dict(), render(report), json, exit_code=0 if report.passed else 1)
+
+
+def build(
+    artefact: Positional[Path],
+    options: Annotated[BuildOptions, flat],
+    json: bool = False,
+) -> Answer:
+    """Build a TensorRT engine of every variant, once its network has the promised types.
+
+    Args:
+        artefact: what `saccade export` wrote.
+        json: machine-readable answer on standard output.
+    """
+    if options.locked:
+        from saccade.export.runtimes.tensorrt.locked import rebuild
+        from saccade.export.runtimes.tensorrt.locked import render as render_locked
+
+        report = rebuild(artefact, options)
+        code = 0 if report.identical else 1
+        return Answer(report.to_dict(), render_locked(report), json, exit_code=code)
+    from saccade.export.runtimes.build import build as verb
+
+    built = verb(artefact, options)
+    return Answer(built.to_dict(), built.table(), json)
+
+
+def ops_table(found: dict[str, Any]) -> Any:
+    """Ops with their attributes, then the implementations with version or reason."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    ops = Table("op", "inputs", "outputs", "attributes (default)", "tolerance by type")
+    for op in found["ops"]:
+        attributes = [f"{name}={each['default']}" for name, each in op["attributes"].items()]
+        tolerance = [f"{dtype} {value:g}" for dtype, value in op["tolerance"].items()]
+        cells = (
+            op["name"],
+            _ports(op["inputs"]),
+            _ports(op["outputs"]),
+            "\n".join(attributes) or "none",
+            "\n".join(tolerance),
+        )
+        # As plain text: the brackets of the axes would be read as a style.
+        ops.add_row(*map(Text, cells))
+    ways = Table("", "implementation", "found, or what to do")
+    for each in found["implementations"]:
+        mark = "ok" if each["available"] else "-"
+        ways.add_row(*map(Text, (mark, each["name"], each["detail"])))
+    return Group(ops, ways)
+
+
+def _ports(ports: dict[str, str]) -> str:
+    return "\n".join(f"{name} [{axes}]" for name, axes in ports.items())

@@ -18,10 +18,10 @@ from saccade.files import is_full
 from saccade.models.budget import BudgetLike
 from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.serving.commands import artefacts as commands
+from saccade.serving.commands import artefacts as engine_commands
+from saccade.serving.commands import artefacts as preflight_commands
 from saccade.serving.commands import calls as call_commands
-from saccade.serving.commands import engines as engine_commands
 from saccade.serving.commands import models as model_commands
-from saccade.serving.commands import preflight as preflight_commands
 from saccade.serving.commands import sweep as sweep_commands
 
 COMMANDS: dict[str, Callable[..., commands.Answer]] = {

@@ -163,8 +163,8 @@ def _check_tensor_names(manifest: Manifest) -> None:
         # An input's name is also that of the file with which the server warms up.
         if not _TENSOR.fullmatch(spec.name):
             raise SaccadeError(
-                f"{manifest.variant.name}: tensor {spec.name!r:.80} has a name that is no word of "
-                "letters, digits and _. Export again."
+                f"{manifest.variant.name}: tensor {spec.name!r:.80} has a name that is not a word "
+                "of letters, digits and _. Export again."
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 
-MAX_BYTES = 1 << 20  # a configuration is a few kilobytes; what is larger is no configuration
+MAX_BYTES = 1 << 20  # a configuration is a few kilobytes; what is larger is not a configuration
 
 
 def config_text(message: Any) -> str:

@@ -19,7 +19,7 @@ from saccade.serving.repository.runtimes.registry import served_names
 SCHEMA = "saccade.repository"
 VERSION = 2
 DESCRIPTION = "saccade.json"
-MAX_DESCRIPTION_BYTES = 16 << 20  # a hundred bytes a file: what is larger is no description
+MAX_DESCRIPTION_BYTES = 16 << 20  # a hundred bytes a file: what is larger is not a description
 _AGAIN = "Write it again with: saccade repository FOLDER --out REPOSITORY --force"
 
 
@@ -72,7 +72,7 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
     """
     path = Path(folder) / DESCRIPTION
     if not path.is_file():
-        state = f"holds no {DESCRIPTION}" if Path(folder).is_dir() else "is no folder"
+        state = f"holds no {DESCRIPTION}" if Path(folder).is_dir() else "is not a folder"
         raise SaccadeError(
             f"{folder}: describes no model repository: it {state}. Write one with: saccade "
             "repository ARTEFACT --out REPOSITORY"

@@ -10,7 +10,7 @@ from saccade.errors import SaccadeError
 
 
 class Entry(NamedTuple):
-    """Something in a repository that is no folder."""
+    """Something in a repository that is not a folder."""
 
     name: str  # as the description has it, with slashes
     path: Path
@@ -41,7 +41,7 @@ def entries(folder: Path) -> Iterator[Entry]:
 def regular_files(folder: Path) -> dict[str, Path]:
     """Every file of a repository by its name in the description.
 
-    Raises: SaccadeError for a link, for what is no file, and for a folder that cannot be read.
+    Raises: SaccadeError for a link, for what is not a file, and for a folder that cannot be read.
     """
     found = {}
     try:
@@ -55,7 +55,7 @@ def regular_files(folder: Path) -> dict[str, Path]:
 
 
 def fault_of(entry: Entry) -> str:
-    """Why a repository must not have what is no file, and what to do about it."""
+    """Why a repository must not have what is not a file, and what to do about it."""
     if entry.kind != "link":
         return "is neither a file nor a folder. Remove it."
     target = os.fspath(entry.path.readlink())

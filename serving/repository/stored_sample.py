@@ -91,7 +91,7 @@ def read_sample(path: Path) -> Sample:
     try:
         arrays = load(read_regular(path, limits.WEIGHTS_BYTES))
     except Exception as error:  # whatever NumPy makes of a type or a shape that it has not
-        raise SaccadeError(f"{path}: is no stored sample ({error}).") from error
+        raise SaccadeError(f"{path}: is not a stored sample ({error}).") from error
     parts = {
         prefix: {
             name.removeprefix(prefix): each
@@ -101,7 +101,7 @@ def read_sample(path: Path) -> Sample:
         for prefix in (_INPUT, _OUTPUT)
     }
     if not all(parts.values()) or any(not each.ndim or len(each) != 1 for each in arrays.values()):
-        raise SaccadeError(f"{path}: holds no single sample with its answer.")
+        raise SaccadeError(f"{path}: does not hold exactly one sample with its answer.")
     return Sample(parts[_INPUT], parts[_OUTPUT], real=True)
 
 

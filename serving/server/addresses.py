@@ -97,8 +97,8 @@ def numeric(host: str) -> str:
         return socket.gethostbyname(host)
     except OSError as error:
         raise SaccadeError(
-            f"--host {host}: is no IPv4 address and no name of one ({error}). Give an address of "
-            "this machine, or leave the option out for 127.0.0.1."
+            f"--host {host}: is neither an IPv4 address nor the name of one ({error}). Give an "
+            "address of this machine, or leave the option out for 127.0.0.1."
         ) from error
 
 

@@ -76,7 +76,7 @@ def foreign(headers: Message) -> str:
     """
     host = headers.get("Host", "")
     if host and not _is_own(urlsplit(f"//{host}").hostname or host):
-        return f"Host {host!r:.80} is no address and no name of this machine"
+        return f"Host {host!r:.80} is neither an address nor a name of this machine"
     origin = headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
         return f"Origin {origin!r:.80} is another site"

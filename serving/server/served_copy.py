@@ -101,7 +101,7 @@ def _opened(source: Path) -> BinaryIO:
     reader = os.fdopen(handle, "rb")
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         reader.close()
-        raise SaccadeError(f"{source}: is no file. Remove it.")
+        raise SaccadeError(f"{source}: is not a file. Remove it.")
     return reader
 
 

@@ -21,11 +21,31 @@ from saccade.serving.server.handover import (
 )
 from saccade.serving.server.liveness import Liveness
 from saccade.serving.server.log import ServerLog
-from saccade.serving.server.patience import FORGIVEN_AFTER_S, Patience
 from saccade.serving.server.process import ServerProcess
 from saccade.serving.server.run_folder import RunFolder
 from saccade.serving.server.served_copy import remove_other_copies
 from saccade.serving.server.variant_reload import VariantReload
+
+FORGIVEN_AFTER_S = 30.0  # of service, one failure each
+MOST_TROUBLES = 5
+
+
+class Patience:
+    """A count that a failure raises by one and service lowers, never below nothing."""
+
+    def __init__(self) -> None:
+        self._troubles = 0.0
+
+    def after(self, served_s: float) -> float | None:
+        """Seconds to wait before the next start, after a failure; none if it is the last.
+
+        Units: served_s is the seconds of service before this failure.
+        """
+        self._troubles = 1 + max(0.0, self._troubles - served_s / FORGIVEN_AFTER_S)
+        if self._troubles > MOST_TROUBLES:
+            return None
+        return 0.0 if self._troubles < 2 else 2.0 ** (int(self._troubles) - 2)
+
 
 LOGGER = logging.getLogger("saccade.serve")
 

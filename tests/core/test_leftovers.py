@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade import files, leftovers, renames
+from saccade import files, leftovers
 from saccade.errors import SaccadeError
 from saccade.files import new_folder, write_atomically, write_together
 from saccade.leftovers import Partial, only_writer, remove_leftovers, temporary_folder
@@ -93,7 +93,7 @@ def test_a_folder_is_replaced_in_one_step_or_comes_back(tmp_path, monkeypatch, s
         def refuse(source, target, flags):
             raise OSError(errno.EINVAL, "no such flag")
 
-        monkeypatch.setattr(renames, "_renameat2", refuse)
+        monkeypatch.setattr(files, "_renameat2", refuse)
 
     seen = []
     rename = Path.rename

@@ -46,7 +46,7 @@ def test_says_what_it_likes_and_ends(start: Callable[[str, Limits], Worker]) -> 
 
 
 ENDS: dict[str, tuple[str, Limits, str]] = {
-    "time": ("while True: pass", Limits(cpu_s=1), "more than 1 s of processor time"),
+    "time": ("while True: pass", Limits(cpu_s=1), "more than 1 s of CPU time"),
     "a signal": ("import os; os.kill(os.getpid(), 11)", Limits(), "killed by SIGSEGV"),
     "memory": (
         "try:\n bytearray(2**30)\nexcept MemoryError: sys = __import__('sys'); sys.exit(9)",

@@ -23,8 +23,13 @@ from saccade.models.official.vit_keys import BLOCK, Reading, block_fields
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sot.head import Head
 from saccade.models.sot.model import SoT
-from saccade.models.sot.norms import ElementPower, Scale, square_root
-from saccade.models.sot.pooling import MultiHeadCrossCovariance, cross_covariance
+from saccade.models.sot.pooling import (
+    ElementPower,
+    MultiHeadCrossCovariance,
+    Scale,
+    cross_covariance,
+    square_root,
+)
 from saccade.models.sot.tokens import token_embedding
 from saccade.models.sot.vit import sinusoid
 from saccade.plugins.ops import svpn_fast

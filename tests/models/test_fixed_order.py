@@ -19,9 +19,8 @@ from torch.nn import functional as F
 
 from saccade.export.gate.gate import folded_float32
 from saccade.export.graph.canonical import serialize
-from saccade.export.graph.folded_constants import fold_constants
 from saccade.export.graph.samples import random_inputs
-from saccade.export.graph.tracing import trace_module, trace_part
+from saccade.export.graph.tracing import fold_constants, trace_module, trace_part
 from saccade.models.fixed_order import FixedOrder, exponential, normal_cdf, power, product, sine
 from saccade.models.nac.model import NAC, NACConfig
 

@@ -20,7 +20,7 @@ import official_files  # noqa: E402
 from saccade.errors import SaccadeError  # noqa: E402
 from saccade.models.families import build  # noqa: E402
 from saccade.models.official import convert as driver  # noqa: E402
-from saccade.models.official.sources import SOURCES  # noqa: E402
+from saccade.models.official.convert import SOURCES  # noqa: E402
 from saccade.models.vqa.questions import question_tokens  # noqa: E402
 from saccade.serving.client.text_tokens import text_tokens  # noqa: E402
 from saccade.serving.commands.cli import run  # noqa: E402

@@ -119,7 +119,7 @@ def recipe_for(data: str, height_px: int, width_px: int) -> Recipe:
 def with_extra(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     """The recipe with what `--set` says of it: the weight of the auxiliary losses.
 
-    Raises: SaccadeError if the data has no such losses, or the weight is no number from 0 on.
+    Raises: SaccadeError if the data has no such losses, or the weight is not a number from 0 on.
     """
     extra = dict(recipe.extra)
     for key in SETTABLE:

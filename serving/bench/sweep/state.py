@@ -61,7 +61,7 @@ class SweepFolder:
                 f"{path}: cannot be read ({error}). Remove it, and it is made again."
             ) from error
         if not isinstance(content, dict):
-            raise SaccadeError(f"{path}: is no object. Remove it, and it is made again.")
+            raise SaccadeError(f"{path}: is not an object. Remove it, and it is made again.")
         return content
 
     def write(self, point: Point, name: str, content: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ def _is_begun(path: Path) -> bool:
 def _refuse_other(path: Path, identity: dict[str, Any]) -> None:
     if not (path / FILE_NAME).exists():
         raise SaccadeError(
-            f"{path}: exists already and is no sweep (it has no {FILE_NAME}). "
+            f"{path}: exists already and is not a sweep (it has no {FILE_NAME}). "
             "Choose another place with --out, or pass --force to replace it."
         )
     found = differences(path, identity)

@@ -157,7 +157,7 @@ def differences(found: Arrays, stored: Arrays, manifest: Manifest) -> Iterator[s
         if name not in found or found[name].shape != expected.shape:
             yield f"output {name!r} has another shape than the stored answer's."
         elif not np.isfinite(found[name]).all():
-            yield f"output {name!r} holds numbers that are none."
+            yield f"output {name!r} contains NaN or infinity."
         else:
             yield from _apart(name, found[name], expected, limits, manifest.parity.floor)
 

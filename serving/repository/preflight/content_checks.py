@@ -24,7 +24,7 @@ def check_top(repository: Opened, target: Target) -> Iterator[str]:
     """Beside the models lie the description and the measurements alone."""
     for path in sorted(repository.folder.iterdir()):
         if not path.is_dir() and path.name not in (DESCRIPTION, FRONTIER):
-            yield f"{path.name} is no file that saccade writes there. Remove it."
+            yield f"{path.name} is not a file that saccade writes there. Remove it."
 
 
 def check_model_content(model: OpenedModel, target: Target) -> Iterator[str]:
@@ -47,7 +47,7 @@ def check_router_content(repository: Opened, target: Target) -> Iterator[str]:
         if each.name.endswith(".py"):
             # Another release's router has files of other names, and needs them.
             yield (
-                f"{each.name} is no file of this release's router, and the server may run it. "
+                f"{each.name} is not a file of this release's router, and the server may run it. "
                 "Run `saccade repository` again."
             )
         else:
@@ -55,4 +55,4 @@ def check_router_content(repository: Opened, target: Target) -> Iterator[str]:
 
 
 def _foreign(name: str) -> str:
-    return f"{name} is no file that saccade writes there; a server may run it. Remove it."
+    return f"{name} is not a file that saccade writes there; a server may run it. Remove it."

@@ -100,7 +100,7 @@ def steps(
 
     def blocked() -> Iterator[str]:
         # Who reads a pipe waits for ever, and who follows a link reads and loads another's files.
-        raise NotChecked(f"{odd} is no file of the repository")
+        raise NotChecked(f"{odd} is not a file of the repository")
 
     def unloaded() -> Iterator[str]:
         raise NotChecked("its library of ops cannot be loaded")

@@ -30,7 +30,7 @@ def check_files(repository: Opened, target: Target) -> Iterator[str]:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             yield f"{name} leads out of the repository."
         elif name not in present:
-            yield f"{name} is missing, or is no file."
+            yield f"{name} is missing, or is not a file."
         elif present[name].kind == "file":
             yield from _content(present[name].path, name, digest)
 
@@ -69,4 +69,4 @@ def check_models(repository: Opened, target: Target) -> Iterator[str]:
         # A server loads every folder; on some file systems it is even the same one.
         twin = next((each for each in said if each.lower() == name.lower()), None)
         differs = f", which differs from {twin} in case only" if twin else ""
-        yield f"folder {name} is no model of this repository{differs}. Remove it."
+        yield f"folder {name} is not a model of this repository{differs}. Remove it."

@@ -83,7 +83,7 @@ def check_weights(model: OpenedModel, target: Target) -> Iterator[str]:
             continue
         # -inf is what a mask of an attention holds; NaN and +inf are never meant.
         if bool(numpy.isnan(values).any() or (values == numpy.inf).any()):
-            yield f"weight {each.name!r} of {MODEL_FILE} holds numbers that are none."
+            yield f"weight {each.name!r} of {MODEL_FILE} contains NaN or infinity."
 
 
 def check_tensors(model: OpenedModel, target: Target) -> Iterator[str]:

@@ -38,7 +38,7 @@ def check_router_code(repository: Opened, target: Target) -> Iterator[str]:
     for name in sorted(set(expected) - set(present)):
         yield f"{name} is missing from the router's code."
     for name in sorted(set(present) - set(expected) - {"routes.json"}):
-        yield f"{name} is no file of the router's code."
+        yield f"{name} is not a file of the router's code."
     for name in sorted(set(expected) & set(present)):
         if present[name].read_bytes() != expected[name]:
             yield f"{name} is not the router's code of this release of saccade."

@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "override without threshold": (("parity", "overridden"), ["colour"], "threshold"),
     "no floor": (("parity", "floor"), 0, "floor is 0, expected above 0"),
     "a floor above all": (("parity", "floor"), 1.5, "floor is 1.5, expected .* at most 1"),
-    "a floor that is no number": (("parity", "floor"), "0.1", "floor: found '0.1'"),
+    "a floor that is not a number": (("parity", "floor"), "0.1", "floor: found '0.1'"),
 }
 
 

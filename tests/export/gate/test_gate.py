@@ -133,7 +133,7 @@ def test_files_that_are_not_what_they_claim(folder: Path) -> None:
     problems = failing(verify(folder))
     assert "changed after its export" in problems[FULL]
     assert "relative error" in problems[half]
-    assert "no whole ONNX model" in problems[quarter]
+    assert "not a complete ONNX model" in problems[quarter]
     assert "labels" in problems[eighth]
 
 

@@ -55,7 +55,7 @@ def test_what_is_no_graph_is_refused_or_empty(data: bytes, tmp_path: Path) -> No
     try:
         assert not read_graph(path).graph.node
     except SaccadeError as error:
-        assert "no whole ONNX model" in str(error)
+        assert "not a complete ONNX model" in str(error)
 
 
 def test_what_no_command_would_read_is_not_exported() -> None:
@@ -96,7 +96,7 @@ def test_worker_ends_for_what_cannot_be_counted_and_the_next_file_is_tried(tmp_p
     entry = replace(manifests[0].file, name="third.onnx", sha256=hashlib.sha256(third).hexdigest())
     wrong = tried(folder, [*manifests, replace(manifests[0], file=entry)], SMALL)
     assert set(wrong) == {each.file.name for each in manifests}
-    assert "more than 2 s of processor time" in wrong[f"{first}.onnx"]
+    assert "more than 2 s of CPU time" in wrong[f"{first}.onnx"]
     assert "more memory" in wrong[f"{second}.onnx"]
 
 
@@ -109,7 +109,7 @@ def test_without_onnx_files_are_loaded_in_the_worker_all_the_same(
     honest, other = read_manifests(folder)
     hostile = put(folder, other.variant.name, hostile_graphs.doubling())
     wrong = tried(folder, [honest, hostile], SMALL)
-    assert set(wrong) == {hostile.file.name} and "processor time" in wrong[hostile.file.name]
+    assert set(wrong) == {hostile.file.name} and "CPU time" in wrong[hostile.file.name]
 
 
 VERBS: dict[str, Callable[[Path, Path], object]] = {

@@ -16,8 +16,7 @@ from saccade.errors import SaccadeError
 from saccade.models.nac.model import NAC
 from saccade.models.official import nac, nac_forms
 from saccade.models.official.conversion import Official
-from saccade.models.official.convert import ConvertOptions, official_from
-from saccade.models.official.recognition import looks_like
+from saccade.models.official.convert import ConvertOptions, looks_like, official_from
 
 GRAPH = nac_forms.GRAPH
 

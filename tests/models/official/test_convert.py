@@ -20,9 +20,8 @@ from saccade.models.checkpoint import load
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.official import convert as driver
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.convert import ConvertOptions, convert
+from saccade.models.official.convert import OPTIONAL, SOURCES, ConvertOptions, Source, convert
 from saccade.models.official.report import ConversionFailed
-from saccade.models.official.sources import OPTIONAL, SOURCES, Source
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.commands.models import convert as convert_command
 
@@ -213,7 +212,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "labels missing": ({"labels": None}, "3 classes, found 0 labels.*--labels"),
     "no such labels": ({"labels": Path("none.txt")}, "none.txt: cannot be read"),
     "too few labels": ({"labels": "cat\n"}, "3 classes, found 1 labels"),
-    "a config that is no object": ({"config": "[]"}, "--config.*expected a JSON object"),
+    "a config that is not an object": ({"config": "[]"}, "--config.*expected a JSON object"),
     "a config that is no JSON": ({"config": "{"}, "--config.*not JSON"),
     "an unknown field of the input": ({"preprocessing": '{"hieght": 1}'}, "hieght"),
     "no such part": ({"checkpoint_key": "ema"}, "no 'ema' at its top"),

@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "arrays of objects": (lambda path: save_objects(path), "Python objects"),
     "a shape that lies": (bad_messages(shape=(2**40,)), "8 bytes for float32"),
     "a type of objects": (bad_messages(name="object"), "no type of weights"),
-    "a shape of texts": (bad_messages(shape=("2",)), "no list of sizes"),
+    "a shape of texts": (bad_messages(shape=("2",)), "not a list of sizes"),
     "an unknown extension": (
         lambda path: path.write_bytes(msgpack.packb({"a": msgpack.ExtType(9, b"1")})),
         "extension type 9",

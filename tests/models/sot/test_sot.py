@@ -12,7 +12,7 @@ from saccade.errors import SaccadeError, ShapeError  # noqa: E402
 from saccade.models.families import build  # noqa: E402
 from saccade.models.sot.config import AUTHORS, PRESETS, SoTConfig  # noqa: E402
 from saccade.models.sot.model import SoT  # noqa: E402
-from saccade.models.sot.norms import normalization  # noqa: E402
+from saccade.models.sot.pooling import normalization  # noqa: E402
 from saccade.models.sot.pooling import pooling as head_pooling  # noqa: E402
 from saccade.plugins.ops import svpn_fast  # noqa: E402
 

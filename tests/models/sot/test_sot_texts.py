@@ -84,7 +84,7 @@ def test_what_the_training_cannot_use_is_said_at_once(states, tmp_path):
     out = tmp_path / "x.safetensors"
     for data, fields, message in (
         (None, {}, "Pass --data with an .npz of tokens, lengths and labels"),
-        ("shapes", {}, "data 'shapes': is no file"),
+        ("shapes", {}, "data 'shapes': is not a file"),
         (str(states), {"dim": 8}, "--set dim=8: the data says 10"),
     ):
         with pytest.raises(SaccadeError, match=message):

@@ -15,7 +15,7 @@ from saccade.models.nac.config import NACConfig
 from saccade.models.nac.training import recipes as nac_recipes
 from saccade.models.nac.training.dropout import drawn_modules
 from saccade.models.training import loop
-from saccade.models.training.optimisation import Average, adamw, rate_at
+from saccade.models.training.loop import Average, adamw, rate_at
 from saccade.models.training.task import Recipe
 from saccade.models.training.train import TrainOptions, train
 

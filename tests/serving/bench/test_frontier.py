@@ -221,5 +221,5 @@ def test_refuses_a_file_that_says(case, tmp_path):
 def test_refuses_what_is_no_frontier(text, tmp_path):
     path = tmp_path / FILE_NAME
     path.write_text(text)
-    with pytest.raises(SaccadeError, match="no frontier file"):
+    with pytest.raises(SaccadeError, match="not a frontier file"):
         read_frontier(path)

@@ -234,7 +234,7 @@ def test_another_checkpoint_a_strange_folder_and_a_second_sweep_are_refused(
         sweep(other, asked)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
-    with pytest.raises(SaccadeError, match="is no sweep"):
+    with pytest.raises(SaccadeError, match="is not a sweep"):
         sweep(other, replace(asked, out=tmp_path / "photos"))
     import fcntl
 

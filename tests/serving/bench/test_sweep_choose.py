@@ -18,7 +18,7 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.frontier import Entry, entry_of, merge
 from saccade.export.artefact.manifest import read_folder
 from saccade.serving.bench.load import LoadResult, StreamResult
-from saccade.serving.bench.sweep.axes import Figure, figures, frontiers
+from saccade.serving.bench.sweep.assembled import Figure, figures, frontiers
 from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose
 from saccade.serving.commands.cli import run
 from saccade.serving.repository.deploy import deploy

@@ -20,7 +20,7 @@ def test_killed_at_its_first_step_it_is_begun_again(tmp_path):
 
 def test_a_folder_with_hidden_files_of_others_is_no_sweep(tmp_path):
     (tmp_path / ".git").mkdir()
-    with pytest.raises(SaccadeError, match="is no sweep"):
+    with pytest.raises(SaccadeError, match="is not a sweep"):
         with opened(tmp_path, IDENTITY, force=False):
             pass
     assert (tmp_path / ".git").exists()

@@ -12,7 +12,7 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import read_folder
 from saccade.export.artefact.variant_files import grouped
 from saccade.serving.client.client import Change, Client
-from saccade.serving.commands.slot_pictures import masks_png
+from saccade.serving.commands.calls import masks_png
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.server import ServeOptions, Server

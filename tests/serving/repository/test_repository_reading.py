@@ -38,7 +38,7 @@ def spoil_version(out):
         (spoil_by_adding, "was not written by saccade"),
         (spoil_version, "describes no model repository"),
         (lambda out: (out / "saccade.json").unlink(), r"it holds no saccade\.json\."),
-        (shutil.rmtree, "it is no folder"),
+        (shutil.rmtree, "it is not a folder"),
         (lambda out: (out / "saccade.json").write_text("{}"), r"no 'schema'\)"),
     ],
 )

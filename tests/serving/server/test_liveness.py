@@ -21,8 +21,8 @@ from saccade.serving.server.liveness import (
     Liveness,
     process_time,
 )
-from saccade.serving.server.patience import Patience
 from saccade.serving.server.process import Stub
+from saccade.serving.server.supervisor import Patience
 
 TIMEOUT_S = 2.0
 LANE = {
