@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a runtime executes custom ops: by kernels of the op library, or by their function bodies."""
 
-from typing import Literal
+from typing import Literal, get_args
 
-Ops = Literal["kernels", "bodies"] | None  # none: the file has no custom op
-OPS = ("kernels", "bodies")
+_Execution = Literal["kernels", "bodies"]
+Ops = _Execution | None  # none: the file has no custom op
+OPS: tuple[str, ...] = get_args(_Execution)
