@@ -24,6 +24,7 @@ from saccade.progress import progress
 _SAMPLES = 8
 # Tensors looked at in one run: an output in the midst of a graph keeps it from being fused there.
 _AT_ONCE = 16
+_TYPE_CHANGES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 
 Ask = Callable[[Sequence[str]], dict[str, np.ndarray]]  # node names -> their first outputs
 
@@ -173,18 +174,43 @@ def _asked(
 
 
 def _shared_nodes(own: bytes, other: bytes) -> dict[str, str]:
-    """Operator by name of the nodes with a number as answer that both graphs have, in order."""
+    """Operator by name of the nodes with a number as answer that both graphs have, in order.
+
+    A change of type adds nodes, so that a name with a number at its end can go to another one:
+    a node is the same only if it also reads from the same ones.
+    """
     mine, theirs = (_numeric_nodes(onnx.load_model_from_string(each)) for each in (own, other))
-    return {name: op for name, op in mine.items() if theirs.get(name) == op and op != "Cast"}
+    return {name: node.operator for name, node in mine.items() if theirs.get(name) == node}
 
 
-def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, str]:
+@dataclass(frozen=True)
+class _Node:
+    operator: str
+    attributes: tuple[bytes, ...]
+    sources: tuple[str, ...]  # nodes and graph inputs it reads from, "" for what is stored
+
+
+def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, _Node]:
     from saccade.export.graph.layer_types import element_types
 
     types = element_types(proto)
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    inputs = {value.name for value in proto.graph.input}
+
+    def source(name: str) -> str:
+        while name in makers and makers[name].op_type in _TYPE_CHANGES:
+            name = makers[name].input[0]
+        return makers[name].name if name in makers else name if name in inputs else ""
+
     return {
-        node.name: node.op_type for node in proto.graph.node if types.get(node.output[0]) in floats
+        node.name: _Node(
+            node.op_type,
+            tuple(sorted(attribute.SerializeToString() for attribute in node.attribute)),
+            tuple(map(source, node.input)),
+        )
+        for node in proto.graph.node
+        if types.get(node.output[0]) in floats and node.op_type not in _TYPE_CHANGES
     }
 
 

@@ -59,26 +59,41 @@ def test_finds_none_in_a_graph_that_was_only_rounded(folder: Path) -> None:
         assert f"in 4 nodes; the largest is {found.error:.2g}, at " in found.to_text()
 
 
-def test_a_long_graph_is_searched_whole(folder: Path) -> None:
-    def chain(wrong: int | None) -> onnx.ModelProto:
-        proto = onnx_model()
-        last = proto.graph.node.pop()
-        proto.graph.node[-1].output[0] = "step0"
-        for index in range(60):
-            operator = "Neg" if index != wrong else "Abs"
-            step = onnx.helper.make_node(
-                operator, [f"step{index}"], [f"step{index + 1}"], name=f"step/{index}"
-            )
-            proto.graph.node.append(step)
-        back = onnx.helper.make_node("Identity", ["step60"], ["logits"], name="back")
-        proto.graph.node.extend([back, last])
-        return proto
+def chain(operators: list[str]) -> onnx.ModelProto:
+    """The model with a chain of nodes before its end, named step/0, step/1 ..."""
+    proto = onnx_model()
+    last = proto.graph.node.pop()
+    proto.graph.node[-1].output[0] = "step0"
+    for index, operator in enumerate(operators):
+        step = onnx.helper.make_node(
+            operator, [f"step{index}"], [f"step{index + 1}"], name=f"step/{index}"
+        )
+        proto.graph.node.append(step)
+    back = onnx.helper.make_node("Identity", [f"step{len(operators)}"], ["logits"], name="back")
+    proto.graph.node.extend([back, last])
+    return proto
 
-    add_variant(folder, FULL, "fp32", chain(None))
-    name = add_variant(folder, FULL, "fp16", half_typed(chain(40), "fp16")).variant.name
+
+def test_a_long_graph_is_searched_whole(folder: Path) -> None:
+    steps = ["Neg"] * 60
+    add_variant(folder, FULL, "fp32", chain(steps))
+    wrong = chain([*steps[:40], "Abs", *steps[41:]])
+    name = add_variant(folder, FULL, "fp16", half_typed(wrong, "fp16")).variant.name
     found = departure(folder, manifest_named(folder, name), read_manifests(folder), IMAGES)
     # The node itself is another operator in the other graph: its reader is the first of both.
     assert (found.departs, found.node) == (True, "step/41")
+
+
+def test_a_name_that_went_to_another_node_is_no_departure(folder: Path) -> None:
+    steps = chain(["Neg"] * 4)
+    add_variant(folder, FULL, "fp32", steps)
+    renamed = {"step/1": "step/2", "step/2": "step/1"}
+    for node in steps.graph.node:
+        node.name = renamed.get(node.name, node.name)
+    name = add_variant(folder, FULL, "fp16", half_typed(steps, "fp16")).variant.name
+    found = departure(folder, manifest_named(folder, name), read_manifests(folder), IMAGES)
+    assert not found.departs
+    assert found.compared == 4 + 2  # with step/0 and back, without the two and the one after them
 
 
 def test_what_is_no_number_is_equal_to_itself_alone() -> None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures under load, seen by the client and by the supervisor, and the way back."""
 
+import functools
 import os
 import signal
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,24 @@ CHEAP_VARIANT = "tiny-b0500-fp32"
 RESTART_S = 30
 
 
+class ServerAborted(Exception):
+    """Ended by its Python backend, as one of 24.10 sometimes does when a stub of it is killed."""
+
+
+def again_where_the_server_aborts(test: Callable[..., None]) -> Callable[..., None]:
+    """Three tries for what only a server that does not abort can show (server#8882, open)."""
+
+    @functools.wraps(test)
+    def run(**fixtures: object) -> None:
+        for _ in range(2):
+            with suppress(ServerAborted):
+                test(**fixtures)
+                return
+        test(**fixtures)
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def victim(needs_server, small_repository):
     """A server of its own, to be killed and to come back between the tests."""
@@ -31,6 +51,30 @@ def victim(needs_server, small_repository):
     )
     with Server(small_repository, options) as running:
         yield running
+
+
+@pytest.fixture
+def reloaded_alone(victim, eventually, caplog):
+    """What is struck within is loaded again by itself; the server and its other models stay."""
+
+    @contextmanager
+    def run():
+        eventually(victim.ready, RESTART_S)
+        restarts, reloads, pid = victim.restarts, victim.reloads, victim.pid
+        caplog.clear()
+        try:
+            yield
+            eventually(
+                lambda: victim.restarts > restarts or (victim.reloads > reloads and victim.ready()),
+                RESTART_S,
+            )
+            assert (victim.restarts, victim.pid, victim.reloads) == (restarts, pid, reloads + 1)
+        except AssertionError as error:
+            if "boost::interprocess::lock_exception" in caplog.text:
+                raise ServerAborted from error
+            raise
+
+    return run
 
 
 def stubs(server: Server) -> dict[str, list[str]]:
@@ -55,7 +99,8 @@ def kill_stub(server: Server, variant: str, number: int = signal.SIGKILL) -> Non
     os.kill(int(pid), number)
 
 
-def raw_calls(server: Server, model: str) -> "tuple[threading.Event, list[str]]":
+@contextmanager
+def raw_calls(server: Server, model: str) -> Iterator[list[str]]:
     """Call in a loop without the client's words; the status of each call, "" for an answer."""
     from tritonclient.utils import InferenceServerException
 
@@ -74,24 +119,34 @@ def raw_calls(server: Server, model: str) -> "tuple[threading.Event, list[str]]"
                 except InferenceServerException as error:
                     found.append(f"{error.status()}: {error.message()}")
 
-    threading.Thread(target=loop, daemon=True).start()
-    return stop, found
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
 
 
-def test_a_killed_variant_is_loaded_again_and_nobody_else_notices(victim, load, eventually):
+@again_where_the_server_aborts
+def test_a_killed_variant_is_loaded_again_and_nobody_else_notices(
+    victim, load, eventually, reloaded_alone
+):
     eventually(victim.ready, RESTART_S)
-    before, restarts, pid, reloads = regions(victim), victim.restarts, victim.pid, victim.reloads
+    before = regions(victim)
     assert len(before) == 1 + len(victim.variants)
-    stop, statuses = raw_calls(victim, victim.model)
-    with load(victim, FULL, CHEAP, timeout_s=5) as calls:
+    with (
+        raw_calls(victim, victim.model) as statuses,
+        load(victim, FULL, CHEAP, timeout_s=5) as calls,
+    ):
         eventually(lambda: calls[CHEAP].errors and statuses, 10)
         killed = time.monotonic()
-        kill_stub(victim, CHEAP_VARIANT)
-        eventually(lambda: not victim.ready(), 2)
-        assert victim.ready().variants == {name: name != CHEAP_VARIANT for name in victim.variants}
-        eventually(lambda: victim.reloads > reloads and victim.ready(), RESTART_S)
+        with reloaded_alone():
+            kill_stub(victim, CHEAP_VARIANT)
+            eventually(lambda: not victim.ready(), 2)
+            others = {name: name != CHEAP_VARIANT for name in victim.variants}
+            assert victim.ready().variants == others
         eventually(lambda: calls[CHEAP].errors[-1] == statuses[-1] == "", 10)
-    stop.set()
     assert set(calls[FULL].errors) == {""}
     failed = [error for error in calls[CHEAP].between(killed, time.monotonic()) if error]
     assert any(failed) or any(statuses)
@@ -99,30 +154,24 @@ def test_a_killed_variant_is_loaded_again_and_nobody_else_notices(victim, load, 
     # Whatever a retry mends is UNAVAILABLE to callers who go by the protocol's own words.
     kinds = {status.partition(":")[0] for status in statuses if status}
     assert kinds <= {"StatusCode.UNAVAILABLE"}
-    assert (victim.restarts, victim.pid, victim.reloads) == (restarts, pid, reloads + 1)
     gone = before - regions(victim)
     assert len(gone) == 1 and len(regions(victim)) == len(before)
     assert not any(region.exists() for region in gone)
 
 
-def test_a_killed_router_is_loaded_again_alone(victim, load, eventually):
-    eventually(victim.ready, RESTART_S)
-    restarts, pid, reloads = victim.restarts, victim.pid, victim.reloads
+@again_where_the_server_aborts
+def test_a_killed_router_is_loaded_again_alone(victim, load, eventually, reloaded_alone):
     with load(victim, FULL, timeout_s=5) as calls:
         eventually(lambda: calls[FULL].errors, 10)
-        kill_stub(victim, victim.model)
-        eventually(lambda: victim.reloads > reloads and victim.ready(), RESTART_S)
+        with reloaded_alone():
+            kill_stub(victim, victim.model)
         eventually(lambda: calls[FULL].errors[-1] == "", 10)
-    assert (victim.restarts, victim.pid) == (restarts, pid)
 
 
-def test_a_variant_that_hangs_is_ended_and_loaded_again_alone(victim, load, eventually):
-    eventually(victim.ready, RESTART_S)
-    restarts, pid, reloads = victim.restarts, victim.pid, victim.reloads
-    with load(victim, FULL, timeout_s=5) as calls:
+@again_where_the_server_aborts
+def test_a_variant_that_hangs_is_ended_and_loaded_again_alone(victim, load, reloaded_alone):
+    with load(victim, FULL, timeout_s=5) as calls, reloaded_alone():
         kill_stub(victim, CHEAP_VARIANT, signal.SIGSTOP)
-        eventually(lambda: victim.reloads > reloads and victim.ready(), RESTART_S)
-    assert (victim.restarts, victim.pid) == (restarts, pid)
     assert set(calls[FULL].errors) == {""}
 
 
