@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from routes import Route, Routes
 
-CHOICES = ("budget", "min_score", "max_latency_ms")
 # What the protocol, the server and its clients put among the parameters.
 RESERVED = {
     "timeout", "priority", "headers", "classification", "binary_data", "binary_data_output",
@@ -32,6 +33,40 @@ class RequestRefused(Exception):
     """The caller asked for what cannot be; the message is the answer."""
 
 
+class Range(NamedTuple):
+    """The numbers that a parameter may be, and how a message says so."""
+
+    holds: Callable[[float], bool]
+    words: str
+
+
+class Rule(NamedTuple):
+    """One way to choose: a figure of every variant, held against what the request says."""
+
+    figure: str  # the field of `Route` that is compared
+    at_least: bool  # with the request's number; else at most
+    best: Callable[[Route], tuple[float, ...]]  # of the variants that fit the one with the largest
+    best_words: str
+    words: str  # what a variant that fits has
+    range: Range
+    share_range: Range | None = None  # in its place where scores are shares
+    measured: str | None = None  # what `saccade bench` has to measure first
+    compared: Callable[[float], float] = float
+
+    def fits(self, route: Route, value: float) -> bool:
+        """Whether the variant is one for that number; never where it has no figure."""
+        figure = getattr(route, self.figure)
+        if figure is None:
+            return False
+        own, asked = self.compared(figure), self.compared(value)
+        return own >= asked if self.at_least else own <= asked
+
+    def wanted(self, routes: Routes, value: float) -> str:
+        """The request in words: a p95 of at most 5 ms."""
+        score = next((each.score_name for each in routes.variants if each.score_name), "score")
+        return self.words.format(value=value, score=score)
+
+
 def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()) -> Route:
     """The variant for a request's parameters; without any, the largest budget.
 
@@ -40,22 +75,43 @@ def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()
     Raises: RequestRefused for an unknown parameter, two choices, a value that is not a number or
         out of range, and where no variant meets the request.
     """
-    known = CHOICES + own
+    known = (*RULES, *own)
     given = [key for key in parameters if not is_reserved(key)]
     if unknown := sorted(set(given) - set(known)):
         raise RequestRefused(f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}")
-    chosen = sorted(set(given) & set(CHOICES))
+    chosen = sorted(set(given) & set(RULES))
     if len(chosen) > 1:
         raise RequestRefused(f"parameters {' and '.join(chosen)} given, expected one of them")
     if not chosen:
-        return by_budget(routes, 1.0)
-    given_value = parameters[chosen[0]]
-    if chosen[0] == "budget" and (named := by_setting(routes, given_value)):
+        return best(routes, "budget", 1.0)
+    (parameter,) = chosen
+    given_value = parameters[parameter]
+    if parameter == "budget" and (named := by_setting(routes, given_value)):
         return named
-    value = number(chosen[0], given_value, share=scores_are_shares(routes))
-    return {"budget": by_budget, "min_score": by_score, "max_latency_ms": by_latency}[chosen[0]](
-        routes, value
-    )
+    return best(routes, parameter, number(parameter, given_value, share=scores_are_shares(routes)))
+
+
+def best(routes: Routes, parameter: str, value: float) -> Route:
+    """The variant that the parameter's rule takes.
+
+    Raises: RequestRefused where none has been measured, or none fits.
+    """
+    rule = RULES[parameter]
+    fitting = [route for route in routes.variants if rule.fits(route, value)]
+    if not fitting and all(getattr(route, rule.figure) is None for route in routes.variants):
+        raise RequestRefused(
+            f"{parameter} needs measured {rule.measured}, and this repository has none. "
+            f"{HOW_TO_MEASURE}, or ask by budget"
+        )
+    if not fitting:
+        raise RequestRefused(f"no variant has {rule.wanted(routes, value)}.{table(routes)}")
+    return max(fitting, key=rule.best)
+
+
+def by_setting(routes: Routes, name: Any) -> Route | None:
+    """The variant of the setting with that name, if there is one; of two the quicker."""
+    fitting = [route for route in routes.variants if route.setting == name]
+    return max(fitting, key=lambda route: route.quickness, default=None)
 
 
 def is_reserved(key: str) -> bool:
@@ -81,16 +137,10 @@ def number(name: str, value: Any, *, share: bool = True) -> float:
         parsed = math.nan if isinstance(value, bool) else float(_divided(name, value))
     except (TypeError, ValueError, OverflowError):
         parsed = math.nan
-    fits, expected = {
-        "budget": (0 < parsed <= 1, "a number above 0 and at most 1, or a setting's name"),
-        "min_score": (
-            0 <= parsed <= 1 if share else math.isfinite(parsed),
-            "a number from 0 to 1" if share else "a finite number",
-        ),
-        "max_latency_ms": (0 < parsed < math.inf, "a finite number above 0"),
-    }[name]
-    if not fits:
-        raise RequestRefused(f"parameter {name} is {value!r:.60}, expected {expected}")
+    rule = RULES[name]
+    allowed = (rule.share_range if share else None) or rule.range
+    if not allowed.holds(parsed):
+        raise RequestRefused(f"parameter {name} is {value!r:.60}, expected {allowed.words}")
     return parsed
 
 
@@ -109,45 +159,6 @@ def compared(budget: float) -> float:
     return float(f"{budget:.6g}")
 
 
-def by_budget(routes: Routes, budget: float) -> Route:
-    """The largest variant with at most this budget, both `compared`; of two the quicker one."""
-    most = compared(budget)
-    fitting = [route for route in routes.variants if compared(route.budget) <= most]
-    if not fitting:
-        raise RequestRefused(f"no variant has a budget of at most {budget:g}.{table(routes)}")
-    return max(fitting, key=lambda route: (compared(route.budget), route.quickness))
-
-
-def by_setting(routes: Routes, name: Any) -> Route | None:
-    """The variant of the setting with that name, if there is one; of two the quicker."""
-    fitting = [route for route in routes.variants if route.setting == name]
-    return max(fitting, key=lambda route: route.quickness, default=None)
-
-
-def by_score(routes: Routes, score: float) -> Route:
-    """The fastest variant whose lower 95 % bound is at least this score."""
-    bounds = [(each, each.lower_bound) for each in routes.variants if each.lower_bound is not None]
-    if not bounds:
-        raise RequestRefused(_unmeasured("min_score", "scores"))
-    fitting = [route for route, bound in bounds if bound >= score]
-    if not fitting:
-        what = f"a {bounds[0][0].score_name} whose lower 95 % bound is at least {score:g}"
-        raise RequestRefused(f"no variant has {what}.{table(routes)}")
-    return max(fitting, key=lambda route: (route.quickness, route.score or 0))
-
-
-def by_latency(routes: Routes, milliseconds: float) -> Route:
-    """The best-scoring variant whose measured p95 is at most this; ties go to the faster."""
-    latencies = [(each, each.p95_ms) for each in routes.variants if each.p95_ms is not None]
-    if not latencies:
-        raise RequestRefused(_unmeasured("max_latency_ms", "latencies"))
-    fitting = [pair for pair in latencies if pair[1] <= milliseconds]
-    if not fitting:
-        raise RequestRefused(f"no variant has a p95 of at most {milliseconds:g} ms.{table(routes)}")
-    best = max(fitting, key=lambda pair: (pair[0].score or 0, -pair[1], pair[0].quickness))
-    return best[0]
-
-
 def table(routes: Routes) -> str:
     """The variants with their figures, for a caller who asked for what is not there."""
     rows = [
@@ -160,8 +171,35 @@ def table(routes: Routes) -> str:
     return " Variants:\n" + "\n".join(rows)
 
 
-def _unmeasured(parameter: str, what: str) -> str:
-    return (
-        f"{parameter} needs measured {what}, and this repository has none. {HOW_TO_MEASURE}, or "
-        "ask by budget"
-    )
+RULES = {
+    "budget": Rule(
+        figure="budget",
+        at_least=False,
+        best=lambda route: (compared(route.budget), route.quickness),
+        best_words="the largest budget, then the fastest,",
+        words="a budget of at most {value:g}",
+        range=Range(
+            lambda value: 0 < value <= 1, "a number above 0 and at most 1, or a setting's name"
+        ),
+        compared=compared,
+    ),
+    "min_score": Rule(
+        figure="lower_bound",
+        at_least=True,
+        best=lambda route: (route.quickness, route.score or 0),
+        best_words="the fastest",
+        words="a {score} whose lower 95 % bound is at least {value:g}",
+        range=Range(math.isfinite, "a finite number"),
+        share_range=Range(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+        measured="scores",
+    ),
+    "max_latency_ms": Rule(
+        figure="p95_ms",
+        at_least=False,
+        best=lambda route: (route.score or 0, -(route.p95_ms or 0), route.quickness),
+        best_words="the best-scoring, then the faster,",
+        words="a p95 of at most {value:g} ms",
+        range=Range(lambda value: 0 < value < math.inf, "a finite number above 0"),
+        measured="latencies",
+    ),
+}

@@ -122,7 +122,7 @@ class Client:
         of image and text compares the image with each label in each template, such as
         "a photo of a {}".
         """
-        parameters = choice(budget, min_score, max_latency_ms)
+        parameters = choice(budget, min_score=min_score, max_latency_ms=max_latency_ms)
         if not labels:
             if templates:
                 raise SaccadeError("templates were given without labels. Give both, or neither.")

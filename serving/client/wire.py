@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from itertools import count
 from typing import Any
 
@@ -24,16 +25,16 @@ Call = dict[str, Any]  # arguments of `infer`, the deadline excepted
 GRACE_S = 0.1
 LONGEST_S = 7 * 24 * 3600.0  # what the router takes for ever
 _NUMBERS = count(1)
+# Of the router's own code, whose files import one another by their bare names.
+_RULES: Mapping[str, Any] = import_module("saccade.model_repository.router.choose").RULES
 
 
-def choice(
-    budget: Budget | None, min_score: float | None = None, max_latency_ms: float | None = None
-) -> dict[str, str]:
+def choice(budget: Budget | None = None, **other_rules: BudgetLike | None) -> dict[str, str]:
     """The request parameter by which the router chooses; none takes the full model.
 
     Raises: SaccadeError if there is more than one, or it is out of range.
     """
-    given = {"budget": budget, "min_score": min_score, "max_latency_ms": max_latency_ms}
+    given = {"budget": budget, **other_rules}
     chosen = {name: _number(name, value) for name, value in given.items() if value is not None}
     if len(chosen) > 1:
         flags = ", ".join("--" + name.replace("_", "-") for name in chosen)
@@ -42,13 +43,9 @@ def choice(
         if isinstance(value, str):
             return {name: value}  # whether there is such a setting, the router knows
         # What a score may be depends on the model's: the router knows.
-        fits, wanted = {
-            "budget": (0 < value <= 1, "number above 0 and at most 1"),
-            "min_score": (math.isfinite(value), "finite number"),
-            "max_latency_ms": (0 < value < math.inf, "finite number above 0"),
-        }[name]
-        if not fits:
-            raise SaccadeError(f"{name} is {value:g}, expected a {wanted}.")
+        allowed = _RULES[name].range
+        if not allowed.holds(value):
+            raise SaccadeError(f"{name} is {value:g}, expected {allowed.words}.")
     # As text: a number in a request is an integer or a double by its looks.
     return {name: repr(value) for name, value in chosen.items()}
 

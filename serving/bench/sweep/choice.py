@@ -18,12 +18,11 @@ from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
 from saccade.serving.repository.router_folder import RouterPlan, route_fields
 
-_PARAMETERS = ("budget", "min_score", "max_latency_ms")
-Compared = Callable[[float], float]  # a figure as the rule compares it
+# Files that the router runs, and that import one another by their bare names.
+_ROUTER: Any = import_module("saccade.model_repository.router.choose")
+_ROUTES: Any = import_module("saccade.model_repository.router.routes")
 _APART = 1e-5  # a budget less this share of it differs in the six digits that are compared
 _ANY_BATCH = 8  # of a route; the choice does not look at it
-
-
 _COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "MiB", "bytes", "")
 
 
@@ -41,12 +40,12 @@ class ChooseOptions(PathFields):
 
         Raises: SaccadeError for none or several.
         """
-        given = [(name, getattr(self, name)) for name in _PARAMETERS]
+        given = [(name, getattr(self, name)) for name in _ROUTER.RULES]
         given = [(name, value) for name, value in given if value is not None]
         if len(given) != 1:
             found = " and ".join(_flag(name) for name, _ in given) or "none"
             raise SaccadeError(
-                f"found {found}, expected exactly one of {', '.join(map(_flag, _PARAMETERS))}."
+                f"found {found}, expected exactly one of {', '.join(map(_flag, _ROUTER.RULES))}."
             )
         return given[0]
 
@@ -93,36 +92,32 @@ def choose(folder: Path | str, options: ChooseOptions) -> Choice:
         file, and a score or latency asked where none was measured.
     """
     parameter, value = options.asked()
-    rules: Any = import_module("saccade.model_repository.router.choose")
-    known: Any = import_module("saccade.model_repository.router.routes")
-    routes, entries = _routes(_artefacts(Path(folder)), options.device, known)
+    routes, entries = _routes(_artefacts(Path(folder)), options.device)
+    rule = _ROUTER.RULES[parameter]
     _check_measured(routes, parameter, Path(folder))
     try:
-        if parameter == "budget" and (named := rules.by_setting(routes, value)):
+        if parameter == "budget" and (named := _ROUTER.by_setting(routes, value)):
             value = named.budget
-        value = rules.number(parameter, value, share=rules.scores_are_shares(routes))
-    except rules.RequestRefused as error:
+        value = _ROUTER.number(parameter, value, share=_ROUTER.scores_are_shares(routes))
+    except _ROUTER.RequestRefused as error:
         raise SaccadeError(f"{_flag(parameter)}: {error}.") from error
-
-    rule = {"budget": "by_budget", "min_score": "by_score", "max_latency_ms": "by_latency"}
 
     def chosen(at: float, among: Any = routes) -> str | None:
         try:
-            name: str = getattr(rules, rule[parameter])(among, at).name
-        except rules.RequestRefused:
+            name: str = _ROUTER.best(among, parameter, at).name
+        except _ROUTER.RequestRefused:
             return None
         return name
 
-    compared = rules.compared if parameter == "budget" else float
     best = chosen(value)
     rest = routes._replace(variants=tuple(each for each in routes.variants if each.name != best))
     return Choice(
         parameter=parameter,
         value=value,
         chosen=best,
-        why=_why(routes, parameter, value, best, compared),
+        why=_why(routes, rule, value, best),
         runner_up=chosen(value, rest) if best and rest.variants else None,
-        changes=tuple(_changes(routes, parameter, value, chosen, compared)),
+        changes=tuple(_changes(routes, rule, value, chosen)),
         variants=tuple(_figures(each, entries.get(each.name)) for each in routes.variants),
         measured_on=_measured_on(list(entries.values())),
     )
@@ -148,7 +143,7 @@ def _artefacts(folder: Path) -> Path:
     return artefacts
 
 
-def _routes(folder: Path, device: str | None, known: Any) -> tuple[Any, dict[str, Entry]]:
+def _routes(folder: Path, device: str | None) -> tuple[Any, dict[str, Entry]]:
     variants = grouped(read_folder(folder))
     check_alike(folder, variants)
     measured = measurements(folder, variants, device)
@@ -162,75 +157,45 @@ def _routes(folder: Path, device: str | None, known: Any) -> tuple[Any, dict[str
         measured=measured,
         run_batch={each.name: _ANY_BATCH for each in variants},
     )
-    routes = tuple(known.Route(**route_fields(plan, each)) for each in variants)
-    return known.Routes(first.model, first.family, None, {}, routes), measured
+    routes = tuple(_ROUTES.Route(**route_fields(plan, each)) for each in variants)
+    return _ROUTES.Routes(first.model, first.family, None, {}, routes), measured
 
 
 def _check_measured(routes: Any, parameter: str, folder: Path) -> None:
-    needed = {"min_score": "lower_bound", "max_latency_ms": "p95_ms"}.get(parameter)
-    if needed and all(getattr(each, needed) is None for each in routes.variants):
-        without = "a server" if parameter == "max_latency_ms" else "any measurement"
+    rule = _ROUTER.RULES[parameter]
+    if rule.measured and all(getattr(each, rule.figure) is None for each in routes.variants):
         raise SaccadeError(
-            f"{folder}: {_flag(parameter)} needs figures, and it has none: it was made without "
-            f"{without}. Measure with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
+            f"{folder}: {_flag(parameter)} needs measured {rule.measured}, and it has none. "
+            "Measure with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
         )
 
 
-def _why(routes: Any, parameter: str, value: float, best: str | None, compared: Compared) -> str:
-    fitting = [each for each in routes.variants if _fits(each, parameter, value, compared)]
-    count = f"of {len(fitting)} variant{'s' if len(fitting) != 1 else ''}"
-    name = next((each.score_name for each in routes.variants if each.score_name), "score")
-    which = {
-        "budget": f"a budget of at most {value:g}",
-        "min_score": f"a {name} whose lower 95 % bound is at least {value:g}",
-        "max_latency_ms": f"a p95 of at most {value:g} ms",
-    }[parameter]
+def _why(routes: Any, rule: Any, value: float, best: str | None) -> str:
+    wanted = rule.wanted(routes, value)
     if best is None:
-        return f"no variant has {which}"
-    rule = {
-        "budget": "the largest budget, then the fastest,",
-        "min_score": "the fastest",
-        "max_latency_ms": "the best-scoring, then the faster,",
-    }[parameter]
-    return f"{rule} {count} with {which}"
-
-
-def _of(route: Any, parameter: str) -> float | None:
-    """What the parameter is compared with."""
-    name = {"budget": "budget", "min_score": "lower_bound", "max_latency_ms": "p95_ms"}[parameter]
-    found: float | None = getattr(route, name)
-    return found
-
-
-def _fits(route: Any, parameter: str, value: float, compared: Compared) -> bool:
-    found = _of(route, parameter)
-    if found is None:
-        return False
-    found, value = compared(found), compared(value)
-    return found >= value if parameter == "min_score" else found <= value
+        return f"no variant has {wanted}"
+    count = sum(rule.fits(each, value) for each in routes.variants)
+    return f"{rule.best_words} of {count} variant{'s' if count != 1 else ''} with {wanted}"
 
 
 def _changes(
-    routes: Any,
-    parameter: str,
-    value: float,
-    chosen: Callable[[float], str | None],
-    compared: Compared,
+    routes: Any, rule: Any, value: float, chosen: Callable[[float], str | None]
 ) -> list[dict[str, Any]]:
     """The nearest value on either side from which on another variant is chosen.
 
     Between two figures of variants the choice is the same, so that they are all that is tried.
     """
-    figures = (_of(each, parameter) for each in routes.variants)
+    figures = (getattr(each, rule.figure) for each in routes.variants)
     steps = sorted({each for each in figures if each is not None})
-    from_above = parameter == "min_score"  # a score is reached by those at it and above
     now, changes = chosen(value), []
     for side in (-1, 1):
-        beyond = [each for each in steps if (compared(each) - compared(value)) * side >= 0]
+        beyond = [
+            each for each in steps if (rule.compared(each) - rule.compared(value)) * side >= 0
+        ]
         for step in beyond[::side]:
             # Just past the figure, on the side where its variant counts no more, or counts at last.
-            past = from_above == (side > 0)
-            at = _next(step, side, compared) if past else step
+            past = rule.at_least == (side > 0)
+            at = _next(step, side, rule.compared) if past else step
             if (other := chosen(at)) != now:
                 words = {(-1, False): "at most", (-1, True): "below"}
                 words |= {(1, False): "at least", (1, True): "above"}
@@ -239,7 +204,7 @@ def _changes(
     return changes
 
 
-def _next(step: float, side: int, compared: Compared) -> float:
+def _next(step: float, side: int, compared: Callable[[float], float]) -> float:
     """The nearest number on that side that is told apart, budgets in their sixth digit."""
     at = math.nextafter(step, side * math.inf)
     return at if compared(at) != compared(step) else step * (1 + side * _APART)

@@ -175,8 +175,10 @@ def test_wrong_questions_are_refused(case: str, folder: Path, capsys: Any) -> No
 
 def test_without_figures_only_a_budget_can_be_asked(tiny_folder: Path) -> None:
     assert chosen(tiny_folder, budget="0.3").chosen == "nac-b0250-fp32"
-    with pytest.raises(SaccadeError, match="needs figures, and it has none"):
+    with pytest.raises(SaccadeError, match="--min-score needs measured scores, and it has none"):
         chosen(tiny_folder, min_score=0.5)
+    with pytest.raises(SaccadeError, match="latency-ms needs measured latencies, and it has none"):
+        chosen(tiny_folder, max_latency_ms=5)
 
 
 def test_embeddings_are_shown_with_their_bytes(folder: Path, tmp_path: Path, capsys: Any) -> None:
