@@ -34,6 +34,8 @@ _HARMLESS = (
     "Signal (2) received",
 )
 _IDLE = "All models are stopped"
+# What its handler of SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV prints first.
+_CRASH = re.compile(r"Signal \((4|6|7|8|11)\) received\.")
 _KEPT = 400
 
 
@@ -55,13 +57,16 @@ class ServerLog:
         self._last: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._raw = _open(raw)
 
-    def follow(self, output: IO[bytes], idle: threading.Event) -> threading.Thread:
-        """Read `output` to its end in a thread of its own; `idle` is set once nothing is in flight.
+    def follow(
+        self, output: IO[bytes], idle: threading.Event, crash: threading.Event
+    ) -> threading.Thread:
+        """Read `output` to its end in a thread of its own.
 
+        `idle` is set once nothing is in flight, `crash` when the server says that it crashes.
         Two servers may write at a time, while one replaces the other.
         """
         reader = threading.Thread(
-            target=self._read, args=(output, idle), name="server-log", daemon=True
+            target=self._read, args=(output, idle, crash), name="server-log", daemon=True
         )
         reader.start()
         return reader
@@ -86,12 +91,14 @@ class ServerLog:
         if self._raw:
             self._raw.close()
 
-    def _read(self, output: IO[bytes], idle: threading.Event) -> None:
+    def _read(self, output: IO[bytes], idle: threading.Event, crash: threading.Event) -> None:
         level = logging.INFO
         with output:
             for raw in output:
                 self._keep(raw)
                 line = raw.decode(errors="replace").rstrip()
+                if _CRASH.fullmatch(line):
+                    crash.set()
                 level, text = read_line(line, level)
                 if not text:
                     continue

@@ -34,6 +34,7 @@ _RESTRICTED = "shared-memory,model-repository,logging,trace"
 CLOSED = "closed:for-all=closed"
 _EXIT_TIMEOUT_S = 5
 _FLUSH_S = 0.2
+CRASHES_S = 2.0  # a server that crashes prints where it was, and ends
 # gRPC moves a connection of this age, give or take a tenth, to a new one, and no call notices:
 # so callers of a server that another one replaces go over to it.
 CONNECTION_AGE_S = 10
@@ -70,6 +71,8 @@ class ServerProcess:
         self._regions = f"{folder.path.name}-{secrets.token_hex(3)}-"
         self._stubs: tuple[Stub, ...] = ()
         self._idle = threading.Event()
+        self._crash = threading.Event()
+        self._crash_s: float | None = None  # when it was first seen
         self._models = models = folder.path / f"models-{secrets.token_hex(3)}"
         with writable(folder.path, "TMPDIR"):
             backends = backend_folder(installation, folder.path / "backends")
@@ -91,7 +94,7 @@ class ServerProcess:
             start_new_session=True,  # a terminal's Ctrl-C must not reach it before us
         )
         assert self._process.stdout is not None
-        self._reader = log.follow(self._process.stdout, self._idle)
+        self._reader = log.follow(self._process.stdout, self._idle, self._crash)
 
     @property
     def pid(self) -> int:
@@ -114,8 +117,18 @@ class ServerProcess:
         return self._stubs
 
     def exit_text(self) -> str | None:
-        """How the server ended, None while it runs."""
+        """How the server ended, None while it runs; one that crashes and does not end is killed.
+
+        Where its memory is spoilt, the handler of the crash crashes as well, again and again: that
+        uses the CPU, as work does, and answers nobody.
+        """
         code = self._process.poll()
+        if code is None and self._crash.is_set():
+            now = time.monotonic()
+            self._crash_s = self._crash_s or now
+            if now - self._crash_s > CRASHES_S:
+                self._process.kill()
+                return f"it crashed, and had not ended {CRASHES_S:g} s later"
         if code is None:
             return None
         return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"

@@ -191,6 +191,14 @@ def test_killed_server(victim, load, eventually):
     assert calls[FULL].ends[-1] > killed
 
 
+def test_a_server_that_crashes_and_does_not_end_is_restarted(victim, eventually):
+    """Its handler of crashes can crash as well, for ever; that looks like work."""
+    eventually(victim.ready, RESTART_S)
+    restarts = victim.restarts
+    Path(f"/proc/{victim.pid}/fd/1").write_text("Signal (11) received.\n")
+    eventually(lambda: victim.restarts > restarts and victim.ready(), RESTART_S)
+
+
 def test_stopped_server(victim, load, eventually):
     eventually(victim.ready, RESTART_S)
     restarts = victim.restarts
