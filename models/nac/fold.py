@@ -3,7 +3,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from saccade.models.interface import Part
 from saccade.models.nac.components import nac_part
@@ -20,7 +19,7 @@ from saccade.models.nac.read_out import head_outputs
 
 
 class FoldedNAC(nn.Module):
-    """What `NAC.fold` returns: a NAC's `forward`, `outputs`, `details`, `embed`, evaluation only.
+    """What `NAC.fold` returns: a NAC's `forward` and `details`, evaluation only.
 
     Codes, signatures and initial states are constants, so every modulation is one vector a
     module, the attention bias one matrix, and the read-in's query part of a probe in the space of
@@ -87,33 +86,7 @@ class FoldedNAC(nn.Module):
 
         Shapes: -> [b classes].
         """
-        return self._logits(self._state(x, length, condition, condition_length))
-
-    def outputs(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Everything that is always exported, of one pass.
-
-        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
-        """
-        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
-
-    def embed(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> Tensor:
-        """The state in front of the last linear layer, brought to length 1.
-
-        Shapes: -> [b dim].
-        """
-        return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
+        return self._logits(self._run(x, length, condition, condition_length)[0])
 
     def details(
         self,
@@ -122,10 +95,11 @@ class FoldedNAC(nn.Module):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """`outputs`, and what the modules looked at and listened to.
+        """Everything that is exported, of one pass.
 
-        Shapes: -> also attention [b u n] of the read-in and link [b u u], the probabilities of
-                links (absent where links are dense).
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
+                [b u n] of the read-in, and link [b u u], the probabilities of links (absent where
+                links are dense).
         """
         state, attention, bias = self._run(x, length, condition, condition_length)
         found = head_outputs(self._logits, state) | {"attention": attention}
@@ -138,15 +112,6 @@ class FoldedNAC(nn.Module):
     def parts(self) -> tuple[Part, ...]:
         """The unfolded model's one part, run by this one."""
         return (nac_part(self),)
-
-    def _state(
-        self,
-        x: Tensor,
-        length: Tensor | None,
-        condition: Tensor | None,
-        condition_length: Tensor | None,
-    ) -> Tensor:
-        return self._run(x, length, condition, condition_length)[0]
 
     def _run(
         self,

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
 from saccade.models.families import folded
@@ -25,8 +24,7 @@ from saccade.models.nac.graph_priors import GraphStructure, repulsion
 from saccade.models.nac.initial_states import initial_state
 from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.layers import Propagator, norm_where, without_padding
-from saccade.models.nac.module_dropout import ModuleDropout, circuit_order
-from saccade.models.nac.prune import pruned
+from saccade.models.nac.prune import circuit_order, pruned
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ReadOut, head_outputs, last_layer
 from saccade.models.nac.tokenizers import tokenizer
@@ -57,7 +55,6 @@ class NAC(nn.Module):
             self._build(config, fresh)
         self.register_buffer("module_order", torch.arange(config.modules))
         self._structure = GraphStructure(config)
-        self._dropout = ModuleDropout(config)
         if fresh and not config.conditional:
             self.rank_modules()
 
@@ -95,39 +92,11 @@ class NAC(nn.Module):
     ) -> Tensor:
         """Logits; `modules` (int64 [m]) runs those processor modules alone.
 
-        In training, module dropout chooses them where the caller does not.
-
         Shapes: -> [b classes].
         """
-        if modules is None and self.training:
-            modules = self._dropout.draw(self.rank_now)
-        return self._logits(self._state(x, length, condition, condition_length, modules))
-
-    def outputs(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Everything that is always exported, of one pass.
-
-        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
-        """
-        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
-
-    def embed(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> Tensor:
-        """The state in front of the last linear layer, brought to length 1.
-
-        Shapes: -> [b dim].
-        """
-        return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given, modules)
+        return self._logits(execute(self, given, circuit))
 
     def details(
         self,
@@ -136,10 +105,11 @@ class NAC(nn.Module):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """`outputs`, and what the modules looked at and listened to.
+        """Everything that is exported, of one pass.
 
-        Shapes: -> also attention [b u n] of the read-in and link [b u u], the probabilities of
-                links (absent where links are dense).
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
+                [b u n] of the read-in, and link [b u u], the probabilities of links (absent where
+                links are dense).
         """
         given = self._given(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, given)
@@ -163,17 +133,6 @@ class NAC(nn.Module):
     ) -> Given:
         tokens = without_padding(self.tokenizer(x, length), length)
         return Given(tokens, length, condition, condition_length)
-
-    def _state(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-        modules: Tensor | None = None,
-    ) -> Tensor:
-        given = self._given(x, length, condition, condition_length)
-        return execute(self, given, generate(self.generator, self.config, given, modules))
 
     def _logits(self, state: Tensor) -> Tensor:
         x = self.head_norm(state)
@@ -271,7 +230,6 @@ class NAC(nn.Module):
     def fold(self) -> nn.Module:
         """The same function with everything folded that is constant in evaluation.
 
-        It has `forward`, `outputs`, `details` and `embed` with the same arguments, `parts`, and
-        no training mode.
+        It has `forward` and `details` with the same arguments, `parts`, and no training mode.
         """
         return folded(self)

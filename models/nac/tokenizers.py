@@ -65,14 +65,6 @@ class ConvTokenizer(nn.Module):
         return self.norm(self.project(features).flatten(2).mT + self.position)
 
 
-def image_positions(config: NACConfig) -> nn.Parameter:
-    """A learned vector for each token of an image.
-
-    Shapes: -> [n dim].
-    """
-    return nn.Parameter(POSITION_STD * torch.randn(config.tokens or 1, config.tokens_width))
-
-
 def patches(pixels: Tensor, side_px: int) -> Tensor:
     """Non-overlapping squares of pixels, each one vector (row, column, channel).
 

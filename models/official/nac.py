@@ -8,7 +8,7 @@ from saccade.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.generator import Circuit
 from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.module_dropout import circuit_order
+from saccade.models.nac.prune import circuit_order
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.nac_fields import bandwidths, circuit_fields, image_fields
