@@ -149,6 +149,15 @@ class Preprocessing:
             )
         return cls(**values | {key: tuple(value) for key, value in lists.items()})
 
+    @classmethod
+    def of(cls, config: Any, **others: Any) -> "Preprocessing":
+        """That of a model whose configuration says size, mean and std of its images.
+
+        Raises: SaccadeError if a value is out of range.
+        """
+        size = (config.height_px, config.width_px, config.channels)
+        return cls(*size, tuple(config.mean), tuple(config.std), **others)
+
     def wanted(self) -> "Wanted":
         """What `image_decoding` needs of it."""
         from saccade.models.image_decoding import Wanted

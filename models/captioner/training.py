@@ -14,12 +14,11 @@ from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.scene_statements import is_true
 from saccade.models.data.shapes import scenes
 from saccade.models.families import new_model
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import jensen_shannon, repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
-from saccade.models.training.task import Recipe
+from saccade.models.training.task import Recipe, Task
 from saccade.models.word_tokens import PAD, WordVocabulary
 
 CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB of a shipped file, which has 3 at most
@@ -62,11 +61,11 @@ def task(options: TrainOptions) -> "CaptionerTask":
     return CaptionerTask(options)
 
 
-class CaptionerTask:
+class CaptionerTask(Task):
     """A `training.task.Task`: the cross entropy of each next word, true words as input."""
 
-    family = "captioner"
-    data = "shapes"
+    family, data = "captioner", "shapes"
+    model: Captioner
 
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
@@ -152,24 +151,13 @@ class CaptionerTask:
         pairs = zip(texts, self.validation.objects, strict=False)
         return _mean([is_true(text, objects) for text, objects in pairs])
 
-    def finish(self) -> None:
-        """Nothing: the weights are all there is."""
-
-    def saved(self) -> dict[str, Any]:
-        """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
-        config = self.model.config
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Training scenes with a caption each."""
         rng = np.random.default_rng(0)
         shown = self.training.objects[:CALIBRATION_IMAGES]
         return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(
-                config.height_px, config.width_px, config.channels, config.mean, config.std
-            ),
-            "labels": (),
-            "calibration": {
-                "image": self.training.images[:CALIBRATION_IMAGES],
-                "tokens": self._tokens([caption(objects, rng) for objects in shown]),
-            },
+            "image": self.training.images[:CALIBRATION_IMAGES],
+            "tokens": self._tokens([caption(objects, rng) for objects in shown]),
         }
 
 

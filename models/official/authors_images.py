@@ -33,17 +33,7 @@ def authors_images(source: str, config: "Pictured", **sizes: int) -> AuthorsImag
     rule, origin = _RULES[source]((config.height_px, config.width_px), **sizes)
     # Their files are opened by Pillow's convert("RGB"), which drops alpha.
     fields: dict[str, Any] = {"interpolation": "bicubic", "alpha": "dropped"} | rule
-    return AuthorsImages(
-        Preprocessing(
-            config.height_px,
-            config.width_px,
-            config.channels,
-            tuple(config.mean),
-            tuple(config.std),
-            **fields,
-        ),
-        origin,
-    )
+    return AuthorsImages(Preprocessing.of(config, **fields), origin)
 
 
 _Sides = tuple[int, int]  # height and width of the model

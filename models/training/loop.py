@@ -109,7 +109,7 @@ class Run:
         self.task, self.options, self.recipe = task, options, recipe
         self.device = torch.device(options.device)
         task.model.to(self.device).train()
-        self.auxiliary: nn.Module | None = getattr(task, "auxiliary", None)
+        self.auxiliary = task.auxiliary
         named = list(task.model.named_parameters())
         if self.auxiliary is not None:
             named += list(self.auxiliary.to(self.device).train().named_parameters())
@@ -215,10 +215,7 @@ class Run:
             state["auxiliary"] = self.auxiliary.state_dict()
         if self.average is not None:
             state["average"] = (self.average.updates, self.average.weights)
-        remember = getattr(self.task, "state", None)
-        if remember is not None:
-            state["task"] = remember()
-        return state
+        return state | {"task": self.task.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become the run that `state` was taken from."""
@@ -237,9 +234,7 @@ class Run:
         if self.average is not None:
             self.average.updates, weights = state["average"]
             self.average.weights = moved(weights, self.device)
-        remember = getattr(self.task, "restore", None)
-        if remember is not None:
-            remember(state["task"])
+        self.task.restore(state.get("task", {}))
 
 
 def moved(batch: Any, device: torch.device) -> Any:

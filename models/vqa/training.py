@@ -19,11 +19,10 @@ from saccade.models.data.questions import (
 )
 from saccade.models.data.shapes import scenes
 from saccade.models.families import new_model
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import zero_share
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
-from saccade.models.training.task import Recipe
+from saccade.models.training.task import Recipe, Task
 from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.model import VQA
 from saccade.models.word_tokens import WordVocabulary
@@ -87,11 +86,11 @@ def answer_loss(logits: Tensor, answers: Tensor, kind: str) -> Tensor:
     return summed / len(logits)
 
 
-class VQATask:
+class VQATask(Task):
     """A `training.task.Task`: the one right answer, by the loss that fits `config.answer`."""
 
-    family = "vqa"
-    data = "shapes"
+    family, data, labels = "vqa", "shapes", ANSWERS
+    model: VQA
 
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
@@ -184,24 +183,13 @@ class VQATask:
             zero.append(zero_share(found["attention"].float().cpu().numpy()))
         return np.concatenate(right), np.concatenate(zero)
 
-    def finish(self) -> None:
-        """Nothing: the weights are all there is."""
-
-    def saved(self) -> dict[str, Any]:
-        """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
-        config = self.model.config
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Validation scenes with one question each."""
         asked = [each[:1] for each in self.asked[:CALIBRATION_IMAGES]]
         tensors = self._tensors(self.validation.images[:CALIBRATION_IMAGES], asked)
         tokens = F.pad(tensors["question"], (0, QUESTION_TOKENS - tensors["question"].shape[1]))
         return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(
-                config.height_px, config.width_px, config.channels, config.mean, config.std
-            ),
-            "labels": ANSWERS,
-            "calibration": {
-                "image": self.validation.images[:CALIBRATION_IMAGES],
-                "question": tokens.numpy(),
-                "labels": tensors["answers"].numpy(),
-            },
+            "image": self.validation.images[:CALIBRATION_IMAGES],
+            "question": tokens.numpy(),
+            "labels": tensors["answers"].numpy(),
         }

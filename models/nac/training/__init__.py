@@ -25,7 +25,6 @@ from saccade.models.nac.training.auxiliary import Auxiliary
 from saccade.models.nac.training.batches import ImageBatches
 from saccade.models.nac.training.dropout import drawn_modules
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import Task
 
@@ -53,7 +52,7 @@ def task(options: TrainOptions) -> Task:
     return NACTask(options, training, validation)
 
 
-class NACTask:
+class NACTask(Task):
     """A `training.task.Task`.
 
     With module dropout a step keeps a share of the modules that is drawn as `dropout_draw` says,
@@ -63,10 +62,11 @@ class NACTask:
     """
 
     family = "nac"
+    model: NAC
 
     def __init__(self, options: TrainOptions, training: Dataset, validation: Dataset) -> None:
         self.training, self.validation = training, validation
-        self.data = training.name
+        self.data, self.labels = training.name, training.class_names
         self.data_sha256 = {"train": training.sha256, "validation": validation.sha256}
         self.card = {"validation_images": len(validation.labels)}
         _, height, width, channels = training.images.shape
@@ -147,18 +147,10 @@ class NACTask:
         keeping = [each for each in self.extra["budgets"] if Budget(each).of(modules)]
         return score(self.model, self.validation, keeping)
 
-    def saved(self) -> dict[str, Any]:
-        """Configuration, input, labels, and 256 training images for calibration."""
-        config, training = self.model.config, self.training
-        chosen = calibration_rows(len(training.labels))
-        return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(
-                config.height_px, config.width_px, config.channels, config.mean, config.std
-            ),
-            "labels": training.class_names,
-            "calibration": {"image": training.images[chosen], "labels": training.labels[chosen]},
-        }
+    def calibration(self) -> dict[str, np.ndarray]:
+        """256 training images with their labels."""
+        chosen = calibration_rows(len(self.training.labels))
+        return {"image": self.training.images[chosen], "labels": self.training.labels[chosen]}
 
     def state(self) -> dict[str, Any]:
         """The batches' order, the modules' order and the graph prior's permutation."""

@@ -63,14 +63,15 @@ def task(options: TrainOptions) -> Task:
     return ListOpsTask(options)
 
 
-class ListOpsTask:
+class ListOpsTask(Task):
     """A `training.task.Task`.
 
     Each step draws new expressions of the training split. A step keeps some of the modules: the
     best connected ones in `dropout_ordered` of the steps, else a random subset.
     """
 
-    family, data = "nac", "listops"
+    family, data, labels = "nac", "listops", CLASS_NAMES
+    model: NAC
 
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
@@ -147,19 +148,10 @@ class ListOpsTask:
         keeping = [each for each in self.extra["budgets"] if Budget(each).of(modules)]
         return self._scores(keeping, None)
 
-    def saved(self) -> dict[str, Any]:
-        """Configuration, labels, and 512 training expressions for calibration."""
-        kept = slice(CALIBRATION)
-        return {
-            "config": self.model.config.to_dict(),
-            "preprocessing": None,
-            "labels": CLASS_NAMES,
-            "calibration": {
-                "characters": self.training.characters[kept],
-                "length": self.training.length[kept],
-                "labels": self.training.labels[kept],
-            },
-        }
+    def calibration(self) -> dict[str, np.ndarray]:
+        """512 training expressions with their answers."""
+        names = ("characters", "length", "labels")
+        return {name: getattr(self.training, name)[:CALIBRATION] for name in names}
 
     def state(self) -> dict[str, Any]:
         """The graph prior's permutation."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from saccade.models.families import new_model
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.decoder import segmentation
@@ -17,7 +16,7 @@ from saccade.models.slot_attention.initial import initial_states
 from saccade.models.slot_attention.model import SlotModel, random_pose
 from saccade.models.slot_attention.training.scenes import SOURCE_FIELDS, SceneSource, scene_source
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.task import Recipe
+from saccade.models.training.task import Recipe, Task
 
 SMALL = {
     "encoder_channels": (64, 64, 64),
@@ -72,10 +71,11 @@ def task(options: TrainOptions) -> "SlotTask":
     return SlotTask(options, recipe, source)
 
 
-class SlotTask:
+class SlotTask(Task):
     """A `training.task.Task`. Positions and scales that slots begin with are new in every step."""
 
     family = "slot-attention"
+    model: SlotModel
 
     def __init__(self, options: TrainOptions, recipe: Recipe, source: SceneSource) -> None:
         self.recipe, self.source = recipe, source
@@ -127,19 +127,9 @@ class SlotTask:
         ari = adjusted_rand_index(masks, found).mean()
         return {"fg_ari" + suffix: float(fg_ari), "ari" + suffix: float(ari)} | error
 
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-    def saved(self) -> dict[str, Any]:
-        """Configuration, input, and calibration images with their masks where they are known."""
-        config = self.model.config
-        size = (config.height_px, config.width_px, config.channels)
-        return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(*size, config.mean, config.std),
-            "labels": (),
-            "calibration": self.source.calibration(CALIBRATION),
-        }
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Images, with their masks where they are known."""
+        return self.source.calibration(CALIBRATION)
 
 
 @torch.no_grad()

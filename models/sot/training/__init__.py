@@ -2,7 +2,6 @@
 """How a second-order transformer learns to classify images or texts, whatever its head."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +9,12 @@ from torch import Tensor
 
 from saccade.models.families import new_model
 from saccade.models.interface import Setting
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.sot.config import SMALL
 from saccade.models.sot.model import SoT, SoTConfig
 from saccade.models.sot.training.images import ImageSource, Labelled, image_source
 from saccade.models.sot.training.texts import TextSource, text_source
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.task import Recipe
+from saccade.models.training.task import Recipe, Task
 
 CALIBRATION, VALIDATION = 256, 1000
 _BATCH = 100  # samples of one pass in validation
@@ -42,10 +40,11 @@ def task(options: TrainOptions) -> "SoTTask":
     return SoTTask(options, recipe, source)
 
 
-class SoTTask:
+class SoTTask(Task):
     """A `training.task.Task`: cross entropy, of both classifiers with late fusion."""
 
     family = "sot"
+    model: SoT
 
     def __init__(
         self, options: TrainOptions, recipe: Recipe, source: ImageSource | TextSource
@@ -53,6 +52,7 @@ class SoTTask:
         config = chosen_config(SoTConfig, options, recipe.config, source.fields())
         self.recipe, self.source = recipe, source
         self.data, self.data_sha256 = source.name, source.sha256
+        self.labels = source.class_names
         kind = "texts" if config.input == "tokens" else "images"
         self.card = {f"validation_{kind}": len(source.validation[1])}
         self.model = new_model(SoT, config)
@@ -71,31 +71,14 @@ class SoTTask:
         """Top-1 of the model as it is trained."""
         return score(self.model, self.source.validation, self.model.settings()[:1])
 
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
     def report(self) -> dict[str, float]:
         """Top-1 of every head that the model is exported with."""
         return score(self.model, self.source.validation, self.model.settings())
 
-    def saved(self) -> dict[str, Any]:
-        """Configuration, input, labels, and 256 training samples for calibration."""
-        config = self.model.config
+    def calibration(self) -> dict[str, np.ndarray]:
+        """256 training samples."""
         inputs, labels = self.source.calibration
-        return {
-            "config": config.to_dict(),
-            "preprocessing": _preprocessing(config),
-            "labels": self.source.class_names,
-            "calibration": inputs | {"labels": labels},
-        }
-
-
-def _preprocessing(config: SoTConfig) -> Preprocessing | None:
-    if config.input == "tokens":
-        return None
-    return Preprocessing(
-        config.height_px, config.width_px, config.channels, config.mean, config.std
-    )
+        return inputs | {"labels": labels}
 
 
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

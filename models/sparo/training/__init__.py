@@ -2,9 +2,7 @@
 """Two towers that learn which sentence belongs to which scene: SPARO and its baselines."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,6 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError
 from saccade.models.data.datasets import CALIBRATION_SAMPLES
 from saccade.models.families import new_model
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.config import SparoConfig
 from saccade.models.sparo.model import Sparo
 from saccade.models.sparo.presets import SMALL
@@ -55,10 +52,11 @@ def task(options: TrainOptions) -> Task:
     return SparoTask(options)
 
 
-class SparoTask:
+class SparoTask(Task):
     """A `training.task.Task`: a new sentence for an image in every step."""
 
     family = "sparo"
+    model: Sparo
 
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
@@ -73,8 +71,9 @@ class SparoTask:
             )
         self.model = new_model(Sparo, config)
         self.data, self.data_sha256 = self.source.name, self.source.sha256
+        self.labels = self.source.labels
         sizes = {"pooling": config.pooling, "training_images": len(self.source.images)}
-        self.card: Mapping[str, Any] = sizes | self.source.card
+        self.card = sizes | self.source.card
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
         """Images [b h w c] uint8, tokens [b n] int64."""
@@ -122,26 +121,15 @@ class SparoTask:
         count: int = self.recipe.extra["validation_images"]
         return count
 
-    def saved(self) -> dict[str, Any]:
-        """Configuration, input, classes; calibration images have a class, texts are sentences."""
-        config = self.model.config
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Images that have a class, and sentences about others."""
         images, labels = self.source.labelled("train", CALIBRATION_SAMPLES)
         again = np.arange(CALIBRATION_SAMPLES) % len(images)  # a small data set has fewer
         images, labels = images[again], labels[again]
         rng = np.random.default_rng(0)
         texts = self.source.sentences(np.arange(len(images)) % len(self.source.images), rng)
-        return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(
-                config.height_px, config.width_px, config.channels, config.mean, config.std
-            ),
-            "labels": self.source.labels,
-            "calibration": {
-                "image": images,
-                "labels": labels,
-                "tokens": encode_texts(self.model.facts(), texts),
-            },
-        }
+        tokens = encode_texts(self.model.facts(), texts)
+        return {"image": images, "labels": labels, "tokens": tokens}
 
 
 def _source(options: TrainOptions, recipe: Recipe) -> Source:
