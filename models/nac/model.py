@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting, fraction_setting
-from saccade.models.nac.components import nac_facts, nac_part, nac_settings
+from saccade.models.budget import Budget
+from saccade.models.interface import Family, Part, Setting, fraction_setting
+from saccade.models.nac.components import input_names, length_names, nac_part
 from saccade.models.nac.config import NACConfig as NACConfig
 from saccade.models.nac.execution import execute, reading_codes
 from saccade.models.nac.generator import (
@@ -29,8 +29,10 @@ from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ReadOut, head_outputs, last_layer
 from saccade.models.nac.tokenizers import tokenizer
 
+BUDGETS = ("1", "0.5", "0.25", "0.125")
 
-class NAC(nn.Module):
+
+class NAC(nn.Module, Family):
     """A circuit generator and the executor that runs its circuit on tokens.
 
     Every method that runs the model takes `x` (image [b h w c] with values 0 to 255 of any type,
@@ -210,7 +212,12 @@ class NAC(nn.Module):
 
     def settings(self) -> tuple[Setting, ...]:
         """All modules, a half, a quarter and an eighth of them, each number once."""
-        return nac_settings(self.config)
+        found: dict[int, Setting] = {}
+        for text in BUDGETS:
+            if Budget(text).of(self.config.modules):
+                setting = self.setting(text)
+                found.setdefault(setting.kept, setting)
+        return tuple(found.values())
 
     def setting(self, text: str) -> Setting:
         """The setting that keeps this fraction of the modules.
@@ -224,12 +231,17 @@ class NAC(nn.Module):
         return self.prune(setting.kept / setting.total)
 
     def facts(self) -> dict[str, Any]:
-        """What comes in, the longest of it, and what characters stand for."""
-        return nac_facts(self.config)
-
-    def fold(self) -> nn.Module:
-        """The same function with everything folded that is constant in evaluation.
-
-        It has `forward` and `details` with the same arguments, `parts`, and no training mode.
-        """
-        return folded(self)
+        """What a client needs to make inputs: kinds, longest lengths, the vocabulary."""
+        config = self.config
+        image, conditional = config.input == "image", config.conditional
+        grid = [config.height_px // config.token_px, config.width_px // config.token_px]
+        return {
+            "inputs": list(input_names(config)),
+            "lengths": [] if image else list(length_names(config)),
+            "max_tokens": config.tokens if image else config.max_tokens,
+            "vocabulary": list(config.vocabulary),
+            "condition_tokens": config.condition_tokens if conditional else 0,
+            "condition_dim": config.condition_dim if conditional else 0,
+            "modules": config.modules,
+            "grid": grid if image else None,
+        }

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting
-from saccade.models.vqa.components import vqa_facts, vqa_part, vqa_setting, vqa_settings
+from saccade.models.interface import Family, Part
+from saccade.models.vqa.components import vqa_part
 from saccade.models.vqa.config import VQAConfig as VQAConfig
 from saccade.models.vqa.features import ImageCells
 from saccade.models.vqa.image_attention import GridPlaces, check_sizes, grid_attention
@@ -22,7 +21,7 @@ from saccade.models.vqa.mcan import (
 )
 
 
-class VQA(nn.Module):
+class VQA(nn.Module, Family):
     """An encoder of the question, a decoder of what is seen that the question guides, a head.
 
     `details` takes what the configuration says: question [b t] (0 pads) with image [b h w c]
@@ -143,28 +142,20 @@ class VQA(nn.Module):
         """One part: what is asked and seen comes in, the answer goes out."""
         return (vqa_part(self),)
 
-    def settings(self) -> tuple[Setting, ...]:
-        """The whole model is the only variant."""
-        return vqa_settings()
-
-    def setting(self, text: str) -> Setting:
-        """The whole model, as 1, b1000 or whole.
-
-        Raises: SaccadeError for any other text.
-        """
-        return vqa_setting(text)
-
-    def at(self, setting: Setting) -> "VQA":
-        """This model."""
-        return self
-
-    def fold(self) -> nn.Module:
-        """The same function with everything folded that is constant in evaluation."""
-        return folded(self)
-
     def facts(self) -> dict[str, Any]:
-        """What a client needs to put a question."""
-        return vqa_facts(self.config)
+        """How a question becomes tokens, and what is seen."""
+        config = self.config
+        return {
+            "words": list(config.words),
+            "vocabulary": config.vocabulary,
+            "tokens": config.tokens,
+            "question_length": config.question_length,
+            "grid": list(config.grid) if config.has_grid else None,
+            "boxes": config.boxes if config.has_boxes else 0,
+            "features": config.features,
+            "layout": config.layout,
+            "attention": config.attention if config.has_grid else config.box_attention,
+        }
 
 
 def answered(logits: Tensor, found: dict[str, Tensor], config: VQAConfig) -> dict[str, Tensor]:
