@@ -13,16 +13,15 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from saccade.models.nac.convnext_tokenizer import ConvNeXtTokenizer
 from saccade.models.nac.execution import execute_layers
 from saccade.models.nac.generator import Circuit, Given, link_distances
-from saccade.models.nac.initial_states import initial_state
 from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.layers import Propagator, norm_where
+from saccade.models.nac.layers import Propagator, initial_state, norm_where
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ConfidencePool, ReadOut, last_layer
-from saccade.models.official import nac, nac_fields, nac_forms, nac_keys
+from saccade.models.nac.tokenizers import ConvNeXtTokenizer
+from saccade.models.official import nac, nac_forms, nac_keys
 from saccade.models.official.conversion import Official
 from saccade.models.official.vit_keys import Reading
 
@@ -170,7 +169,7 @@ def run_read_out(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tens
     """One read-out, with its head where it has one."""
     reading = Reading(case["id"], leaves)
     nac_keys.put_read_out(reading, "")
-    config = layer_config(case, readout_modules=3, **nac_fields.last_fields(reading, ""))
+    config = layer_config(case, readout_modules=3, **nac_forms.last_fields(reading, ""))
     layers: dict[str, nn.Module] = {"read_out": ReadOut(config), "kernel": Kernel(config)}
     layers["read_out"].pool = nn.Identity()  # the authors' pooling is a layer of its own
     if config.confidence == "first":
@@ -196,7 +195,7 @@ def run_tokenizer(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Ten
     named = {f"input_tokenizer.{name}": value for name, value in leaves.items()}
     reading = Reading(case["id"], named)
     size = {"input_size": 16}  # where no grid of positions says it, any will do
-    given = nac_fields.image_fields(reading, Official(case["id"], named, config=size))
+    given = nac_forms.image_fields(reading, Official(case["id"], named, config=size))
     model = ConvNeXtTokenizer(NACConfig.from_dict(given | IMAGE))
     model.norm = nn.Identity()
     nac_keys.put_tokenizer(reading, "input_tokenizer.", "")
@@ -210,7 +209,7 @@ def run_graph(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
     form = nac_forms.told(case["id"], {"latent_graph_kwargs": case["config"]})
     width = case["config"]["input_dim"]
     fields = {"input": "tokens", "token_dim": 1, "token_width": width}
-    config = NACConfig.from_dict(nac_fields.circuit_fields(reading, form, "") | fields)
+    config = NACConfig.from_dict(nac_forms.circuit_fields(reading, form, "") | fields)
     model = NAC(config, fresh=False)
     model.tokenizer, model.norm = nn.Identity(), nn.LayerNorm(width)
     if config.confidence == "state":

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.graph_orders import hungarian_order
-from saccade.models.nac.graph_priors import GraphStructure, repulsion
-from saccade.models.nac.graph_targets import target_links
+from saccade.models.nac.graph_priors import GraphStructure, repulsion, target_links
 from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.skmdpa import (
     CUT,

@@ -21,9 +21,8 @@ from saccade.models.nac.generator import (
     link_distances,
 )
 from saccade.models.nac.graph_priors import GraphStructure, repulsion
-from saccade.models.nac.initial_states import initial_state
 from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.layers import Propagator, norm_where, without_padding
+from saccade.models.nac.layers import Propagator, initial_state, norm_where, without_padding
 from saccade.models.nac.prune import circuit_order, pruned
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ReadOut, head_outputs, last_layer

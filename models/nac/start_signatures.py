@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.graph_orders import leading_vectors
-from saccade.models.nac.graph_targets import SPECTRAL, target_links
+from saccade.models.nac.graph_priors import SPECTRAL, target_links
 
 MARGIN = 0.8  # distance that linked pairs keep below and all others above, where nothing is cut
 

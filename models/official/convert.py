@@ -2,6 +2,7 @@
 """`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -9,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
+from torch import nn
 
 from saccade.errors import SaccadeError, require
 from saccade.files import refuse_existing, sha256_of
 from saccade.models.checkpoint import check_finite, save
 from saccade.models.families import build, outline
 from saccade.models.interface import Part
+from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.given_files import names_from, object_from
-from saccade.models.official.hub_folder import config_beside, weights_in
-from saccade.models.official.published_images import with_images, with_published
+from saccade.models.official.given_files import config_beside, names_from, object_from, weights_in
 from saccade.models.official.reading import read_tensors
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.preprocessing import Preprocessing
@@ -27,6 +29,35 @@ from saccade.path_fields import PathFields
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+SAMPLES = 16
+
+
+@torch.no_grad()
+def largest_change(
+    authors: nn.Module, exact: nn.Module, arrays: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The largest change of the logits, or of the first output, in float64.
+
+    Shapes: arrays [n ...], the calibration samples.
+    """
+    samples = {name: each[:SAMPLES] for name, each in arrays.items()}
+    found = []
+    for model in (authors, exact):
+        part: Part = deepcopy(model).double().parts()[0]  # type: ignore[operator]
+        given = part.real(samples) if part.real else samples
+        inputs = {spec.name: torch.from_numpy(given[spec.name].copy()) for spec in part.inputs}
+        wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+        found.append(part.run(**wide))
+    name = "logits" if "logits" in part.outputs else part.outputs[0]
+    before, after = (each[name] for each in found)
+    return {
+        "output": name,
+        "samples": min(SAMPLES, len(before)),
+        "largest_change": float((before - after).abs().max()),
+        "largest_value": float(before.abs().max()),
+    }
+
 
 # Ends of names that only files of a source have together; the most particular first.
 _MARKS = {
@@ -300,6 +331,4 @@ def _exact(
         return replace(report, notes=(*report.notes, note)), converted.config
     exact = build(converted.family, converted.exact.to_dict(), fresh=False)
     exact.load_state_dict(model.state_dict())
-    from saccade.models.official.numerics import largest_change
-
     return replace(report, exact=largest_change(model, exact.eval(), arrays)), converted.exact

@@ -11,17 +11,26 @@ from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.prune import circuit_order
 from saccade.models.official.authors_images import authors_images
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.nac_fields import bandwidths, circuit_fields, image_fields
-from saccade.models.official.nac_forms import GRAPH, Form, check_told, form_of
+from saccade.models.official.nac_forms import (
+    GRAPH,
+    Form,
+    bandwidths,
+    check_told,
+    circuit_fields,
+    form_of,
+    image_fields,
+)
 from saccade.models.official.nac_keys import (
+    is_perceiver,
+    perceiver_form,
     put_pool,
     put_propagator,
     put_read_in,
     put_read_out,
     put_seeder,
     put_tokenizer,
+    renamed,
 )
-from saccade.models.official.nac_perceiver import is_perceiver, perceiver_form, renamed
 from saccade.models.official.vit_keys import Reading
 
 UNUSED = "has no part in the authors' forward pass"

@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.clip_shapes import Shapes, clip_config, model_json, pooling_fields
-from saccade.models.official.clip_tensors import collected, towers
+from saccade.models.official.clip import (
+    Shapes,
+    clip_config,
+    collected,
+    model_json,
+    pooling_fields,
+    towers,
+)
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.sparo.config import SparoConfig
 from saccade.models.sparo.text_tokens import checked_merges

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.models.official.claims import whole_number
+from saccade.models.official.given_files import whole_number
 from saccade.models.official.vit_keys import Reading, hint
 from saccade.models.sot.config import AUTHORS
 

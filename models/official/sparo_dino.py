@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.clip_shapes import model_json
-from saccade.models.official.clip_tensors import (
+from saccade.models.official.clip import (
     TIED,
     Row,
     collected,
     is_copy,
     layer,
+    model_json,
     read_out,
     same,
 )

@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.models.official.claims import check_claims, whole_number
 from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.given_files import check_claims, whole_number
 from saccade.models.vqa.config import VQAConfig
 
 LAM = 0.05  # the authors' alpha of 0.1 is halved before it meets 1/2 ||x - z||^2

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
-from saccade.models.official.claims import whole_number
 from saccade.models.official.conversion import Official
+from saccade.models.official.given_files import whole_number
 from saccade.models.official.torchvision_keys import is_torchvision, timm_name
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from saccade.errors import SaccadeError
 from saccade.models.interface import Family, Part, Setting, fraction_setting
 from saccade.models.sparo.components import parts_of
 from saccade.models.sparo.config import SparoConfig as SparoConfig
-from saccade.models.sparo.image_tower import ImageTower
 from saccade.models.sparo.pooling import Pooled, pool
 from saccade.models.sparo.readout import selected
-from saccade.models.sparo.text_tower import TextTower
+from saccade.models.sparo.towers import ImageTower, TextTower
 
 
 class Sparo(nn.Module, Family):

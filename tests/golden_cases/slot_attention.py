@@ -13,7 +13,7 @@ from golden_refusals import lines_of
 
 from saccade.models.official import invariant_slot_attention as official
 from saccade.models.official.conversion import Official
-from saccade.models.official.flax_layers import Translation
+from saccade.models.official.invariant_slot_attention import Translation
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.decoder import Decoder, Painting, segmentation

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NAC that learns to classify images: module dropout, graph prior, and a score by budget."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.models.budget import Budget
@@ -19,14 +19,140 @@ from saccade.models.data.datasets import (
     load_data,
     pixel_moments,
 )
+from saccade.models.data.digits import QUADRANTS, compose, digits
 from saccade.models.families import new_model
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.training.auxiliary import Auxiliary
-from saccade.models.nac.training.batches import ImageBatches
 from saccade.models.nac.training.dropout import drawn_modules
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.task import Task
+from saccade.models.training.task import Recipe, Task
+
+_AUGMENTED_COPIES = 3  # of the training digits, drawn anew each epoch
+
+
+class ImageBatches:
+    """Batches by step; what an epoch draws at its beginning is remembered until the next.
+
+    An epoch is once through the data in a new order. Of digits-sum it is `epoch_steps` batches of
+    canvases made of the training digits and of augmented copies that are new in each epoch.
+    """
+
+    def __init__(self, recipe: Recipe, data: Dataset) -> None:
+        self.recipe, self.dataset = recipe, data
+        self.steps: int = recipe.extra["epoch_steps"]
+        self.canvases = recipe.extra["canvases"]
+        self._images, self._labels = data.images, data.labels
+        if self.canvases:
+            self._images, self._labels, _ = digits("train")
+        self._epoch: np.ndarray | None = None  # an order, or the copies
+
+    def at(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The batch of a step, which is counted from 0.
+
+        Shapes: images [b h w c] uint8, labels [b] int64, counts [b 10] float32 (digits-sum only).
+        """
+        augmentation = self.recipe.extra["augmentation"]
+        if step % self.steps == 0 or self._epoch is None:
+            if self.canvases:
+                copies = [augmentation(self._images, rng) for _ in range(_AUGMENTED_COPIES)]
+                self._epoch = np.concatenate(copies)
+            else:
+                self._epoch = rng.permutation(len(self._labels))
+        if self.canvases:
+            return self._canvases(step // self.steps, rng)
+        part = np.array_split(self._epoch, self.steps)[step % self.steps]
+        images = augmentation(self._images[part], rng)
+        return {
+            "images": torch.from_numpy(images),
+            "labels": torch.from_numpy(self._labels[part]),
+        }
+
+    def _canvases(self, epoch: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        images = np.concatenate([self._images, self._epoch])
+        labels = np.tile(self._labels, 1 + _AUGMENTED_COPIES)
+        # Of the first stages of a curriculum a quarter of the canvases stays mixed.
+        curriculum = self.recipe.extra["curriculum_epochs"]
+        stage = epoch / curriculum if curriculum else 1.0
+        present = np.full(self.recipe.batch, min(QUADRANTS, 1 + int(stage * QUADRANTS)))
+        mixed = rng.random(self.recipe.batch) < (0.25 if stage < 1 else 0.0)
+        present[mixed] = rng.integers(1, QUADRANTS + 1, mixed.sum())
+        canvases, counts = compose(images, labels, self.recipe.batch, rng, present)
+        return {
+            "images": torch.from_numpy(canvases),
+            "labels": torch.from_numpy(counts @ np.arange(10) % 10),
+            "counts": torch.from_numpy(counts).float(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What the current epoch drew."""
+        return {"epoch": None if self._epoch is None else torch.from_numpy(self._epoch)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._epoch = None if state["epoch"] is None else state["epoch"].numpy()
+
+
+DIGITS = 10
+SUMS = 9 * 4 + 1  # four digits add up to 0 to 36
+
+
+class Auxiliary(nn.Module):
+    """Linear heads that exist in training only and are thrown away after it.
+
+    A sum modulo 10 alone tells a network next to nothing about single digits. From the state in
+    front of the last layer, and from each module's state behind each propagator, one linear layer
+    predicts how often each digit is on the canvas (squared error) and the plain sum (cross
+    entropy over 0 to 36).
+    """
+
+    DEEP_WEIGHT = 0.5  # of the modules' own predictions, beside the embedding's
+    COUNTS_WEIGHT = 2.0  # squared errors are small beside cross entropies
+
+    def __init__(self, model: NAC) -> None:
+        super().__init__()
+        dim = model.config.dim
+        self.heads = nn.ModuleList(
+            nn.Linear(dim, DIGITS + SUMS) for _ in range(1 + len(model.propagators))
+        )
+        self._states: dict[int, Tensor] = {}
+        self._hooks: list[Any] = [model.head.register_forward_pre_hook(self._remember_embedding)]
+        for index, propagator in enumerate(model.propagators):
+            self._hooks.append(propagator.register_forward_hook(self._remember(index + 1)))
+
+    def _remember_embedding(self, module: nn.Module, inputs: Any) -> None:
+        self._states[0] = inputs[0]
+
+    def _remember(self, index: int) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self._states[index] = output
+
+        return hook
+
+    def loss(self, counts: Tensor) -> Tensor:
+        """Of the model's latest forward pass.
+
+        Shapes: counts [b 10], how often each digit is on the canvas -> scalar.
+        """
+        total = counts.new_zeros(())
+        sums = (counts * torch.arange(DIGITS, device=counts.device)).sum(1).long()
+        for index, head in enumerate(self.heads):
+            predicted = head(self._states[index]).float()
+            weight = self.DEEP_WEIGHT if index else 1.0
+            wanted, wanted_sums = counts, sums
+            if predicted.dim() == 3:
+                modules = predicted.shape[1]
+                wanted = counts.unsqueeze(1).expand(-1, modules, -1)
+                wanted_sums = sums.repeat_interleave(modules)
+            squared = F.mse_loss(predicted[..., :DIGITS], wanted)
+            crossed = F.cross_entropy(predicted[..., DIGITS:].flatten(0, -2), wanted_sums)
+            total = total + weight * (self.COUNTS_WEIGHT * squared + crossed)
+        return total
+
+    def detach(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+
 
 SMALL_BUDGET = 0.125  # the best step is the one whose full and small model are best on average
 _ORDER_STEPS = 20  # steps from one ranking of the modules to the next

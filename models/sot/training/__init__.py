@@ -11,8 +11,13 @@ from saccade.models.families import new_model
 from saccade.models.interface import Setting
 from saccade.models.sot.config import SMALL
 from saccade.models.sot.model import SoT, SoTConfig
-from saccade.models.sot.training.images import ImageSource, Labelled, image_source
-from saccade.models.sot.training.texts import TextSource, text_source
+from saccade.models.sot.training.sources import (
+    ImageSource,
+    Labelled,
+    TextSource,
+    image_source,
+    text_source,
+)
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
 from saccade.models.training.task import Recipe, Task
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.models.nac.graph_orders import degree_order, spectral_order
-from saccade.models.nac.graph_priors import GraphStructure, structure_loss
-from saccade.models.nac.graph_targets import target_links
+from saccade.models.nac.graph_priors import GraphStructure, structure_loss, target_links
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.skmdpa import link_probability, signature_distance
 from saccade.models.nac.start_signatures import prior_signatures

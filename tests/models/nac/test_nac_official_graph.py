@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.nac.graph_orders import hungarian_order
-from saccade.models.nac.graph_priors import GraphStructure, structure_loss
-from saccade.models.nac.graph_targets import target_links
+from saccade.models.nac.graph_priors import GraphStructure, structure_loss, target_links
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.noise import dropped_path, noised
 from saccade.models.nac.skmdpa import link_probability, sampled_bias, signature_distance, skmdpa
