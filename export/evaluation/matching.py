@@ -71,15 +71,9 @@ def hard_negatives(subject: Subject, options: EvaluateOptions) -> Found:
     found = _scenes(subject, options)
     images = subject.part("image")({"image": found.images})["embedding"]
     truth = (images * _text_codes(subject, found.captions)).sum(-1)
-    rows = [
-        (index, kind, text)
-        for index, each in enumerate(found.negatives)
-        for kind, text in each.items()
-    ]
-    owner = np.array([index for index, _, _ in rows])
-    codes = _text_codes(subject, [text for _, _, text in rows])
-    right = truth[owner] > (images[owner] * codes).sum(-1)
-    kinds = np.array([kind for _, kind, _ in rows])
+    codes = _text_codes(subject, found.negatives)
+    right = truth[found.owner] > (images[found.owner] * codes).sum(-1)
+    kinds = np.array(found.kinds)
     scores = [proportion("hard-negative accuracy", right)]
     scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(kinds))]
     return Found(
