@@ -25,7 +25,6 @@ from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.skmdpa import (
     CUT,
     evaluation_bias,
-    link_probability,
     signature_distance,
     skmdpa,
 )
@@ -157,7 +156,7 @@ def run_structure(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arr
     distance = signature_distance(signatures, signatures)
     for index, epsilon in enumerate(epsilons):
         place = str(index) if len(epsilons) > 1 else ""
-        links = link_probability(distance, epsilon)
+        links = evaluation_bias(distance, epsilon).exp()
         found[f"link_probability{place}"] = links
         if "permutation" not in case.get("not_unique", ()):
             found[f"permutation{place}"] = hungarian_order(links, target)

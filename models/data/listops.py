@@ -138,24 +138,6 @@ def values_of(tokens: list[int]) -> list[int]:
     return found
 
 
-def encode(text: str) -> list[int]:
-    """The indices of an expression as it is written, such as `[MAX 2 9 [MIN 4 7 ] 0 ]`.
-
-    Raises: SaccadeError at the first word that the language does not have.
-    """
-    index = {word: i for i, word in enumerate(VOCABULARY)}
-    words = text.replace("]", " ] ").split()
-    for word in words:
-        if word not in index:
-            raise SaccadeError(f"listops: {word!r} is none of {' '.join(VOCABULARY)}.")
-    return [index[word] for word in words]
-
-
-def decode(tokens: list[int]) -> str:
-    """The expression as it is written."""
-    return " ".join(VOCABULARY[token] for token in tokens)
-
-
 def _apply(operator: int, values: list[int]) -> int:
     if operator == 0:
         return min(values)

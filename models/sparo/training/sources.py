@@ -111,11 +111,8 @@ class ShapesSource:
     def __init__(self, count: int, validation: int, side_px: int) -> None:
         self.training = scenes("train", count, side_px=side_px)
         held_out = scenes("validation", validation, side_px=side_px)
-        self.images, self.side_px, self.validation = (
-            self.training.images,
-            side_px,
-            captioned(held_out),
-        )
+        self.images, self.side_px = self.training.images, side_px
+        self.validation = captioned(held_out)
         self.fields = vocabulary_fields(CAPTION_WORDS, CAPTION_TOKENS)
         self.sha256 = {
             "train": sha256_of_scenes(self.training),
