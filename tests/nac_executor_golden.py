@@ -22,8 +22,7 @@ from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ConfidencePool, ReadOut, last_layer
 from saccade.models.nac.tokenizers import ConvNeXtTokenizer
 from saccade.models.official import nac, nac_forms, nac_keys
-from saccade.models.official.conversion import Official
-from saccade.models.official.vit_keys import Reading
+from saccade.models.official.conversion import Official, Reading
 
 Tensors = dict[str, Tensor]
 Run = Callable[[dict[str, Any], Tensors, Tensors], Tensors]

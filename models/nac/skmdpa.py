@@ -30,7 +30,8 @@ def evaluation_bias(distance: Tensor, epsilon: float | Tensor, truncate: float =
     any link answer NaN, this one hears all.
 
     Shapes: distance [... i j], epsilon a number or [... 1 1] -> same.
-    Source: eq. 2 (its exponential) and 3; the denominator delta + sum_j K_ij does not depend on j. The cut is the authors'.
+    Source: eq. 2 (its exponential) and 3; the denominator delta + sum_j K_ij does not depend on j.
+            The cut is the authors'.
     """
     log_p = -distance / epsilon
     return log_p + CUT * (distance > truncate).to(log_p.dtype) if truncate else log_p

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
+from saccade.models.official.conversion import Row
 from saccade.models.official.given_files import check_claims, whole_number
 from saccade.models.sparo.config import SparoConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Our name, the name in the file, what is done to the tensor.
-Row = tuple[str, str, "Callable[[Tensor], Tensor]"]
 BLOCK = {
     "norm_attention": "ln_1",
     "attention.out": "attn.out_proj",
@@ -132,18 +131,6 @@ def _attention(ours: str, theirs: str, width: int, separate: bool) -> Iterator[R
 
 def _third(i: int, width: int) -> "Callable[[Tensor], Tensor]":
     return lambda x: x[i * width : (i + 1) * width]
-
-
-def collected(
-    rows: Iterator[Row], tensors: "Mapping[str, Tensor]"
-) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """Our weights as far as the file has them, and the names of all that were looked for."""
-    weights, names = {}, {}
-    for ours, theirs, made in rows:
-        names[ours] = theirs
-        if theirs in tensors:
-            weights[ours] = made(tensors[theirs]).float().contiguous()
-    return weights, names
 
 
 CLIP_VOCABULARY = 49408

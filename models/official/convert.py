@@ -98,7 +98,7 @@ def with_source(error: SaccadeError, source: str, names: Iterable[str]) -> Sacca
 class Source:
     """A code whose checkpoints are read: where its `convert` is, and what to say of it."""
 
-    module: str
+    module: str  # of this package or in full; `:name` where it is not its `convert`
     takes: tuple[str, ...] = ("labels",)  # of the options that not every source knows
     checkpoint_key: str | None = None  # read where the file has it and the user names none
     hub_config: str | None = None  # the JSON that lies beside the weights in a hub's folder
@@ -117,7 +117,7 @@ SOURCES = {
     "tvmax-vqa": Source("tvmax_vqa", ("labels", "vocabulary", "attention", "lam")),
     "invariant-slot-attention": Source("invariant_slot_attention", ()),
     "vit": Source("vit", _TRUNK, hub_config=_TIMM),
-    "deit": Source("deit", _TRUNK, hub_config=_TIMM),
+    "deit": Source("vit:convert_deit", _TRUNK, hub_config=_TIMM),
     "swin": Source("swin", _TRUNK, hub_config=_TIMM),
 }
 
@@ -214,16 +214,13 @@ def with_trunk(
 
 
 def _read(source: str, official: Official) -> Converted:
-    read: Callable[[Official], Converted] = import_module(_module(source)).convert
+    module, _, name = SOURCES[source].module.partition(":")
+    module = module if "." in module else f"saccade.models.official.{module}"
+    read: Callable[[Official], Converted] = getattr(import_module(module), name or "convert")
     try:
         return read(official)
     except SaccadeError as error:
         raise with_source(error, source, official.tensors) from error
-
-
-def _module(source: str) -> str:
-    module = SOURCES[source].module
-    return module if "." in module else f"saccade.models.official.{module}"
 
 
 def _check(source: str, options: ConvertOptions) -> None:

@@ -7,23 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.slot_attention.config import SlotConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Translation:
+class Translation(Reading):
     """Flax parameters on their way into our keys; remembers where each came from.
 
     Every method takes our key without `.weight` and `.bias`, and the Flax scope of the layer.
     """
-
-    def __init__(self, tensors: "Mapping[str, Tensor]") -> None:
-        self.tensors = tensors
-        self.weights: dict[str, Tensor] = {}
-        self.names: dict[str, str] = {}
 
     def has(self, key: str) -> bool:
         """Whether the file has that tensor."""
@@ -92,8 +87,7 @@ class Translation:
         return self.tensors[key]
 
     def _set(self, ours: str, value: "Tensor", key: str) -> None:
-        self.weights[ours] = value.contiguous()
-        self.names[ours] = key
+        self.put(ours, value.contiguous(), key)
 
 
 _ASK = "Pass the whole parameters of the authors' model, and a --config that fits them."
@@ -121,11 +115,10 @@ def convert(official: Official) -> Converted:
     Raises: SaccadeError naming the keys of --config that the file cannot tell, or the first
         tensor that is missing.
     """
-    tensors = official.tensors
     scopes = _scopes(official)
     given = dict(official.config or {})
     config = _config(official, scopes, given)
-    translation = Translation(tensors)
+    translation = Translation(official.path, official.tensors)
     attention(translation, scopes["attention"], "attention.", config)
     encoder(translation, scopes["encoder"], "encoder.", config)
     decoder(translation, scopes["decoder"], "decoder.", config)
@@ -134,14 +127,8 @@ def convert(official: Official) -> Converted:
     standard = _STANDARD[config.attention].items()
     assumed = [f"{name} {value}" for name, value in standard if name not in given]
     notes = (f"assumed, as the authors' configurations have it: {', '.join(assumed)}",)
-    return Converted(
-        family="slot-attention",
-        config=config,
-        weights=translation.weights,
-        names=translation.names,
-        preprocessing=images.preprocessing,
-        images_from=images.origin,
-        notes=notes if assumed else (),
+    return translation.converted(
+        official, "slot-attention", config, images, notes if assumed else ()
     )
 
 

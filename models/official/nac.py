@@ -10,7 +10,7 @@ from saccade.models.nac.generator import Circuit
 from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.prune import circuit_order
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.nac_forms import (
     GRAPH,
     Form,
@@ -31,7 +31,6 @@ from saccade.models.official.nac_keys import (
     put_tokenizer,
     renamed,
 )
-from saccade.models.official.vit_keys import Reading
 
 UNUSED = "has no part in the authors' forward pass"
 
@@ -60,18 +59,7 @@ def convert(official: Official) -> Converted:
     if config.confidence == "state":
         put_pool(reading, "output_tokenizer.", "", temperature=form.temperature)
     reading.put("module_order", order_of(reading.weights, config))
-    images = authors_images("nac", config)
-    return Converted(
-        family="nac",
-        config=config,
-        weights=reading.weights,
-        names=reading.names,
-        preprocessing=images.preprocessing,
-        images_from=images.origin,
-        labels=official.labels or (),
-        ignored=reading.ignored,
-        notes=notes,
-    )
+    return reading.converted(official, "nac", config, authors_images("nac", config), notes)
 
 
 def put_circuit(reading: Reading, graph: str, config: NACConfig, *, tokens: str | None) -> None:

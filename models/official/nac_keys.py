@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import Official, Reading
 from saccade.models.official.given_files import whole_number
 from saccade.models.official.nac_forms import GRAPH, Form
-from saccade.models.official.vit_keys import Reading, hint
+from saccade.models.official.vit_keys import hint
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,10 +7,10 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import AuthorsImages, authors_images
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.given_files import check_claims, whole_number
 from saccade.models.official.sot_head_keys import read_head
-from saccade.models.official.vit_keys import BLOCK, Reading, block_fields, hint, take_specials
+from saccade.models.official.vit_keys import BLOCK, block_fields, hint, take_specials
 from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
 
 GRID = 14  # tokens on a side, in every model of the authors
@@ -192,18 +192,7 @@ def converted(
     exact = None
     if config.second_order and config.normalization == "svpn-fast" and config.svpn_epsilon:
         exact = replace(config, svpn_epsilon=0.0)
-    return Converted(
-        family="sot",
-        config=config,
-        weights=reading.weights,
-        names=reading.names,
-        preprocessing=images.preprocessing,
-        images_from=images.origin,
-        labels=official.labels or (),
-        ignored=reading.ignored,
-        notes=notes,
-        exact=exact,
-    )
+    return reading.converted(official, "sot", config, images, notes, exact)
 
 
 def _heads(official: Official, dim: int) -> int:

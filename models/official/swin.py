@@ -6,11 +6,10 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.sot import converted, imagenet
 from saccade.models.official.sot_head_keys import has_head, read_head
-from saccade.models.official.torchvision_keys import is_torchvision
-from saccade.models.official.vit_keys import Reading, hint
+from saccade.models.official.vit_keys import hint, is_torchvision, timm_reading
 
 _BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
 _RULES = (
@@ -39,7 +38,7 @@ def convert(official: Official) -> Converted:
     Raises: SaccadeError if the file is no Swin.
     Source: Liu et al. 2021, the authors' names, timm's and torchvision's.
     """
-    reading = Reading.of(official)
+    reading = timm_reading(official)
     fields = _trunk(reading, official)
     width = fields["dim"] * 2 ** (len(fields["stage_layers"]) - 1)
     notes: tuple[str, ...] = ()

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from saccade.models.layers.transformer import Block
 from saccade.models.official import sot as official
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import Official, Reading
 from saccade.models.official.sot import read_embedding
 from saccade.models.official.sot_head_keys import read_head
-from saccade.models.official.vit_keys import BLOCK, Reading, block_fields
+from saccade.models.official.vit_keys import BLOCK, block_fields
 from saccade.models.sot.config import SoTConfig
 from saccade.models.sot.head import (
     ElementPower,
