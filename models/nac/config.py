@@ -74,7 +74,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-START_GRAPHS = ("barabasi-albert", "planted-partition", "watts-strogatz")
 Input = Literal["image", "tokens", "points", "characters", "bytes"]
 Tokenizer = Literal["patch", "conv", "convnext"]
 Positions = Literal["learned", "sinusoidal", "concat", "none"]

@@ -229,15 +229,6 @@ class FoldedReadIn(nn.Module):
             if self.residual:
                 self.output.add_constant(theta)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        length: Tensor | None = None,
-        theta: Tensor | None = None,
-        code: Tensor | None = None,
-    ) -> Tensor:
-        return self.read(self.weights(tokens, length, theta, code), tokens, theta, code)
-
     def read(
         self,
         weights: Tensor,
@@ -251,19 +242,6 @@ class FoldedReadIn(nn.Module):
         """
         y = self.pooled(weights, tokens, theta, code)
         return self.ffn(y, self.norm(y), code)
-
-    def attend(
-        self,
-        tokens: Tensor,
-        length: Tensor | None = None,
-        theta: Tensor | None = None,
-        code: Tensor | None = None,
-    ) -> Tensor:
-        """The attention without the ModFFN that follows.
-
-        Shapes: as forward.
-        """
-        return self.pooled(self.weights(tokens, length, theta, code), tokens, theta, code)
 
     def weights(
         self,

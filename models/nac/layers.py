@@ -9,39 +9,31 @@ from torch.nn import functional as F
 
 from saccade.models.nac.autocast import in_float32
 from saccade.models.nac.config import NACConfig
-from saccade.models.nac.modulation import ModFC, ModFFN, linear
+from saccade.models.nac.modulation import ModFC, ModFFN, Modulation, linear
 from saccade.models.nac.noise import dropped_path, noised
 from saccade.models.nac.skmdpa import skmdpa
 
 
-def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:
-    """A ModFC with the configured code, alpha and switch."""
-    return ModFC(
-        inputs,
-        outputs,
+def modulation_of(config: NACConfig) -> Modulation:
+    """The configured code, alpha and switches."""
+    return Modulation(
         config.code_dim,
-        alpha=config.alpha,
-        modulation=config.modulation,
-        one=config.modfc_one,
-        norm_affine=config.modfc_norm_affine,
-        scale=scale,
+        config.alpha,
+        config.modulation,
+        config.modfc_one,
+        config.modfc_norm_affine,
     )
+
+
+def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:
+    """A ModFC with the configured modulation."""
+    return ModFC(inputs, outputs, modulation_of(config), scale=scale)
 
 
 def mod_ffn(config: NACConfig, *, scale: float = 1.0) -> ModFFN:
-    """A ModFFN with the configured width, activation, code, alpha and switch."""
-    return ModFFN(
-        config.dim,
-        config.ffn_dim,
-        config.code_dim,
-        activation=config.activation,
-        gate=config.ffn_gate,
-        alpha=config.alpha,
-        modulation=config.modulation,
-        one=config.modfc_one,
-        norm_affine=config.modfc_norm_affine,
-        scale=scale,
-    )
+    """A ModFFN with the configured width, activation and modulation."""
+    kind = {"activation": config.activation, "gate": config.ffn_gate}
+    return ModFFN(config.dim, config.ffn_dim, modulation_of(config), scale=scale, **kind)
 
 
 def norm_where(wanted: bool, width: int) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import Tensor
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.families import build, family_class
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.modulation import ModFC
+from saccade.models.nac.modulation import ModFC, Modulation
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
 
@@ -55,7 +55,7 @@ def given(model: NAC, batch: int = 3, seed: int = 3) -> dict[str, Tensor]:
 
 
 def test_mod_fc_is_equation_1() -> None:
-    layer = ModFC(4, 3, 5, alpha=0.25).double()
+    layer = ModFC(4, 3, Modulation(5, alpha=0.25)).double()
     x, code = torch.randn(2, 4).double(), torch.randn(2, 5).double()
     projected = code @ layer.code.weight.T
     centred = projected - projected.mean(-1, keepdim=True)
