@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.plugins.contract import Op
 from saccade.plugins.native import library
+from saccade.plugins.sparsemax.contract import sparsemax
+from saccade.plugins.svpn.contract import svpn
+from saccade.plugins.svpn_fast.contract import svpn_fast
+from saccade.plugins.tvmax.contract import masked_tvmax
 
-# SACCADE_INTERFACE of saccade_ops.h, whose signatures stand below.
+# SACCADE_INTERFACE of saccade_ops.h.
 INTERFACE = 1
 # Element types with ONNX's numbers, and the bytes of an element.
 CODES = {"float32": 1, "float16": 10, "float64": 11}
@@ -28,14 +33,23 @@ _LANES = 16
 _LOOK_AGAIN_S = 1.0
 
 _NUMBER, _WHOLE, _ADDRESS = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p
-# Addresses, then the count of items and the other numbers, by function.
-_SIGNATURES: dict[str, tuple[int, list[Any]]] = {
-    "sparsemax": (2, [_WHOLE] * 2),
-    "sparsemax_backward": (3, [_WHOLE] * 2),
-    "tvmax": (5, [_WHOLE] * 3 + [_NUMBER] * 2 + [_WHOLE]),
+
+
+def _signature(op: Op, *, more: int = 0) -> tuple[int, list[Any]]:
+    """How many addresses; then the count of items, the axes of one, and the attributes."""
+    axes = len(op.inputs[0].axes.split()) - 1
+    kinds = [_NUMBER if each.kind is float else _WHOLE for each in op.attributes.values()]
+    return len(op.inputs) + len(op.outputs) + more, [_WHOLE] * (1 + axes) + kinds
+
+
+# By function of saccade_ops.h.
+_SIGNATURES = {
+    "sparsemax": _signature(sparsemax),
+    "sparsemax_backward": _signature(sparsemax, more=1),
+    "tvmax": _signature(masked_tvmax, more=1),
     "tvmax_backward": (4, [_WHOLE] * 2),
-    "svpn": (2, [_WHOLE] * 3 + [_NUMBER]),
-    "svpn_fast": (3, [_WHOLE] * 3 + [_NUMBER] + [_WHOLE] * 2 + [_NUMBER]),
+    "svpn": _signature(svpn),
+    "svpn_fast": _signature(svpn_fast),
 }
 
 _switched_on: ContextVar[bool] = ContextVar("kernels", default=True)
