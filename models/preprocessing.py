@@ -19,6 +19,7 @@ CHOICES = {
     "alpha": ("white", "black", "dropped"),
     "channel_order": ("rgb", "bgr"),
 }
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MOST = 4  # numbers in a list
 _COUNTS = ("height_px", "width_px", "max_image_mib", "max_megapixels", "max_side_px", "max_images")
 _SIDES = ("height_px", "width_px", "max_side_px", "min_side_px")

@@ -12,7 +12,7 @@ from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Official, Reading
 from saccade.models.official.given_files import check_claims, whole_number
 from saccade.models.official.vit_keys import hint
-from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 GRAPH = "latent_graphs.0."
 

@@ -11,7 +11,8 @@ from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.given_files import check_claims, whole_number
 from saccade.models.official.sot_head_keys import read_head
 from saccade.models.official.vit_keys import BLOCK, block_fields, hint, take_specials
-from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from saccade.models.sot.config import SoTConfig
 
 GRID = 14  # tokens on a side, in every model of the authors
 _MARKS = {

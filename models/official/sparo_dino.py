@@ -20,8 +20,8 @@ from saccade.models.official.clip import (
 from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.open_clip import put_buffers
 from saccade.models.official.sparo_clip import slot_fields
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.sparo.config import SparoConfig
-from saccade.models.sparo.presets import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,8 @@ from saccade.models.official.vit_keys import (
     take_specials,
     timm_reading,
 )
-from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from saccade.models.sot.config import SoTConfig
 
 TRUNK = (
     *BLOCK,

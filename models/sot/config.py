@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from saccade.models.config_values import ConfigValues
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.schema import Count, Natural, Positive, Probability, Range
 
 SOURCE = "Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer"
@@ -185,7 +186,6 @@ AUTHORS: dict[str, Any] = {
     "learned_start": True,
     "epn_axis": "rows",
 }
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _IMAGENET: dict[str, Any] = {
     "height_px": 224,
     "width_px": 224,

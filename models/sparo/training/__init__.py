@@ -13,9 +13,8 @@ from saccade.errors import SaccadeError
 from saccade.models.data.datasets import CALIBRATION_SAMPLES
 from saccade.models.families import new_model
 from saccade.models.sparo.codes import image_slots, text_slots
-from saccade.models.sparo.config import SparoConfig
+from saccade.models.sparo.config import SMALL, SparoConfig
 from saccade.models.sparo.model import Sparo
-from saccade.models.sparo.presets import SMALL
 from saccade.models.sparo.ranking import rank_slots
 from saccade.models.sparo.text_tokens import encode_texts
 from saccade.models.sparo.training.sources import TEMPLATES, LabelsSource, ShapesSource, Source
