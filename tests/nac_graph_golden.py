@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.graph_orders import hungarian_order
-from saccade.models.nac.graph_priors import GraphStructure, repulsion, target_links
+from saccade.models.nac.graph_priors import GraphStructure, hinge_descent, repulsion, target_links
 from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.skmdpa import (
     CUT,
@@ -28,7 +28,6 @@ from saccade.models.nac.skmdpa import (
     signature_distance,
     skmdpa,
 )
-from saccade.models.nac.start_signatures import hinge_descent
 
 # Cases that no layer of ours computes, and why.
 NOT_OURS = {

@@ -53,14 +53,12 @@ class Expressions:
     """Some expressions, padded at the end with index 0.
 
     Shapes: characters [n m] int64, indices into VOCABULARY; length [n] int64; labels [n] int64;
-            operators [n] int64, the outermost one's index into OPERATORS; values [n m] int64, at
-            each closing bracket what its list comes to, elsewhere -1.
+            values [n m] int64, at each closing bracket what its list comes to, elsewhere -1.
     """
 
     characters: np.ndarray
     length: np.ndarray
     labels: np.ndarray
-    operators: np.ndarray = field(repr=False)
     values: np.ndarray = field(repr=False)
 
     @property
@@ -102,7 +100,7 @@ def draw(
         length[row] = len(tokens)
         values[row, : len(tokens)] = values_of(tokens)
     labels = values[np.arange(count), length - 1]
-    return Expressions(characters, length, labels, characters[:, 0] - len(CLASS_NAMES), values)
+    return Expressions(characters, length, labels, values)
 
 
 def split_of(tokens: list[int]) -> str:

@@ -229,20 +229,6 @@ class FoldedReadIn(nn.Module):
             if self.residual:
                 self.output.add_constant(theta)
 
-    def read(
-        self,
-        weights: Tensor,
-        tokens: Tensor,
-        theta: Tensor | None = None,
-        code: Tensor | None = None,
-    ) -> Tensor:
-        """The states of modules that attend with these weights.
-
-        Shapes: weights [b heads u n], tokens [b n t] -> [b u d].
-        """
-        y = self.pooled(weights, tokens, theta, code)
-        return self.ffn(y, self.norm(y), code)
-
     def weights(
         self,
         tokens: Tensor,
@@ -261,14 +247,14 @@ class FoldedReadIn(nn.Module):
             scores = probe(asked, self.source_key, code, self.heads) @ tokens.mT
         return masked_softmax(scores, length_mask(length, tokens))
 
-    def pooled(
+    def read(
         self,
         weights: Tensor,
         tokens: Tensor,
         theta: Tensor | None = None,
         code: Tensor | None = None,
     ) -> Tensor:
-        """What the modules take with these weights, brought to their width.
+        """The states of modules that attend with these weights.
 
         Shapes: weights [b heads u n], tokens [b n t] -> [b u d].
         """
@@ -279,7 +265,8 @@ class FoldedReadIn(nn.Module):
             y = values_by_head(taken, value.weight.mT, value.gain_of(code), self.heads)
             y = y if value.bias is None else y + value.bias
         y = self.output(y, code, fresh=True)
-        return theta + y if self.residual and theta is not None else y
+        y = theta + y if self.residual and theta is not None else y
+        return self.ffn(y, self.norm(y), code)
 
 
 class FoldedReadOut(nn.Module):

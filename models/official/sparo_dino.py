@@ -20,6 +20,7 @@ from saccade.models.official.clip import (
 from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.open_clip import put_buffers
 from saccade.models.official.sparo_clip import slot_fields
+from saccade.models.official.vit_keys import TIMM_BLOCK
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.sparo.config import SparoConfig
 
@@ -30,14 +31,6 @@ NOTES = (
     "keys inferred, no official file seen: DINO's backbone with `sparo.*`",
     "the embedding is the concatenation of the slots, brought to length 1 as k-NN compares it",
 )
-_BLOCK = {
-    "norm_attention": "norm1",
-    "attention.qkv": "attn.qkv",
-    "attention.out": "attn.proj",
-    "norm_mlp": "norm2",
-    "widen": "mlp.fc1",
-    "narrow": "mlp.fc2",
-}
 _HEAD_WIDTH = 64  # of every ViT that DINO trains
 
 
@@ -118,7 +111,7 @@ def _rows(config: SparoConfig) -> Iterator[Row]:
     if config.patch_bias:
         yield "image.patches.bias", "patch_embed.proj.bias", same
     for i in range(config.image_layers):
-        for ours, theirs in _BLOCK.items():
+        for theirs, ours in TIMM_BLOCK.items():
             yield from layer(f"image.blocks.{i}.{ours}", f"blocks.{i}.{theirs}")
     yield from layer("image_pool.norm", "norm")
     yield from read_out("image_pool.read_out", "sparo", config, "image")

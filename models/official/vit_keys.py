@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
-from saccade.models.official.conversion import Official, Reading, Rules
+from saccade.models.official.conversion import Official, Reading
 from saccade.models.official.given_files import whole_number
 
 if TYPE_CHECKING:
@@ -59,14 +59,26 @@ def _swin_name(place: int, inside: str) -> str:
     return f"layers.{stage}.blocks.{inside}"
 
 
-BLOCK: Rules = (
-    (r"blocks\.(\d+)\.norm1\.(weight|bias)", r"trunk.blocks.\1.norm_attention.\2"),
-    (r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)", r"trunk.blocks.\1.attention.qkv.\2"),
-    (r"blocks\.(\d+)\.attn\.proj\.(weight|bias)", r"trunk.blocks.\1.attention.out.\2"),
-    (r"blocks\.(\d+)\.norm2\.(weight|bias)", r"trunk.blocks.\1.norm_mlp.\2"),
-    (r"blocks\.(\d+)\.mlp\.fc1\.(weight|bias)", r"trunk.blocks.\1.widen.\2"),
-    (r"blocks\.(\d+)\.mlp\.fc2\.(weight|bias)", r"trunk.blocks.\1.narrow.\2"),
-)
+# timm's layers of a block, and ours.
+TIMM_BLOCK = {
+    "norm1": "norm_attention",
+    "attn.qkv": "attention.qkv",
+    "attn.proj": "attention.out",
+    "norm2": "norm_mlp",
+    "mlp.fc1": "widen",
+    "mlp.fc2": "narrow",
+}
+
+
+def block_rules(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    """The rules of the blocks behind a pattern, to those behind its replacement."""
+    return tuple(
+        (rf"{theirs}{re.escape(name)}\.(?P<leaf>weight|bias)", rf"{ours}{mine}.\g<leaf>")
+        for name, mine in TIMM_BLOCK.items()
+    )
+
+
+BLOCK = block_rules(r"blocks\.(\d+)\.", r"trunk.blocks.\1.")
 
 
 def timm_reading(official: Official) -> Reading:

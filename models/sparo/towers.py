@@ -10,6 +10,13 @@ from saccade.models.layers.transformer import Block
 from saccade.models.sparo.config import SparoConfig
 
 
+def _blocks(config: SparoConfig, layers: int, width: int, heads: int, hidden: int) -> nn.ModuleList:
+    return nn.ModuleList(
+        Block(width, heads, hidden, activation=config.activation, eps=config.eps)
+        for _ in range(layers - config.reduce_depth)
+    )
+
+
 class ImageTower(nn.Module):
     """The tokens of an image; the first is the class token.
 
@@ -34,16 +41,8 @@ class ImageTower(nn.Module):
         self.class_token = nn.Parameter(std * torch.randn(width))
         self.position = nn.Parameter(std * torch.randn(config.image_tokens, width))
         self.norm_input = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else nn.Identity()
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.image_heads,
-                config.image_hidden,
-                activation=config.activation,
-                eps=config.eps,
-            )
-            for _ in range(config.image_layers - config.reduce_depth)
-        )
+        sizes = (width, config.image_heads, config.image_hidden)
+        self.blocks = _blocks(config, config.image_layers, *sizes)
 
     def forward(self, image: Tensor) -> Tensor:
         check_image(image, self.size)
@@ -72,16 +71,8 @@ class TextTower(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, width)
         self.position = nn.Parameter(0.01 * torch.randn(n, width))
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.blocks = nn.ModuleList(
-            Block(
-                width,
-                config.text_heads,
-                config.text_hidden,
-                activation=config.activation,
-                eps=config.eps,
-            )
-            for _ in range(config.text_layers - config.reduce_depth)
-        )
+        sizes = (width, config.text_heads, config.text_hidden)
+        self.blocks = _blocks(config, config.text_layers, *sizes)
         behind = torch.full((n, n), -torch.inf).triu(1)
         self.register_buffer("causal", behind, persistent=False)
 

@@ -22,7 +22,7 @@ from saccade.export.gate.gate import Reference
 from saccade.export.gate.manifest_checks import contradictions
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.export.graph.half_graph import widened_bytes
-from saccade.export.graph.inlining import inlined
+from saccade.export.graph.precision import inlined
 from saccade.models.checkpoint import load
 from saccade.plugins.onnx_model import all_nodes
 from saccade.plugins.ops import OPS

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from saccade.models.nac.graph_orders import degree_order, spectral_order
-from saccade.models.nac.graph_priors import GraphStructure, structure_loss, target_links
+from saccade.models.nac.graph_priors import (
+    GraphStructure,
+    prior_signatures,
+    structure_loss,
+    target_links,
+)
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
-from saccade.models.nac.start_signatures import prior_signatures
 
 PRIORS = ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi")
 SPECTRAL = PRIORS[1:3]

@@ -15,11 +15,16 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.nac.graph_orders import hungarian_order
-from saccade.models.nac.graph_priors import GraphStructure, structure_loss, target_links
+from saccade.models.nac.graph_priors import (
+    GraphStructure,
+    drawn_graph,
+    hinge_signatures,
+    structure_loss,
+    target_links,
+)
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.noise import dropped_path, noised
 from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
-from saccade.models.nac.start_signatures import drawn_graph, hinge_signatures
 from saccade.models.training.train import TrainOptions, train
 
 OFFICIAL = {
