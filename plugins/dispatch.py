@@ -175,6 +175,20 @@ def kernels_for(tensor: Tensor) -> bindings.Kernels | None:
     return bindings.kernels() if tensor.is_cpu and tensor.numel() else None
 
 
+def run_kernel(
+    kernels: bindings.Kernels,
+    name: str,
+    tensors: Sequence[Tensor | None],
+    count: int,
+    numbers: Sequence[float],
+    **options: Any,
+) -> None:
+    """`Kernels.run` with as many threads as torch has."""
+    assert tensors[0] is not None
+    code, threads = CODES[tensors[0].dtype], torch.get_num_threads()
+    kernels.run(name, code, tensors, count, numbers, threads=threads, **options)
+
+
 def schema(op: Op) -> str:
     """Inputs and attributes of the node, in its order: `(Tensor z, float lam) -> Tensor`."""
     inputs = [f"Tensor {port.name.lower()}" for port in op.inputs]
