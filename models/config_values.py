@@ -26,23 +26,26 @@ class ConfigValues:
     # Fields that count rounds, each written out when a model is exported.
     round_counts: ClassVar[tuple[str, ...]] = ()
 
-    def _check_types(self) -> None:
+    def _check_types(self, as_written: tuple[str, ...] = ()) -> None:
         """Every field as it is annotated: lists become tuples, whole numbers floats.
+
+        Numbers of the fields `as_written` are left as they are.
 
         Raises: SaccadeError naming the first field that is something else, or beyond `limits`.
         """
         for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
-            try:
-                value = typed(kind, value, "")
-            except WrongValue as error:
-                self._expect(name, False, error.expected)
-            object.__setattr__(self, name, value)
-            if isinstance(value, tuple):
+            if isinstance(value, list | tuple):
                 of_texts = bool(value) and isinstance(value[0], str)
                 most = limits.LIST if of_texts or name in self.long_lists else limits.LAYERS
                 self._expect(name, len(value) <= most, f"at most {most} values")
-            self._check_sizes_of(name, value if isinstance(value, tuple) else (value,))
+            try:
+                checked = typed(kind, value, "")
+            except WrongValue as error:
+                self._expect(name, False, error.expected)
+            if name not in as_written:
+                object.__setattr__(self, name, checked)
+            self._check_sizes_of(name, checked if isinstance(checked, tuple) else (checked,))
         self._check_depth()
 
     def _check_sizes_of(self, name: str, values: tuple[Any, ...]) -> None:
@@ -65,8 +68,8 @@ class ConfigValues:
         mean: tuple[float, ...] = self.mean  # type: ignore[attr-defined]
         std: tuple[float, ...] = self.std  # type: ignore[attr-defined]
         self._expect("channels", channels in (1, 3), "1 or 3")
-        self._expect("mean", len(mean) == channels, f"{channels} values")
-        self._expect("std", len(std) == channels, f"{channels} values")
+        self._expect("mean", len(mean) == channels, f"{channels} finite numbers, one a channel")
+        self._expect("std", len(std) == channels, f"{channels} finite numbers, one a channel")
         self._expect("std", min(std) > 0, "above 0")
         low, high = limits.STD
         self._expect("std", low <= min(std) and max(std) <= high, f"from {low:g} to {high:g}")

@@ -113,7 +113,10 @@ def _scalar(kind: type, value: Any, where: str) -> Any:
             value = float(value)
         except OverflowError as error:
             raise WrongValue(where, value, words(kind)) from error
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+    # NumPy's float64 is a float, too.
+    if not (type(value) is kind or (kind is float and isinstance(value, float))):
+        raise WrongValue(where, value, words(kind))
+    if kind is float and not math.isfinite(value):
         raise WrongValue(where, value, words(kind))
     if kind is int and abs(value) > _LARGEST_INT:
         raise WrongValue(where, value, f"a whole number of at most {_LARGEST_INT}")

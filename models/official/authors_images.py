@@ -11,11 +11,11 @@ Source: OpenCLIP's transform.py (v2.20, SPARO's fork); DINO's eval_knn.py; DeiT'
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.preprocessing import CHOICES, Preprocessing
+from saccade.models.preprocessing import Interpolation, Preprocessing, ResizeMode
 
 if TYPE_CHECKING:
     from saccade.models.layers.pixels import Pictured
@@ -213,7 +213,7 @@ def _preprocess_cfg(given: Mapping[str, Any], usual: Preprocessing) -> dict[str,
     side = given.get("size")
     size = [usual.channels, *(side if isinstance(side, list) else [side, side])] if side else None
     sizes = _sizes("preprocess_cfg", size, usual)
-    modes = CHOICES["resize_mode"]
+    modes = get_args(ResizeMode)
     fill = given.get("fill_color", 0)
     return {
         **dict(zip(("channels", "height_px", "width_px"), sizes, strict=True)),
@@ -239,7 +239,7 @@ def _sizes(where: str, given: Any, usual: Preprocessing) -> list[int]:
 
 
 def _filter(where: str, given: Mapping[str, Any]) -> str:
-    return _one_of(where, given, "interpolation", "bicubic", CHOICES["interpolation"])
+    return _one_of(where, given, "interpolation", "bicubic", get_args(Interpolation))
 
 
 def _one_of(
