@@ -31,37 +31,38 @@ _ONE = (1, 1)  # object a scene
 
 
 @dataclass(frozen=True)
-class ImageSource:
-    """Where training and validation images come from.
+class Source:
+    """Where training and validation samples come from.
 
-    Shapes: draw answers {"image": [n h w c] uint8} and labels [n] int64, validation and
-            calibration hold the same.
+    Shapes: draw answers inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64;
+            validation and calibration hold the same.
     """
 
     name: str
     sha256: Mapping[str, str]
     class_names: tuple[str, ...]
+    fields: Mapping[str, Any]  # of the configuration, that the data decides
     draw: Callable[[np.random.Generator, int], Labelled]
     validation: Labelled
     calibration: Labelled
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def fields(self) -> dict[str, Any]:
-        """What the data decides about the configuration; about 8 tokens on a side."""
-        _, height, width, channels = self.validation[0]["image"].shape
-        return {
-            "height_px": height,
-            "width_px": width,
-            "channels": channels,
-            "patch_px": patch_side(height, width),
-            "mean": self.mean,
-            "std": self.std,
-            "classes": len(self.class_names),
-        }
 
 
-def image_source(options: TrainOptions, *, validation: int, calibration: int) -> ImageSource:
+def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
+    """The size of the images and the moments of those that were looked at; 8 tokens on a side."""
+    _, height, width, channels = images.shape
+    mean, std = pixel_moments(seen)
+    return {
+        "height_px": height,
+        "width_px": width,
+        "channels": channels,
+        "patch_px": patch_side(height, width),
+        "mean": mean,
+        "std": std,
+        "classes": classes,
+    }
+
+
+def image_source(options: TrainOptions, *, validation: int, calibration: int) -> Source:
     """The source that the options name: `shapes` (the default), digits, a folder, or an .npz.
 
     Raises: SaccadeError if there is no such data.
@@ -79,16 +80,14 @@ def image_source(options: TrainOptions, *, validation: int, calibration: int) ->
         return {"image": jitter(images[chosen], rng)}, labels[chosen]
 
     some = calibration_rows(len(labels), calibration)
-    mean, std = pixel_moments(images[:_SEEN])
-    return ImageSource(
+    return Source(
         name=training.name,
         sha256={"train": training.sha256, "validation": held_out.sha256},
         class_names=training.class_names,
+        fields=_image_fields(held_out.images, images[:_SEEN], len(training.class_names)),
         draw=draw,
         validation=({"image": held_out.images}, held_out.labels),
         calibration=({"image": images[some]}, labels[some]),
-        mean=mean,
-        std=std,
     )
 
 
@@ -102,23 +101,21 @@ def patch_side(height: int, width: int) -> int:
     return min(divisors, key=lambda each: abs(each - max(height, width) / 8))
 
 
-def _shapes(validation: int, calibration: int) -> ImageSource:
+def _shapes(validation: int, calibration: int) -> Source:
     held_out = scenes("validation", validation, side_px=SCENE_PX, objects=_ONE)
     known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
-    mean, std = pixel_moments(known.images)
 
     def draw(rng: np.random.Generator, count: int) -> Labelled:
         return _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
 
-    return ImageSource(
+    return Source(
         name="shapes",
         sha256={"train": _digest(known.images), "validation": _digest(held_out.images)},
         class_names=SCENE_LABELS,
+        fields=_image_fields(held_out.images, known.images, len(SCENE_LABELS)),
         draw=draw,
         validation=_labelled(held_out),
         calibration=_labelled(known),
-        mean=mean,
-        std=std,
     )
 
 
@@ -131,61 +128,11 @@ def _digest(images: np.ndarray) -> str:
     return hashlib.sha256(repr(images.shape).encode() + images.tobytes()).hexdigest()
 
 
-@dataclass(frozen=True)
-class TextSource:
-    """The texts of both splits, as an `ImageSource` holds images."""
-
-    train: TokenStates
-    held_out: TokenStates
-    samples: int  # for calibration
-
-    @property
-    def name(self) -> str:
-        """Of the data, for the card."""
-        return self.train.name
-
-    @property
-    def sha256(self) -> Mapping[str, str]:
-        """By split."""
-        return {"train": self.train.sha256, "validation": self.held_out.sha256}
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """In the order of the labels."""
-        return self.train.class_names
-
-    @property
-    def validation(self) -> Labelled:
-        """Inputs by name, and labels [n]."""
-        return self.held_out.inputs, self.held_out.labels
-
-    @property
-    def calibration(self) -> Labelled:
-        """Training texts, the same on every call."""
-        rows = calibration_rows(len(self.train.labels), self.samples)
-        return _rows(self.train, rows)
-
-    def draw(self, rng: np.random.Generator, count: int) -> Labelled:
-        """Texts of the training part at random."""
-        return _rows(self.train, rng.integers(len(self.train.labels), size=count))
-
-    def fields(self) -> dict[str, Any]:
-        """What the data decides about the configuration; a text's states have no trunk here."""
-        _, most, width = self.train.tokens.shape
-        return {
-            "input": "tokens",
-            "max_tokens": most,
-            "dim": width,
-            "classes": len(self.class_names),
-            "heads": 1,
-        }
-
-
 def _rows(data: TokenStates, rows: np.ndarray) -> Labelled:
     return {name: each[rows] for name, each in data.inputs.items()}, data.labels[rows]
 
 
-def text_source(options: TrainOptions, *, calibration: int) -> TextSource:
+def text_source(options: TrainOptions, *, calibration: int) -> Source:
     """The token states in the .npz that the options name.
 
     Raises: SaccadeError if there is none, it cannot be used, or `--set` contradicts it.
@@ -195,16 +142,30 @@ def text_source(options: TrainOptions, *, calibration: int) -> TextSource:
             "--set input=tokens: texts come as the states of a language model, and none are "
             "generated here. Pass --data with an .npz of tokens, lengths and labels."
         )
-    source = TextSource(
-        token_states(options.data, "train"), token_states(options.data, "validation"), calibration
-    )
-    fields = source.fields()
+    train, held_out = (token_states(options.data, split) for split in ("train", "validation"))
+    _, most, width = train.tokens.shape
+    fields = {
+        "input": "tokens",
+        "max_tokens": most,
+        "dim": width,
+        "classes": len(train.class_names),
+        "heads": 1,  # a text's states have no trunk here
+    }
     for name in ("max_tokens", "dim", "classes"):
         if options.set.get(name, fields[name]) != fields[name]:
             raise SaccadeError(
                 f"--set {name}={options.set[name]}: the data says {fields[name]}. Leave it out."
             )
-    return source
+    total = len(train.labels)
+    return Source(
+        name=train.name,
+        sha256={"train": train.sha256, "validation": held_out.sha256},
+        class_names=train.class_names,
+        fields=fields,
+        draw=lambda rng, count: _rows(train, rng.integers(total, size=count)),
+        validation=(held_out.inputs, held_out.labels),
+        calibration=_rows(train, calibration_rows(total, calibration)),
+    )
 
 
 CALIBRATION, VALIDATION = 256, 1000
@@ -223,7 +184,6 @@ def task(options: TrainOptions) -> "SoTTask":
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
     recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
-    source: ImageSource | TextSource
     if options.set.get("input") == "tokens":
         source = text_source(options, calibration=CALIBRATION)
     else:
@@ -237,10 +197,8 @@ class SoTTask(Task):
     family = "sot"
     model: SoT
 
-    def __init__(
-        self, options: TrainOptions, recipe: Recipe, source: ImageSource | TextSource
-    ) -> None:
-        config = chosen_config(SoTConfig, options, recipe.config, source.fields())
+    def __init__(self, options: TrainOptions, recipe: Recipe, source: Source) -> None:
+        config = chosen_config(SoTConfig, options, recipe.config, source.fields)
         self.recipe, self.source = recipe, source
         self.data, self.data_sha256 = source.name, source.sha256
         self.labels = source.class_names
