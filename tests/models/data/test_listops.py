@@ -16,7 +16,7 @@ from saccade.models.data.listops import (
     split_of,
     values_of,
 )
-from saccade.models.nac.training.listops import accuracy, task
+from saccade.models.nac.training.listops import task
 from saccade.models.training.options import TrainOptions
 
 ANSWERS = {
@@ -125,7 +125,7 @@ def test_a_nac_learns_short_lists(tmp_path: Path) -> None:
     learner.finish()
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
     majority = learner.card["majority"]
-    assert accuracy(learner.model, learner.validation, 1.0, 500) > majority + 0.1
+    assert learner.scores([1.0], most=500)["1"] > majority + 0.1
     saved = learner.saved()
     assert saved["calibration"]["characters"].shape == (512, 8)
     assert set(saved["calibration"]) == {"characters", "length", "labels"}
