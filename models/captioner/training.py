@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captioner that learns to say what is true of a scene of shapes."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,12 @@ from saccade.errors import SaccadeError
 from saccade.models.captioner.model import Captioner, CaptionerConfig
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.scene_statements import is_true
-from saccade.models.data.shapes import scenes
 from saccade.models.families import new_model
 from saccade.models.scores.attention import jensen_shannon, repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
-from saccade.models.training.task import Recipe, Task
+from saccade.models.training.scene_mix import MIX, SceneTask, check_data
+from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import PAD, WordVocabulary
 
 CALIBRATION_IMAGES = 256  # of 48x48 px: 1.7 MiB of a shipped file, which has 3 at most
@@ -38,14 +38,7 @@ QUICK = Recipe(
     extra=EXTRA,
     validate_every=500,
 )
-SHIPPED = Recipe(
-    steps=5_000,
-    batch=64,
-    learning_rate=3e-3,
-    weight_decay=0.01,
-    extra={**EXTRA, "scenes": 30_000, "singles": 5_000},
-    validate_every=500,
-)
+SHIPPED = replace(QUICK, steps=5_000, batch=64, extra={**EXTRA, "scenes": 30_000, "singles": 5_000})
 
 
 def task(options: TrainOptions) -> "CaptionerTask":
@@ -53,18 +46,14 @@ def task(options: TrainOptions) -> "CaptionerTask":
 
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
-    if options.data not in (None, "shapes"):
-        raise SaccadeError(
-            f"--data {options.data}: a captioner learns from images with captions, expected "
-            "'shapes'. Leave --data out."
-        )
+    check_data(options, "captions of images")
     return CaptionerTask(options)
 
 
-class CaptionerTask(Task):
+class CaptionerTask(SceneTask):
     """A `training.task.Task`: the cross entropy of each next word, true words as input."""
 
-    family, data = "captioner", "shapes"
+    family = "captioner"
     model: Captioner
 
     def __init__(self, options: TrainOptions) -> None:
@@ -84,17 +73,12 @@ class CaptionerTask(Task):
         self.model = new_model(Captioner, config)
         self.vocabulary = WordVocabulary(config.words)
         extra = self.recipe.extra
-        self.training = SceneMix(extra, config.height_px)
-        self.validation = scenes("validation", extra["report_images"], side_px=config.height_px)
+        self.draw(config.height_px, extra["report_images"])
         rng = np.random.default_rng(0)
         self.references = [
             [caption(objects, rng) for _ in range(REFERENCES)]
             for objects in self.validation.objects
         ]
-        self.data_sha256 = {
-            "train": sha256_of_images(self.training.images),
-            "validation": sha256_of_images(self.validation.images),
-        }
         self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
