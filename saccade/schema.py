@@ -36,10 +36,11 @@ class Range:
         return low and (number < self.most if self.below else number <= self.most)
 
     def __str__(self) -> str:
-        ends = [f"{'above' if self.above else 'at least'} {self.least:g}"] * (
-            self.least > -math.inf
-        )
-        ends += [f"{'below' if self.below else 'at most'} {self.most:g}"] * (self.most < math.inf)
+        ends = []
+        if self.least > -math.inf:
+            ends.append(f"{'above' if self.above else 'at least'} {self.least:g}")
+        if self.most < math.inf:
+            ends.append(f"{'below' if self.below else 'at most'} {self.most:g}")
         return " and ".join(ends)
 
 
