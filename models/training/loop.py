@@ -170,7 +170,7 @@ class Run:
         self.task, self.options, self.recipe = task, options, recipe
         self.device = torch.device(options.device)
         task.model.to(self.device).train()
-        self.auxiliary = task.auxiliary
+        self.auxiliary: nn.Module | None = task.auxiliary
         named = list(task.model.named_parameters())
         if self.auxiliary is not None:
             named += list(self.auxiliary.to(self.device).train().named_parameters())

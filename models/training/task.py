@@ -11,7 +11,7 @@ import numpy as np
 from saccade.models.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Task(ABC):
     data_sha256: Mapping[str, str]  # by split
     labels: tuple[str, ...] = ()  # of the classes or answers
     card: Mapping[str, Any] = {}
-    auxiliary: "nn.Module | None" = None  # trained beside the model, left out of the checkpoint
+    auxiliary: Any = None  # a module trained beside the model, left out of the checkpoint
 
     @abstractmethod
     def batch(self, step: int, rng: np.random.Generator) -> Any:
