@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import nn
 
 from saccade.errors import SaccadeError, require
 from saccade.files import refuse_existing, sha256_of
@@ -33,14 +31,15 @@ if TYPE_CHECKING:
 SAMPLES = 16
 
 
-@torch.no_grad()
 def largest_change(
-    authors: nn.Module, exact: nn.Module, arrays: Mapping[str, np.ndarray]
+    authors: "nn.Module", exact: "nn.Module", arrays: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """The largest change of the logits, or of the first output, in float64.
 
     Shapes: arrays [n ...], the calibration samples.
     """
+    import torch
+
     samples = {name: each[:SAMPLES] for name, each in arrays.items()}
     found = []
     for model in (authors, exact):
@@ -48,7 +47,8 @@ def largest_change(
         given = part.real(samples) if part.real else samples
         inputs = {spec.name: torch.from_numpy(given[spec.name].copy()) for spec in part.inputs}
         wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
-        found.append(part.run(**wide))
+        with torch.no_grad():
+            found.append(part.run(**wide))
     name = "logits" if "logits" in part.outputs else part.outputs[0]
     before, after = (each[name] for each in found)
     return {
