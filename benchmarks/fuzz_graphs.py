@@ -57,7 +57,7 @@ def fuzz(kind: str, examples: int, seconds: float, first: int) -> dict[str, Any]
 
 
 def main() -> int:
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "plugins")]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=100_000, help="of each kind")
     parser.add_argument("--minutes", type=float, default=60, help="for all kinds together")

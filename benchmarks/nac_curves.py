@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from saccade.models.data.datasets import Dataset
 from saccade.models.nac.model import NAC
-from saccade.models.nac.skmdpa import link_probability, signature_distance
+from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
 from saccade.models.scores.intervals import paired_bootstrap
 
 RANDOM_ORDERS = 2
@@ -30,7 +30,7 @@ def links_of(model: NAC) -> dict[str, Any]:
     if signatures is None:
         return {"mean_degree": float(others), "share_of_links": 1.0, "likely_links": 1.0}
     distance = signature_distance(signatures.double(), signatures.double())
-    links = link_probability(distance, model.config.epsilon).fill_diagonal_(0)
+    links = evaluation_bias(distance, model.config.epsilon).exp().fill_diagonal_(0)
     degree = links.sum(1)
     pairs = len(degree) * others
     return {

@@ -6,6 +6,7 @@ Needs the peers: pip install entmax copt numba prox_tv (the last one wants Debia
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -24,8 +25,12 @@ from result_file import write_result
 
 from saccade.machine import this_machine
 from saccade.plugins import onnxruntime_library
-from saccade.plugins.onnx_model import IR_VERSION, OPSET, one_node_model
+from saccade.plugins.onnx_model import IR_VERSION, OPSET
 from saccade.plugins.ops import OPS, sparsemax, svpn, svpn_fast
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "plugins"))
+
+from one_node import one_node_model
 
 SPARSEMAX_SHAPES = ((256, 64), (256, 196), (64, 1024))
 GRIDS = ((8, 20.0), (14, 20.0), (32, 10.0))

@@ -34,13 +34,13 @@ from result_file import write_result
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "plugins"))
 
+from one_node import one_node_model
 from ops_cases import CASES, Case
 
-from saccade.export.graph.inlining import inlined
+from saccade.export.graph.precision import inlined
 from saccade.machine import this_machine
 from saccade.plugins import onnxruntime_library
 from saccade.plugins.contract import Op
-from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
 
 DTYPES = ("float32", "float16", "float64")

@@ -78,9 +78,9 @@ def load(path: Path | str) -> Checkpoint:
 def _parse(path: Path, data: bytes) -> Checkpoint:
     tensors = unpack(path, data)
     header = read_header(path, data)
-    declared = header["preprocessing"]
+    declared = header.preprocessing
     preprocessing = None if declared is None else Preprocessing.from_dict(declared)
-    labels = header["labels"]
+    labels = header.labels
     calibration = _calibration(path, tensors, preprocessing, len(labels))
     weights = {
         key.removeprefix(_WEIGHTS): value
@@ -92,13 +92,13 @@ def _parse(path: Path, data: bytes) -> Checkpoint:
     return Checkpoint(
         path=path,
         sha256=sha256,
-        family=header["family"],
-        config=header["config"],
+        family=header.family,
+        config=header.config,
         weights=weights,
         preprocessing=preprocessing,
-        labels=tuple(labels),
+        labels=labels,
         calibration=calibration,
-        card=header["card"],
+        card=header.card,
     )
 
 

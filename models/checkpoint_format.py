@@ -3,13 +3,15 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from saccade import limits
 from saccade.errors import SaccadeError, require
 from saccade.files import check_labels
 from saccade.json_text import JSONRefused, parse_json
+from saccade.schema import WrongValue, typed, words
 
 if TYPE_CHECKING:
     import torch
@@ -18,14 +20,20 @@ SCHEMA = "saccade.checkpoint"
 VERSION = 3
 # 1 held images and labels only, under other names; 1 and 2 squashed every image.
 READ_VERSIONS = (1, 2, 3)
-_KEYS = {"schema", "version", "family", "config", "preprocessing", "labels", "card", "data_sha256"}
-_KINDS = (
-    ("family", str, "a text"),
-    ("config", dict, "an object of fields"),
-    ("preprocessing", dict, "an object of fields, or null"),
-    ("labels", list, "a list of texts"),
-    ("card", dict, "an object"),
-)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands beside the tensors."""
+
+    schema: str
+    version: int
+    family: str
+    config: dict[str, Any]
+    preprocessing: dict[str, Any] | None
+    labels: tuple[str, ...]
+    card: dict[str, Any]
+    data_sha256: str
 
 
 def pack(tensors: dict[str, "torch.Tensor"], header: dict[str, Any]) -> bytes:
@@ -124,7 +132,7 @@ def _diagnosis(data: bytes) -> str:
     return f"found a file that is not safetensors, or a corrupt one. {retrain}"
 
 
-def read_header(path: Path, data: bytes) -> dict[str, Any]:
+def read_header(path: Path, data: bytes) -> Header:
     """What stands beside the tensors.
 
     Raises: SaccadeError for another format or version, or tensors that were changed.
@@ -138,37 +146,36 @@ def read_header(path: Path, data: bytes) -> dict[str, Any]:
         )
     try:
         header = parse_json(metadata["saccade"])
-        found = (header["schema"], header["version"])
+        version = (header["schema"], header["version"])
     except (ValueError, KeyError, TypeError) as error:
         raise SaccadeError(f"{path}: corrupt metadata ({error}). Copy the file again.") from error
-    if found not in [(SCHEMA, version) for version in READ_VERSIONS]:
+    if version not in [(SCHEMA, each) for each in READ_VERSIONS]:
         raise SaccadeError(
-            f"{path}: found {found[0]!s:.100} version {found[1]!s:.100}, expected {SCHEMA} version "
-            f"{VERSION}. Use the version of saccade that wrote it, or train again."
+            f"{path}: found {version[0]!s:.100} version {version[1]!s:.100}, expected {SCHEMA} "
+            f"version {VERSION}. Use the version of saccade that wrote it, or train again."
         )
-    if set(header) != _KEYS:
+    kinds = get_type_hints(Header)
+    if header.keys() != kinds.keys():
         raise SaccadeError(
-            f"{path}: metadata keys missing {sorted(_KEYS - set(header))}, unknown "
-            f"{sorted(set(header) - _KEYS)!r:.200}. Train the checkpoint again with this version."
+            f"{path}: metadata keys missing {sorted(kinds.keys() - header.keys())}, unknown "
+            f"{sorted(header.keys() - kinds.keys())!r:.200}. Train the checkpoint again with this "
+            "version."
         )
     if header["data_sha256"] != _data_sha256(data):
         raise SaccadeError(
             f"{path}: corrupt, the tensors do not have the SHA-256 that the file states. "
             "Copy it again from its source."
         )
-    _check_kinds(path, header)
-    return header
+    found = {key: _checked(path, key, kind, header[key]) for key, kind in kinds.items()}
+    check_labels(found["labels"], str(path))
+    return Header(**found)
 
 
-def _check_kinds(path: Path, header: dict[str, Any]) -> None:
-    for key, kind, words in _KINDS:
-        value = header[key]
-        if not isinstance(value, kind) and not (key == "preprocessing" and value is None):
-            raise SaccadeError(
-                f"{path}: {key} is {value!r:.100}, expected {words}. Train the checkpoint again "
-                "with this version."
-            )
-    labels = header["labels"]
-    if not all(isinstance(label, str) for label in labels):
-        raise SaccadeError(f"{path}: labels are {labels!r:.200}, expected a list of strings.")
-    check_labels(labels, str(path))
+def _checked(path: Path, key: str, kind: Any, value: Any) -> Any:
+    try:
+        return typed(kind, value, "")
+    except WrongValue as error:
+        raise SaccadeError(
+            f"{path}: {key} is {value!r:.100}, expected {words(kind)}. Train the checkpoint again "
+            "with this version."
+        ) from error

@@ -2,26 +2,20 @@
 """What every family's configuration does alike: check its fields, become JSON, come back."""
 
 import difflib
-import math
 from dataclasses import asdict, fields
 from functools import cache
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from saccade import limits
 from saccade.errors import SaccadeError
-
-_WORDS = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    str: "a text",
-}
+from saccade.schema import WrongValue, typed
 
 
 class ConfigValues:
     """The base of a frozen dataclass whose values JSON can hold.
 
-    A field is a whole number, a number, a truth value, a text, or a tuple of one of these.
+    A field is a whole number, a number, a truth value, a text, or a tuple of one of these; its
+    annotation says which of them it may be, as `saccade.schema` reads it.
     """
 
     called: ClassVar[str]  # what messages call the model
@@ -32,37 +26,36 @@ class ConfigValues:
     # Fields that count rounds, each written out when a model is exported.
     round_counts: ClassVar[tuple[str, ...]] = ()
 
-    def _check_types(self) -> None:
+    def _check_types(self, as_written: tuple[str, ...] = ()) -> None:
         """Every field as it is annotated: lists become tuples, whole numbers floats.
+
+        Numbers of the fields `as_written` are left as they are.
 
         Raises: SaccadeError naming the first field that is something else, or beyond `limits`.
         """
-        for name, (kind, length) in _kinds(type(self)).items():  # type: ignore[arg-type]
+        for name, kind in _kinds(type(self)).items():
             value = getattr(self, name)
-            if length is None:
-                object.__setattr__(self, name, self._one(name, kind, value))
-                continue
-            wanted = f"a list of {length or 'values'}, each {_WORDS[kind]}"
-            fits = isinstance(value, list | tuple) and length in (0, len(value))
-            self._expect(name, fits, wanted)
-            most = limits.LIST if kind is str or name in self.long_lists else limits.LAYERS
-            self._expect(name, len(value) <= most, f"at most {most} values")
-            object.__setattr__(self, name, tuple(self._one(name, kind, each) for each in value))
+            if isinstance(value, list | tuple):
+                of_texts = bool(value) and isinstance(value[0], str)
+                most = limits.LIST if of_texts or name in self.long_lists else limits.LAYERS
+                self._expect(name, len(value) <= most, f"at most {most} values")
+            try:
+                checked = typed(kind, value, "")
+            except WrongValue as error:
+                self._expect(name, False, error.expected)
+            if name not in as_written:
+                object.__setattr__(self, name, checked)
+            self._check_sizes_of(name, checked if isinstance(checked, tuple) else (checked,))
         self._check_depth()
 
-    def _one(self, name: str, kind: type, value: Any) -> Any:
-        if kind is float and type(value) is int and abs(value) < 2**63:
-            return float(value)
-        self._expect(name, type(value) is kind, _WORDS[kind])
-        if kind is float:
-            self._expect(name, math.isfinite(value), _WORDS[float])
-        elif kind is int:
-            most = limits.SEED if name == "seed" else limits.SIZE
-            self._expect(name, abs(value) <= most, f"a whole number of at most {most}")
-        elif kind is str:
-            fits = len(value) <= limits.LABEL_CHARACTERS
-            self._expect(name, fits, f"texts of at most {limits.LABEL_CHARACTERS} characters")
-        return value
+    def _check_sizes_of(self, name: str, values: tuple[Any, ...]) -> None:
+        number = limits.SEED if name == "seed" else limits.SIZE
+        for each in values:
+            if type(each) is int:
+                self._expect(name, abs(each) <= number, f"a whole number of at most {number}")
+            elif type(each) is str:
+                fits = len(each) <= limits.LABEL_CHARACTERS
+                self._expect(name, fits, f"texts of at most {limits.LABEL_CHARACTERS} characters")
 
     def _check_depth(self) -> None:
         for name in (*self.layer_counts, *self.round_counts):
@@ -75,8 +68,8 @@ class ConfigValues:
         mean: tuple[float, ...] = self.mean  # type: ignore[attr-defined]
         std: tuple[float, ...] = self.std  # type: ignore[attr-defined]
         self._expect("channels", channels in (1, 3), "1 or 3")
-        self._expect("mean", len(mean) == channels, f"{channels} values")
-        self._expect("std", len(std) == channels, f"{channels} values")
+        self._expect("mean", len(mean) == channels, f"{channels} finite numbers, one a channel")
+        self._expect("std", len(std) == channels, f"{channels} finite numbers, one a channel")
         self._expect("std", min(std) > 0, "above 0")
         low, high = limits.STD
         self._expect("std", low <= min(std) and max(std) <= high, f"from {low:g} to {high:g}")
@@ -122,19 +115,10 @@ class ConfigValues:
 
 
 @cache
-def _kinds(config: type[ConfigValues]) -> dict[str, tuple[type, int | None]]:
-    """Of each field the type, and how many of it: none is one, 0 any number."""
-    hints = get_type_hints(config)
-    found: dict[str, tuple[type, int | None]] = {}
-    for field in fields(config):  # type: ignore[arg-type]
-        hint = hints[field.name]
-        if get_origin(hint) is tuple:
-            kinds = get_args(hint)
-            found[field.name] = kinds[0], 0 if kinds[-1] is Ellipsis else len(kinds)
-        else:
-            found[field.name] = hint, None
-    assert all(kind in _WORDS for kind, _ in found.values()), f"{config}: a field of another type"
-    return found
+def _kinds(config: type[ConfigValues]) -> dict[str, Any]:
+    """The annotation of each field."""
+    hints = get_type_hints(config, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(config)}  # type: ignore[arg-type]
 
 
 def _total(value: int | tuple[int, ...]) -> int:

@@ -3,12 +3,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget
+from saccade.models.families import folded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -70,41 +71,50 @@ class Part:
     laws: Mapping[str, Law] = field(default_factory=dict)  # by name, lower case with _
 
 
-class Family(Protocol):
-    """The methods that a family's model (an nn.Module) and its folded form have.
+class Family:
+    """The methods that a family's model (an nn.Module as well) and its folded form have.
 
-    A folded form needs `parts` only. `config_class` is a frozen dataclass with `to_dict`,
-    `from_dict` (unknown field: SaccadeError) and checks in `__post_init__`.
+    A folded form needs `parts` only. What is the same for a family that a budget leaves nothing
+    out of stands here.
     """
 
+    # A frozen dataclass with `to_dict`, `from_dict` (unknown field: SaccadeError) and checks in
+    # `__post_init__`; `config` is one of it.
+    config_class: Any
     config: Any
 
     def parts(self) -> tuple[Part, ...]:
         """Its files, the one that answers a plain request first."""
-        ...
+        raise NotImplementedError
 
     def settings(self) -> tuple[Setting, ...]:
-        """The default variants, largest first."""
-        ...
+        """The default variants, largest first: the whole model alone."""
+        return (Setting("b1000", Budget(1), 1, 1, "model"),)
 
     def setting(self, text: str) -> Setting:
-        """The setting that a user writes.
+        """The setting that a user writes: the whole model.
 
         Raises: SaccadeError naming what is accepted.
         """
-        ...
+        (whole,) = self.settings()
+        if text.strip() not in ("1", "1.0", "whole", whole.label):
+            raise SaccadeError(
+                f"budget {text!r}: a model of {self.config.called} is exported whole. "
+                "Leave --budget out, or say 1."
+            )
+        return whole
 
     def at(self, setting: Setting) -> "Family":
         """The model of that setting, unfolded; the same type, weights copied or shared."""
-        ...
+        return self
 
     def fold(self) -> "nn.Module":
         """The same function with constants folded; evaluation only, it has `parts` too."""
-        ...
+        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """JSON that the server and the client need, such as a vocabulary."""
-        ...
+        raise NotImplementedError
 
 
 def part_named(model: Any, role: str) -> Part:
@@ -117,18 +127,6 @@ def part_named(model: Any, role: str) -> Part:
         roles = ", ".join(repr(each) for each in parts)
         raise SaccadeError(f"part {role!r}: this model has {roles}. Name one of them.")
     return parts[role]
-
-
-def only_setting(text: str, setting: Setting, what: str) -> Setting:
-    """The one setting of a family of which a budget can leave nothing out.
-
-    Raises: SaccadeError if another is asked for.
-    """
-    if text.strip() not in ("1", "1.0", "whole", setting.label):
-        raise SaccadeError(
-            f"budget {text!r}: {what} is exported whole. Leave --budget out, or say 1."
-        )
-    return setting
 
 
 def fraction_setting(text: str, total: int, unit: str) -> Setting:

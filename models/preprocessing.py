@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the model's input is, how an image becomes it, and which images are refused before."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from saccade import limits
 from saccade.errors import SaccadeError
+from saccade.models.config_values import ConfigValues
+from saccade.schema import Count, Natural, Range
 
 if TYPE_CHECKING:
     from saccade.models.image_decoding import Wanted
 
-CHOICES = {
-    "resize_mode": ("shortest", "squash", "longest"),
-    "interpolation": ("nearest", "bilinear", "bicubic", "lanczos"),
-    "conversion": ("before", "after"),
-    "alpha": ("white", "black", "dropped"),
-    "channel_order": ("rgb", "bgr"),
-}
-_MOST = 4  # numbers in a list
-_COUNTS = ("height_px", "width_px", "max_image_mib", "max_megapixels", "max_side_px", "max_images")
-_SIDES = ("height_px", "width_px", "max_side_px", "min_side_px")
+ResizeMode = Literal["shortest", "squash", "longest"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Side = Annotated[int, Range(1, limits.PIXELS)]
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _LISTS = ("mean", "std", "resize_px", "fill", "cut")
 # What files meant that were written before an image's shape could be kept.
 _SQUASHED = {
@@ -37,7 +32,7 @@ _SQUASHED = {
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class Preprocessing(ConfigValues):
     """From an encoded image to the model's uint8 [b, h, w, c], and the normalisation behind it.
 
     The image, or the `cut` of it, is resized to `resize_px` (height, width), then cropped at its
@@ -49,80 +44,57 @@ class Preprocessing:
     Raises: SaccadeError if a value is out of range.
     """
 
-    height_px: int
-    width_px: int
+    called = "Preprocessing"
+
+    height_px: Side
+    width_px: Side
     channels: int  # 1: grey, 3: red, green, blue
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    resize_mode: str = "shortest"
-    resize_px: tuple[int, ...] = ()  # none: height_px and width_px
-    interpolation: str = "bilinear"
+    resize_mode: ResizeMode = "shortest"
+    resize_px: tuple[Side, ...] = ()  # none: height_px and width_px
+    interpolation: Interpolation = "bilinear"
     antialias: bool = True  # False: OpenCV's and tf.image.resize's, which look at two pixels
-    fill: tuple[int, ...] = ()  # none: black
-    conversion: str = "before"  # to grey or colour, before or after the resize
-    alpha: str = "white"  # what a transparent image lies on; dropped: what its colours are
+    fill: tuple[Annotated[int, Range(0, 255)], ...] = ()  # none: black
+    conversion: Literal["before", "after"] = "before"  # to grey or colour, of the resize
+    # what a transparent image lies on; dropped: what its colours are
+    alpha: Literal["white", "black", "dropped"] = "white"
     exif: bool = True  # turned as the camera was held
-    cut: tuple[int, ...] = ()  # top, left, height, width of what is resized; none: everything
-    channel_order: str = "rgb"
-    max_image_mib: int = 16
-    max_megapixels: int = 50
-    max_side_px: int = 16384
-    max_images: int = 64
-    min_side_px: int = 2
+    cut: tuple[Natural, ...] = ()  # top, left, height, width of what is resized; none: everything
+    channel_order: Literal["rgb", "bgr"] = "rgb"
+    max_image_mib: Count = 16
+    max_megapixels: Count = 50
+    max_side_px: Side = 16384
+    max_images: Count = 64
+    min_side_px: Side = 2
 
     def __post_init__(self) -> None:
-        for name in (*_COUNTS, "min_side_px"):
-            self._require(_is_count(getattr(self, name)), name, "a whole number of at least 1")
-            most = limits.PIXELS if name in _SIDES else limits.SIZE
-            self._require(getattr(self, name) <= most, name, f"at most {most}")
+        # Manifests say mean and deviation as they were written, whole numbers too.
+        self._check_types(as_written=("mean", "std"))
         area = self.height_px * self.width_px <= limits.IMAGE_PIXELS
-        self._require(area, "height_px", f"at most {limits.IMAGE_PIXELS} pixels with width_px")
-        known = type(self.channels) is int and self.channels in (1, 3)
-        self._require(known, "channels", "1 (grey) or 3 (colour)")
-        for name, choices in CHOICES.items():
-            self._require(getattr(self, name) in choices, name, " or ".join(choices))
-        for name in ("antialias", "exif"):
-            self._require(isinstance(getattr(self, name), bool), name, "true or false")
-        for name in _LISTS:
-            value = getattr(self, name)
-            fits = isinstance(value, list | tuple) and len(value) <= _MOST
-            self._require(fits, name, f"at most {_MOST} numbers")
-        self._check_scale()
+        self._expect("height_px", area, f"at most {limits.IMAGE_PIXELS} pixels with width_px")
+        self._check_pixels()
         self._check_places()
-
-    def _check_scale(self) -> None:
-        each = f"{self.channels} finite numbers, one a channel"
-        self._require(_are_finite(self.mean, self.channels), "mean", each)
-        self._require(_are_finite(self.std, self.channels), "std", each)
-        self._require(min(self.std) > 0, "std", "above 0")
-        low, high = limits.STD
-        within = low <= min(self.std) and max(self.std) <= high
-        self._require(within, "std", f"from {low:g} to {high:g}")
-        within = max(map(abs, self.mean)) <= limits.MEAN
-        self._require(within, "mean", f"from {-limits.MEAN:g} to {limits.MEAN:g}")
 
     def _check_places(self) -> None:
         # An empty tuple is the usual value, and what is written is the value itself.
         object.__setattr__(self, "resize_px", self.resize_px or (self.height_px, self.width_px))
         object.__setattr__(self, "fill", self.fill or (0,) * self.channels)
-        sides = len(self.resize_px) == 2 and all(map(_is_count, self.resize_px))
-        sides = sides and max(self.resize_px) <= limits.PIXELS
-        whole = f"height and width, two whole numbers of at least 1 and at most {limits.PIXELS}"
-        self._require(sides, "resize_px", whole)
-        levels = len(self.fill) == self.channels and all(map(_is_whole, self.fill))
-        self._require(
-            levels and max(self.fill) < 256, "fill", f"{self.channels} whole numbers from 0 to 255"
-        )
-        parts = all(map(_is_whole, self.cut)) and len(self.cut) == 4 and min(self.cut[2:]) > 0
-        self._require(not self.cut or parts, "cut", "top, left, height and width in pixels")
+        self._expect("resize_px", len(self.resize_px) == 2, "height and width")
+        levels = f"{self.channels} whole numbers from 0 to 255"
+        self._expect("fill", len(self.fill) == self.channels, levels)
+        parts = len(self.cut) == 4 and min(self.cut[2:]) > 0
+        self._expect("cut", not self.cut or parts, "top, left, height and width in pixels")
         plain = self.interpolation in ("nearest", "bilinear") and self.conversion == "before"
-        self._require(self.antialias or plain, "antialias", "true with this filter or conversion")
+        self._expect("antialias", self.antialias or plain, "true with this filter or conversion")
         ordered = self.channels == 3 or self.channel_order == "rgb"
-        self._require(ordered, "channel_order", "rgb where images are grey")
+        self._expect("channel_order", ordered, "rgb where images are grey")
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON holds them."""
-        return asdict(self) | {name: list(getattr(self, name)) for name in _LISTS}
+    def _expect(self, name: str, fits: bool, wanted: str) -> None:
+        if not fits:
+            raise SaccadeError(
+                f"Preprocessing: {name} is {getattr(self, name)!r:.200}, expected {wanted}."
+            )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
@@ -148,6 +120,15 @@ class Preprocessing:
                 f"Preprocessing: {', '.join(_LISTS)} are {lists!r:.200}, expected lists."
             )
         return cls(**values | {key: tuple(value) for key, value in lists.items()})
+
+    @classmethod
+    def of(cls, config: Any, **others: Any) -> "Preprocessing":
+        """That of a model whose configuration says size, mean and std of its images.
+
+        Raises: SaccadeError if a value is out of range.
+        """
+        size = (config.height_px, config.width_px, config.channels)
+        return cls(*size, tuple(config.mean), tuple(config.std), **others)
 
     def wanted(self) -> "Wanted":
         """What `image_decoding` needs of it."""
@@ -198,18 +179,3 @@ def _by(sides: Sequence[int]) -> str:
 
 def _numbers(values: Sequence[float]) -> str:
     return " ".join(f"{value:.6g}" for value in values)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limits.SIZE
-
-
-def _are_finite(values: tuple[float, ...], count: int) -> bool:
-    return len(values) == count and all(
-        isinstance(value, int | float) and type(value) is not bool and abs(value) < math.inf
-        for value in values
-    )

@@ -2,6 +2,7 @@
 """One contract an op: names, axes, attributes, tolerance and a NumPy reference; nothing retyped."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
+from saccade.schema import Range
 
 DOMAIN, VERSION = "saccade", 1
 # What an op's main tensors may hold; half precision is computed in float32.
@@ -33,7 +35,11 @@ class Attribute:
     name: str
     default: float | int
     allowed: str  # in words, for messages
-    holds: Callable[[Any], bool]
+    range: Range
+
+    def holds(self, value: float) -> bool:
+        """Whether the op may be given this number."""
+        return math.isfinite(value) and self.range.holds(value)
 
     @property
     def kind(self) -> type:

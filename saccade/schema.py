@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON as a tree of frozen dataclasses: every key, type and number checked, nothing converted."""
+"""JSON as a tree of frozen dataclasses: every key, type and number checked, nothing converted.
+
+An annotation says everything about a value: its type, and which values of that type there are,
+as a `Literal` or an `Annotated[int, Range(1)]`.
+"""
 
 import math
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from saccade import limits
 from saccade.errors import SaccadeError
@@ -14,6 +18,46 @@ from saccade.json_text import parse_json
 
 AGAIN = "Export again with: saccade export CHECKPOINT"
 _LARGEST_INT = 2**63 - 1  # what every reader of ours counts with
+_WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number in an annotation."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: bool = False  # `least` itself is out
+    below: bool = False  # `most` itself is out
+
+    def holds(self, number: float) -> bool:
+        """Whether the number is within."""
+        low = number > self.least if self.above else number >= self.least
+        return low and (number < self.most if self.below else number <= self.most)
+
+    def __str__(self) -> str:
+        ends = []
+        if self.least > -math.inf:
+            ends.append(f"{'above' if self.above else 'at least'} {self.least:g}")
+        if self.most < math.inf:
+            ends.append(f"{'below' if self.below else 'at most'} {self.most:g}")
+        return " and ".join(ends)
+
+
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Probability = Annotated[float, Range(0, 1, above=True, below=True)]
+
+
+class WrongValue(SaccadeError):
+    """A value that its annotation does not allow; `expected` says what would do."""
+
+    def __init__(self, where: str, value: Any, expected: str) -> None:
+        self.expected = expected
+        super().__init__(f"{where}found {value!r:.60}, expected {expected}. {AGAIN}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -41,40 +85,77 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return _typed_object(kind, value, where)
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _in_bounds(kind, typed(arguments[0], value, where), where)
+    if origin is Literal:
+        if not any(value == each and type(value) is type(each) for each in arguments):
+            raise WrongValue(where, value, words(kind))
+        return value
     if origin is UnionType and NoneType in arguments:
         inner = next(each for each in arguments if each is not NoneType)
         return None if value is None else typed(inner, value, where)
     if origin is tuple:
-        if not isinstance(value, list):
-            raise _wrong_type(where, value, "a list")
+        count = 0 if arguments[-1] is Ellipsis else len(arguments)
+        if not isinstance(value, list | tuple) or count not in (0, len(value)):
+            raise WrongValue(where, value, words(kind))
         return tuple(typed(arguments[0], each, f"{where}[{i}]: ") for i, each in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
-            raise _wrong_type(where, value, "an object")
+            raise WrongValue(where, value, "an object")
         return {key: typed(arguments[1], each, f"{where}{key}: ") for key, each in value.items()}
     if isinstance(kind, type) and issubclass(kind, float) and kind is not float:
         return _in_range(kind, typed(float, value, where), where)
+    return _scalar(kind, value, where)
+
+
+def _scalar(kind: type, value: Any, where: str) -> Any:
     if kind is float and type(value) is int:
         try:
             value = float(value)
         except OverflowError as error:
-            raise _wrong_type(where, value, "float") from error
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise _wrong_type(where, value, f"{kind.__name__}")
+            raise WrongValue(where, value, words(kind)) from error
+    # NumPy's float64 is a float, too.
+    if not (type(value) is kind or (kind is float and isinstance(value, float))):
+        raise WrongValue(where, value, words(kind))
+    if kind is float and not math.isfinite(value):
+        raise WrongValue(where, value, words(kind))
     if kind is int and abs(value) > _LARGEST_INT:
-        raise _wrong_type(where, value, f"a whole number of at most {_LARGEST_INT}")
+        raise WrongValue(where, value, f"a whole number of at most {_LARGEST_INT}")
     return value
+
+
+def _in_bounds(kind: Any, value: Any, where: str) -> Any:
+    inner, *bounds = get_args(kind)
+    for bound in bounds:
+        if not bound.holds(value):
+            raise WrongValue(
+                where, value, f"a whole number of {bound}" if inner is int else f"{bound}"
+            )
+    return value
+
+
+def words(kind: Any) -> str:
+    """What an annotation allows, in English."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return words(arguments[0])
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple:
+        count = "values" if arguments[-1] is Ellipsis else f"{len(arguments)}"
+        return f"a list of {count}, each {words(arguments[0])}"
+    return _WORDS.get(kind, "an object")
 
 
 def _typed_object(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise _wrong_type(where, value, "an object")
+        raise WrongValue(where, value, "an object")
     expected = {field.name for field in fields(kind)}
     if missing := sorted(expected - set(value)):
         raise SaccadeError(f"{where}missing keys: {', '.join(missing)}. {AGAIN}")
     if extra := sorted(set(value) - expected):
         raise SaccadeError(f"{where}unknown keys: {', '.join(extra):.200}. {AGAIN}")
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     checked = {key: typed(hints[key], value[key], f"{where}{key}: ") for key in value}
     try:
         return kind(**checked)
@@ -88,7 +169,3 @@ def _in_range(kind: type[float], number: float, where: str) -> float:
         return kind(number)
     except SaccadeError as error:
         raise SaccadeError(f"{where}{error} {AGAIN}") from error
-
-
-def _wrong_type(where: str, value: Any, expected: str) -> SaccadeError:
-    return SaccadeError(f"{where}found {value!r:.60}, expected {expected}. {AGAIN}")

@@ -13,18 +13,16 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from saccade.models.nac.convnext_tokenizer import ConvNeXtTokenizer
 from saccade.models.nac.execution import execute_layers
 from saccade.models.nac.generator import Circuit, Given, link_distances
-from saccade.models.nac.initial_states import initial_state
 from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.layers import Propagator, norm_where
+from saccade.models.nac.layers import Propagator, initial_state, norm_where
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ConfidencePool, ReadOut, last_layer
-from saccade.models.official import nac, nac_fields, nac_forms, nac_keys
-from saccade.models.official.conversion import Official
-from saccade.models.official.vit_keys import Reading
+from saccade.models.nac.tokenizers import ConvNeXtTokenizer
+from saccade.models.official import nac, nac_forms
+from saccade.models.official.conversion import Official, Reading
 
 Tensors = dict[str, Tensor]
 Run = Callable[[dict[str, Any], Tensors, Tensors], Tensors]
@@ -119,7 +117,7 @@ def run_read_in(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tenso
     config = layer_config(case, token_width=case["config"]["input_dim"])
     layers = nn.ModuleDict({"read_in": ReadIn(config), "norm": nn.LayerNorm(config.tokens_width)})
     reading = Reading(case["id"], leaves)
-    nac_keys.put_read_in(reading, "", tokens="norm")
+    nac.put_read_in(reading, "", tokens="norm")
     plain = case["config"].get("read_in_attention_kwargs") or {}
     if plain.get("share_key_value_projectors"):
         # A gain of 1 + 0 * LayerNorm(0): a layer that is the same for all modules.
@@ -148,7 +146,7 @@ def run_propagator(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Te
     """One propagator with its kernel."""
     config = layer_config(case)
     reading = Reading(case["id"], leaves)
-    nac_keys.put_propagator(reading, "", "propagator.")
+    nac.put_propagator(reading, "", "propagator.")
     layers = nn.ModuleDict({"propagator": Propagator(config), "kernel": Kernel(config)})
 
     def call(layers: nn.ModuleDict) -> Tensors:
@@ -169,8 +167,8 @@ def run_propagator(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Te
 def run_read_out(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     """One read-out, with its head where it has one."""
     reading = Reading(case["id"], leaves)
-    nac_keys.put_read_out(reading, "")
-    config = layer_config(case, readout_modules=3, **nac_fields.last_fields(reading, ""))
+    nac.put_read_out(reading, "")
+    config = layer_config(case, readout_modules=3, **nac_forms.last_fields(reading, ""))
     layers: dict[str, nn.Module] = {"read_out": ReadOut(config), "kernel": Kernel(config)}
     layers["read_out"].pool = nn.Identity()  # the authors' pooling is a layer of its own
     if config.confidence == "first":
@@ -196,10 +194,10 @@ def run_tokenizer(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Ten
     named = {f"input_tokenizer.{name}": value for name, value in leaves.items()}
     reading = Reading(case["id"], named)
     size = {"input_size": 16}  # where no grid of positions says it, any will do
-    given = nac_fields.image_fields(reading, Official(case["id"], named, config=size))
+    given = nac_forms.image_fields(reading, Official(case["id"], named, config=size))
     model = ConvNeXtTokenizer(NACConfig.from_dict(given | IMAGE))
     model.norm = nn.Identity()
-    nac_keys.put_tokenizer(reading, "input_tokenizer.", "")
+    nac.put_tokenizer(reading, "input_tokenizer.", "")
     pixels = inputs["image"].permute(0, 2, 3, 1)
     return called(case, model, reading.weights, lambda layers: {"tokens": layers.placed(pixels)})
 
@@ -210,7 +208,7 @@ def run_graph(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
     form = nac_forms.told(case["id"], {"latent_graph_kwargs": case["config"]})
     width = case["config"]["input_dim"]
     fields = {"input": "tokens", "token_dim": 1, "token_width": width}
-    config = NACConfig.from_dict(nac_fields.circuit_fields(reading, form, "") | fields)
+    config = NACConfig.from_dict(nac_forms.circuit_fields(reading, form, "") | fields)
     model = NAC(config, fresh=False)
     model.tokenizer, model.norm = nn.Identity(), nn.LayerNorm(width)
     if config.confidence == "state":
@@ -258,7 +256,7 @@ def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     config = NACConfig(dim=given["state_dim"], classes=given["output_dim"], readout_modules=3)
     layers = nn.ModuleDict({"pool": ConfidencePool(config), "head": last_layer(config)})
     reading = Reading(case["id"], leaves)
-    nac_keys.put_pool(reading, "", "", temperature=given.get("softmax_temperature", 1.0))
+    nac.put_pool(reading, "", "", temperature=given.get("softmax_temperature", 1.0))
     weights = {name.removeprefix("read_out."): each for name, each in reading.weights.items()}
 
     def call(layers: nn.ModuleDict) -> Tensors:
@@ -278,7 +276,7 @@ def run_seeder(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensor
         state_noise=given.get("use_state_noise", True),
     )
     reading = Reading(case["id"], leaves)
-    nac_keys.put_seeder(reading, "", "")
+    nac.put_seeder(reading, "", "")
     # The authors draw in evaluation too.
     drawing = case | {"mode": "train" if config.state_noise else "eval"}
 

@@ -20,17 +20,14 @@ from torch.nn import functional as F
 
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.graph_orders import hungarian_order
-from saccade.models.nac.graph_priors import GraphStructure, repulsion
-from saccade.models.nac.graph_targets import target_links
+from saccade.models.nac.graph_priors import GraphStructure, hinge_descent, repulsion, target_links
 from saccade.models.nac.kernel import Kernel
 from saccade.models.nac.skmdpa import (
     CUT,
     evaluation_bias,
-    link_probability,
     signature_distance,
     skmdpa,
 )
-from saccade.models.nac.start_signatures import hinge_descent
 
 # Cases that no layer of ours computes, and why.
 NOT_OURS = {
@@ -158,7 +155,7 @@ def run_structure(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arr
     distance = signature_distance(signatures, signatures)
     for index, epsilon in enumerate(epsilons):
         place = str(index) if len(epsilons) > 1 else ""
-        links = link_probability(distance, epsilon)
+        links = evaluation_bias(distance, epsilon).exp()
         found[f"link_probability{place}"] = links
         if "permutation" not in case.get("not_unique", ()):
             found[f"permutation{place}"] = hungarian_order(links, target)

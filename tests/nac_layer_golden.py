@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from saccade.models.nac.modulation import ModFC, ModFFN
+from saccade.models.nac.modulation import ModFC, ModFFN, Modulation
 
 Arrays = dict[str, np.ndarray]
 Tensors = dict[str, Tensor]
@@ -72,9 +72,8 @@ def mod_fc(
     one = config.get("mod_fc_kwargs", config).get("add_one_to_scale", False)
     weight = own.get("native_weight", own.get("lin.weight"))
     outputs, inputs = weight.shape
-    layer = ModFC(
-        inputs, outputs, code.shape[-1], modulation=modulation, one=one, norm_affine=False
-    )
+    gain = Modulation(code.shape[-1], on=modulation, one=one, norm_affine=False)
+    layer = ModFC(inputs, outputs, gain)
     bias = own.get("native_bias", own.get("lin.bias", torch.zeros(outputs).double()))
     scale = torch.as_tensor(rows).double().reshape(-1, 1)
     state = {"linear.weight": scale * weight, "linear.bias": scale.squeeze(1) * bias}
@@ -98,15 +97,14 @@ def run_ffn(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays:
     given, config = leaves(case, arrays, weights), case["config"]
     dim, code_dim = config["state_dim"], config["code_dim"]
     given_fc = config.get("mod_fc_kwargs") or {}
-    layer = ModFFN(
-        dim,
-        round(config["capacity_factor"] * dim),
+    gain = Modulation(
         code_dim,
-        gate="geglu" if config["use_geglu"] else "none",
-        modulation=config.get("mod_fc_cls", "ModFC") == "ModFC",
+        on=config.get("mod_fc_cls", "ModFC") == "ModFC",
         one=given_fc.get("add_one_to_scale", False),
         norm_affine=False,
-    ).double()
+    )
+    hidden = round(config["capacity_factor"] * dim)
+    layer = ModFFN(dim, hidden, gain, gate="geglu" if config["use_geglu"] else "none").double()
     names = {"native_weight": "linear.weight", "native_bias": "linear.bias", "scale_gain": "alpha"}
     names |= {
         "lin.weight": "linear.weight",

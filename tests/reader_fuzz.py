@@ -29,8 +29,8 @@ from saccade.models.official.given_files import names_from, object_from
 from saccade.models.official.reading import read_tensors
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sparo.ranking import read_selection
+from saccade.models.training.loop import read_state
 from saccade.models.training.options import parse_overrides
-from saccade.models.training.state import read_state
 from saccade.serving.bench import report
 from saccade.serving.client.embeddings import Embeddings, load_embeddings, save_embeddings
 

@@ -19,12 +19,7 @@ def vqa(subject: Subject, options: EvaluateOptions) -> Found:
 
     Raises: SaccadeError if the model takes no image or has other answers.
     """
-    if subject.preprocessing is None:
-        raise SaccadeError(
-            f"{subject.name}: takes features, which generated scenes do not have. "
-            "Score a model that takes images."
-        )
-    asked = asked_scenes(subject.preprocessing, options)
+    asked = asked_scenes(subject.images(), options)
     answers = _answers(subject, asked)
     truth = _truth(subject, asked)
     right = answers["logits"].argmax(-1) == truth

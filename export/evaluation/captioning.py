@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.errors import SaccadeError
 from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
@@ -36,9 +35,7 @@ def caption(subject: Subject, options: EvaluateOptions) -> Found:
 
     Raises: SaccadeError if the data has no sentences, or the model takes no image.
     """
-    if subject.preprocessing is None:
-        raise SaccadeError(f"{subject.name}: takes no image. Choose another --task.")
-    drawn = drawn_scenes(subject.preprocessing, options, CAPTIONED_SCENES)
+    drawn = drawn_scenes(subject.images(), options, CAPTIONED_SCENES)
     rng = np.random.default_rng(options.seed)
     truth = [references(objects, rng) for objects in drawn.objects]
     captions = _captions(subject, drawn.images)

@@ -80,9 +80,7 @@ def labelled_images(subject: Subject, options: EvaluateOptions, split: str) -> D
 
     Raises: SaccadeError if the model takes no image.
     """
-    if subject.preprocessing is None:
-        raise SaccadeError(f"{subject.name}: takes no image. Choose another --task or --data.")
-    data = load_data(options.data or "shapes", split, preprocessing=subject.preprocessing)
+    data = load_data(options.data or "shapes", split, preprocessing=subject.images())
     most = slice(options.limit)
     return Dataset(data.images[most], data.labels[most], data.class_names, data.name, data.sha256)
 

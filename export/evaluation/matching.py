@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.errors import SaccadeError
 from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.evaluation.classification import labelled_images
 from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.scenes import Described, described_scenes
+from saccade.export.evaluation.scenes import described_scenes
 from saccade.export.evaluation.subject import Subject
 from saccade.files import read_lines
 from saccade.models.data.datasets import load_data
@@ -49,7 +48,7 @@ def retrieval(subject: Subject, options: EvaluateOptions) -> Found:
 
     A sentence may be said of several scenes: each of them is right for it.
     """
-    found = _scenes(subject, options)
+    found = described_scenes(subject.images(), options)
     images = subject.part("image")({"image": found.images})["embedding"]
     similarity = cosines(images, _text_codes(subject, found.captions))
     saying: dict[str, set[int]] = defaultdict(set)
@@ -68,18 +67,12 @@ def retrieval(subject: Subject, options: EvaluateOptions) -> Found:
 
 def hard_negatives(subject: Subject, options: EvaluateOptions) -> Found:
     """Share of false sentences that are less similar to the image than the true one, by kind."""
-    found = _scenes(subject, options)
+    found = described_scenes(subject.images(), options)
     images = subject.part("image")({"image": found.images})["embedding"]
     truth = (images * _text_codes(subject, found.captions)).sum(-1)
-    rows = [
-        (index, kind, text)
-        for index, each in enumerate(found.negatives)
-        for kind, text in each.items()
-    ]
-    owner = np.array([index for index, _, _ in rows])
-    codes = _text_codes(subject, [text for _, _, text in rows])
-    right = truth[owner] > (images[owner] * codes).sum(-1)
-    kinds = np.array([kind for _, kind, _ in rows])
+    codes = _text_codes(subject, found.negatives)
+    right = truth[found.owner] > (images[found.owner] * codes).sum(-1)
+    kinds = np.array(found.kinds)
     scores = [proportion("hard-negative accuracy", right)]
     scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(kinds))]
     return Found(
@@ -90,12 +83,6 @@ def hard_negatives(subject: Subject, options: EvaluateOptions) -> Found:
         tuple(scores),
         right.astype(np.float64),
     )
-
-
-def _scenes(subject: Subject, options: EvaluateOptions) -> Described:
-    if subject.preprocessing is None:
-        raise SaccadeError(f"{subject.name}: takes no image. Choose another --task.")
-    return described_scenes(subject.preprocessing, options)
 
 
 def _text_codes(subject: Subject, texts: Sequence[str]) -> np.ndarray:

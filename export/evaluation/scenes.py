@@ -10,7 +10,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.models.data.captions import caption, caption_with_negatives
+from saccade.models.data.captions import CaptionedScenes, caption, captioned
 from saccade.models.data.questions import Question, questions
 from saccade.models.data.shapes import Object, Scenes, scenes
 from saccade.models.preprocessing import Preprocessing
@@ -20,15 +20,9 @@ QUESTIONS_A_SCENE = 2
 
 
 @dataclass(frozen=True)
-class Described:
-    """Scenes with a true sentence each and the false ones made from it.
+class Described(CaptionedScenes):
+    """Scenes with their sentences, and what tells them from others."""
 
-    Shapes: images [n h w c] uint8.
-    """
-
-    images: np.ndarray
-    captions: list[str]
-    negatives: list[dict[str, str]]
     data: str
     sha256: str
 
@@ -39,10 +33,8 @@ def described_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> 
     Raises: SaccadeError if the data is not `shapes`, or the model's images are not square.
     """
     drawn = drawn_scenes(preprocessing, options, CAPTIONED_SCENES)
-    rng = np.random.default_rng(options.seed)
-    pairs = [caption_with_negatives(objects, rng) for objects in drawn.objects]
-    captions, negatives = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Described(drawn.images, captions, negatives, "shapes", scenes_sha256(drawn, captions))
+    said = captioned(drawn, options.seed)
+    return Described(**vars(said), data="shapes", sha256=scenes_sha256(drawn, said.captions))
 
 
 @dataclass(frozen=True)

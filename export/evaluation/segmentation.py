@@ -23,10 +23,8 @@ def ari(subject: Subject, options: EvaluateOptions) -> Found:
 
     Raises: SaccadeError if there are no true masks for the data, or the model takes no image.
     """
-    if subject.preprocessing is None:
-        raise SaccadeError(f"{subject.name}: takes no image. Choose another --task.")
     name = options.data or "tetrominoes"
-    images, true, sha256 = _masked(name, subject.preprocessing, options)
+    images, true, sha256 = _masked(name, subject.images(), options)
     facts = subject.facts
     states = initial_states(
         facts["initial_state"], len(images), int(facts["slots"]), seed=options.seed

@@ -64,6 +64,15 @@ class Subject:
             "otherwise choose another --task."
         )
 
+    def images(self) -> Preprocessing:
+        """What the image is that it takes.
+
+        Raises: SaccadeError if it takes none.
+        """
+        if self.preprocessing is None:
+            raise SaccadeError(f"{self.name}: takes no image. Choose another --task or --data.")
+        return self.preprocessing
+
 
 def subjects_of(
     path: Path,

@@ -2,18 +2,15 @@
 """Everything that is decided about a captioner before its weights exist."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from saccade.models.config_values import ConfigValues
 from saccade.models.word_tokens import END, SPECIAL, START, WordVocabulary
+from saccade.schema import Count, NonNegative, Positive
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention (section 3.1)"
-ATTENTIONS = ("softmax", "sparsemax", "tvmax")
-ENCODERS = ("cnn", "features")
-COUNTS = (
-    *("height_px", "width_px", "grid_height", "grid_width", "feature_dim", "dim"),
-    *("attention_dim", "hidden_dim", "embedding_dim", "max_length", "beam", "max_iterations"),
-)
+Attention = Literal["softmax", "sparsemax", "tvmax"]
+Encoder = Literal["cnn", "features"]
 MOST_LENGTH, MOST_BEAM = 256, 16
 
 
@@ -27,39 +24,33 @@ class CaptionerConfig(ConfigValues):
 
     called = "Captioner"
 
-    attention: str = "tvmax"  # of the output attention; the input attention is always softmax
-    lam: float = 0.01  # of TVMax
-    tolerance: float = 1e-6  # of each grid of TVMax
-    max_iterations: int = 2000  # of TVMax
+    attention: Attention = "tvmax"  # of the output attention; the input attention is always softmax
+    lam: NonNegative = 0.01  # of TVMax
+    tolerance: Positive = 1e-6  # of each grid of TVMax
+    max_iterations: Count = 2000  # of TVMax
     words: tuple[str, ...] = ("a",)  # the vocabulary behind pad, start, end and unknown
-    max_length: int = 18  # words of the longest caption it is trained on
-    beam: int = 3  # where a request names none
-    encoder: str = "cnn"  # features: the grid comes in, as from a frozen residual network
-    height_px: int = 48  # of the image (cnn)
-    width_px: int = 48
+    max_length: Count = 18  # words of the longest caption it is trained on
+    beam: Count = 3  # where a request names none
+    encoder: Encoder = "cnn"  # features: the grid comes in, as from a frozen residual network
+    height_px: Count = 48  # of the image (cnn)
+    width_px: Count = 48
     channels: int = 3
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
-    widths: tuple[int, ...] = (32, 64, 96)  # channels of the convolutions, each with batch norm
-    strides: tuple[int, ...] = (3, 2, 1)  # their product is the side of a cell in pixels
-    grid_height: int = 8  # cells
-    grid_width: int = 8
-    feature_dim: int = 96  # of a cell in front of the feed-forward layer (cnn: the last width)
-    dim: int = 96  # of a cell behind it, g of the paper
+    widths: tuple[Count, ...] = (32, 64, 96)  # channels of the convolutions, each with batch norm
+    strides: tuple[Count, ...] = (3, 2, 1)  # their product is the side of a cell in pixels
+    grid_height: Count = 8  # cells
+    grid_width: Count = 8
+    feature_dim: Count = 96  # of a cell in front of the feed-forward layer (cnn: the last width)
+    dim: Count = 96  # of a cell behind it, g of the paper
     position: bool = True  # a learned vector per cell is added: small networks see no borders
-    attention_dim: int = 64  # of the hidden layer that scores a cell
-    hidden_dim: int = 128  # of the LSTM
-    embedding_dim: int = 48  # of a word
+    attention_dim: Count = 64  # of the hidden layer that scores a cell
+    hidden_dim: Count = 128  # of the LSTM
+    embedding_dim: Count = 48  # of a word
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name, allowed in (("attention", ATTENTIONS), ("encoder", ENCODERS)):
-            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
-        for name in COUNTS:
-            self._expect(name, _is_count(getattr(self, name)), "a whole number of at least 1")
-        self._expect("lam", 0 <= self.lam < float("inf"), "at least 0")
-        self._expect("tolerance", 0 < self.tolerance < float("inf"), "above 0")
         self._expect("max_length", self.max_length <= MOST_LENGTH, f"at most {MOST_LENGTH}")
         self._expect("beam", self.beam <= MOST_BEAM, f"at most {MOST_BEAM}")
         self._expect("words", bool(self.words), "at least one word")
@@ -69,8 +60,7 @@ class CaptionerConfig(ConfigValues):
 
     def _check_network(self) -> None:
         self._check_pixels()
-        whole = all(map(_is_count, (*self.widths, *self.strides)))
-        fits = bool(self.widths) and len(self.widths) == len(self.strides) and whole
+        fits = bool(self.widths) and len(self.widths) == len(self.strides)
         self._expect("strides", fits, "one whole number for each of the widths")
         last = f"the last of the widths ({self.widths[-1]})"
         self._expect("feature_dim", self.feature_dim == self.widths[-1], last)
@@ -96,10 +86,6 @@ class CaptionerConfig(ConfigValues):
     def end(self) -> int:
         """The token behind every caption."""
         return END
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 1
 
 
 _TINY: dict[str, Any] = {

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.models.budget import Budget
 from saccade.models.captioner.caption_search import (
     Caption,
     Step,
@@ -28,13 +27,12 @@ from saccade.models.captioner.layers import (
     output_weights,
     scored,
 )
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting, only_setting
+from saccade.models.interface import Family, Part
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.word_tokens import WordVocabulary
 
 
-class Captioner(nn.Module):
+class Captioner(nn.Module, Family):
     """A grid of visual features and an LSTM with an input and an output attention over it.
 
     The paper gives no initial state: it is tanh(affine(mean feature)), once for h and once for c.
@@ -180,25 +178,6 @@ class Captioner(nn.Module):
     def parts(self) -> tuple[Part, ...]:
         """`encode` and `step`; who drives them has to search."""
         return parts_of(self)
-
-    def settings(self) -> tuple[Setting, ...]:
-        """The whole model: a captioner has no budget."""
-        return (Setting("b1000", Budget(1), 1, 1, "model"),)
-
-    def setting(self, text: str) -> Setting:
-        """The whole model.
-
-        Raises: SaccadeError for any budget but 1.
-        """
-        return only_setting(text, self.settings()[0], "a captioner")
-
-    def at(self, setting: Setting) -> "Captioner":
-        """The model itself."""
-        return self
-
-    def fold(self) -> nn.Module:
-        """The same function with batch norms, the word table and stacked products folded."""
-        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """What a search over the two files needs.

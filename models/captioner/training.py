@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captioner that learns to say what is true of a scene of shapes."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,11 @@ from saccade.errors import SaccadeError
 from saccade.models.captioner.model import Captioner, CaptionerConfig
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS, caption
 from saccade.models.data.scene_statements import is_true
-from saccade.models.data.shapes import scenes
 from saccade.models.families import new_model
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import jensen_shannon, repetition
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
+from saccade.models.training.scene_mix import MIX, SceneTask, check_data
 from saccade.models.training.task import Recipe
 from saccade.models.word_tokens import PAD, WordVocabulary
 
@@ -39,14 +38,7 @@ QUICK = Recipe(
     extra=EXTRA,
     validate_every=500,
 )
-SHIPPED = Recipe(
-    steps=5_000,
-    batch=64,
-    learning_rate=3e-3,
-    weight_decay=0.01,
-    extra={**EXTRA, "scenes": 30_000, "singles": 5_000},
-    validate_every=500,
-)
+SHIPPED = replace(QUICK, steps=5_000, batch=64, extra={**EXTRA, "scenes": 30_000, "singles": 5_000})
 
 
 def task(options: TrainOptions) -> "CaptionerTask":
@@ -54,19 +46,15 @@ def task(options: TrainOptions) -> "CaptionerTask":
 
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
-    if options.data not in (None, "shapes"):
-        raise SaccadeError(
-            f"--data {options.data}: a captioner learns from images with captions, expected "
-            "'shapes'. Leave --data out."
-        )
+    check_data(options, "captions of images")
     return CaptionerTask(options)
 
 
-class CaptionerTask:
+class CaptionerTask(SceneTask):
     """A `training.task.Task`: the cross entropy of each next word, true words as input."""
 
     family = "captioner"
-    data = "shapes"
+    model: Captioner
 
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
@@ -85,17 +73,12 @@ class CaptionerTask:
         self.model = new_model(Captioner, config)
         self.vocabulary = WordVocabulary(config.words)
         extra = self.recipe.extra
-        self.training = SceneMix(extra, config.height_px)
-        self.validation = scenes("validation", extra["report_images"], side_px=config.height_px)
+        self.draw(config.height_px, extra["report_images"])
         rng = np.random.default_rng(0)
         self.references = [
             [caption(objects, rng) for _ in range(REFERENCES)]
             for objects in self.validation.objects
         ]
-        self.data_sha256 = {
-            "train": sha256_of_images(self.training.images),
-            "validation": sha256_of_images(self.validation.images),
-        }
         self.card = {"validation_images": extra["report_images"], "references": REFERENCES}
 
     def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -152,24 +135,13 @@ class CaptionerTask:
         pairs = zip(texts, self.validation.objects, strict=False)
         return _mean([is_true(text, objects) for text, objects in pairs])
 
-    def finish(self) -> None:
-        """Nothing: the weights are all there is."""
-
-    def saved(self) -> dict[str, Any]:
-        """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
-        config = self.model.config
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Training scenes with a caption each."""
         rng = np.random.default_rng(0)
         shown = self.training.objects[:CALIBRATION_IMAGES]
         return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(
-                config.height_px, config.width_px, config.channels, config.mean, config.std
-            ),
-            "labels": (),
-            "calibration": {
-                "image": self.training.images[:CALIBRATION_IMAGES],
-                "tokens": self._tokens([caption(objects, rng) for objects in shown]),
-            },
+            "image": self.training.images[:CALIBRATION_IMAGES],
+            "tokens": self._tokens([caption(objects, rng) for objects in shown]),
         }
 
 

@@ -2,7 +2,7 @@
 """Captions of scenes, and hard negatives: nearly the same words, and false."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from saccade.models.data.scene_statements import (
     pick,
     related,
 )
-from saccade.models.data.shapes import COLOURS, SHAPES, SIZES, TEXTURES, Object
+from saccade.models.data.shapes import COLOURS, SHAPES, SIZES, TEXTURES, Object, Scenes
 
 CAPTION_WORDS = (
     *("a", "and", "left", "right", "of", "above", "below"),
@@ -52,20 +52,12 @@ def caption(objects: Sequence[Object], rng: np.random.Generator) -> str:
     return str(_statement(objects, rng))
 
 
-def hard_negatives(objects: Sequence[Object], rng: np.random.Generator) -> dict[str, str]:
-    """False sentences by kind, each close to what `caption` says with a generator in that state.
-
-    The kinds are NEGATIVE_KINDS; one that cannot be made false of this scene is absent.
-    Raises: SaccadeError if there is no object.
-    """
-    return caption_with_negatives(objects, rng)[1]
-
-
 def caption_with_negatives(
     objects: Sequence[Object], rng: np.random.Generator
 ) -> tuple[str, dict[str, str]]:
-    """A true sentence and the false ones made from it, by kind.
+    """A true sentence, that of `caption`, and the false ones made from it, by kind.
 
+    The kinds are NEGATIVE_KINDS; one that cannot be made false of this scene is absent.
     Raises: SaccadeError if there is no object.
     """
     true = _statement(objects, rng)
@@ -77,6 +69,34 @@ def caption_with_negatives(
                 found[kind] = str(changed)
                 break
     return str(true), found
+
+
+@dataclass(frozen=True)
+class CaptionedScenes:
+    """Scenes with one true sentence each, and false ones.
+
+    Shapes: images [n s s 3] uint8; negative i is about image `owner[i]`.
+    """
+
+    images: np.ndarray
+    captions: list[str]
+    owner: np.ndarray
+    negatives: list[str]
+    kinds: list[str]
+
+
+def captioned(drawn: Scenes, seed: int = 0) -> CaptionedScenes:
+    """The sentences of scenes, the same on every call."""
+    rng = np.random.default_rng(seed)
+    pairs = [caption_with_negatives(objects, rng) for objects in drawn.objects]
+    rows = [(i, kind, text) for i, pair in enumerate(pairs) for kind, text in pair[1].items()]
+    return CaptionedScenes(
+        drawn.images,
+        [pair[0] for pair in pairs],
+        np.array([row[0] for row in rows]),
+        [row[2] for row in rows],
+        [row[1] for row in rows],
+    )
 
 
 def _statement(objects: Sequence[Object], rng: np.random.Generator) -> Statement:

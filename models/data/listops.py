@@ -53,14 +53,12 @@ class Expressions:
     """Some expressions, padded at the end with index 0.
 
     Shapes: characters [n m] int64, indices into VOCABULARY; length [n] int64; labels [n] int64;
-            operators [n] int64, the outermost one's index into OPERATORS; values [n m] int64, at
-            each closing bracket what its list comes to, elsewhere -1.
+            values [n m] int64, at each closing bracket what its list comes to, elsewhere -1.
     """
 
     characters: np.ndarray
     length: np.ndarray
     labels: np.ndarray
-    operators: np.ndarray = field(repr=False)
     values: np.ndarray = field(repr=False)
 
     @property
@@ -102,7 +100,7 @@ def draw(
         length[row] = len(tokens)
         values[row, : len(tokens)] = values_of(tokens)
     labels = values[np.arange(count), length - 1]
-    return Expressions(characters, length, labels, characters[:, 0] - len(CLASS_NAMES), values)
+    return Expressions(characters, length, labels, values)
 
 
 def split_of(tokens: list[int]) -> str:
@@ -136,24 +134,6 @@ def values_of(tokens: list[int]) -> list[int]:
             "expected one list. Give one whole expression, such as [MAX 2 9 [MIN 4 7 ] 0 ]."
         )
     return found
-
-
-def encode(text: str) -> list[int]:
-    """The indices of an expression as it is written, such as `[MAX 2 9 [MIN 4 7 ] 0 ]`.
-
-    Raises: SaccadeError at the first word that the language does not have.
-    """
-    index = {word: i for i, word in enumerate(VOCABULARY)}
-    words = text.replace("]", " ] ").split()
-    for word in words:
-        if word not in index:
-            raise SaccadeError(f"listops: {word!r} is none of {' '.join(VOCABULARY)}.")
-    return [index[word] for word in words]
-
-
-def decode(tokens: list[int]) -> str:
-    """The expression as it is written."""
-    return " ".join(VOCABULARY[token] for token in tokens)
 
 
 def _apply(operator: int, values: list[int]) -> int:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.archives import array_names, read_arrays
 from saccade.errors import SaccadeError, ShapeError
-from saccade.models.data.user_data import labelled_part
+from saccade.models.data.user_data import check_whole, labelled_part, npz_arrays
 
-_WRITE = "numpy.savez(path, tokens=..., lengths=..., labels=...)"
+_ARRAYS = ("tokens", "lengths", "labels")
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,16 @@ def token_states(path: str | Path, split: str) -> TokenStates:
         differ.
     """
     path = Path(path)
-    arrays = _arrays(path)
-    tokens, lengths, labels = (arrays[name] for name in ("tokens", "lengths", "labels"))
+    if not path.is_file():
+        raise SaccadeError(
+            f"data '{path}': is not a file. A model of token states needs an .npz with "
+            f"{', '.join(_ARRAYS)}. Write it with numpy.savez."
+        )
+    arrays = npz_arrays(path, _ARRAYS)
+    tokens, lengths, labels = (arrays[name] for name in _ARRAYS)
     _check_tokens(path, tokens)
     for name, each in (("lengths", lengths), ("labels", labels)):
-        if each.shape != tokens.shape[:1] or not np.issubdtype(each.dtype, np.integer):
-            raise ShapeError(
-                f"{path}: {name} are {each.dtype} {each.shape}, expected one whole number for "
-                f"each of the {len(tokens)} texts."
-            )
+        check_whole(path, name, each, len(tokens), "texts")
     most = tokens.shape[1]
     if not 1 <= lengths.min() <= lengths.max() <= most:
         raise SaccadeError(
@@ -76,27 +76,6 @@ def token_states(path: str | Path, split: str) -> TokenStates:
     for each in (tokens, length, labels):
         digest.update(np.ascontiguousarray(each).tobytes())
     return TokenStates(tokens, length, labels, names, path.name, digest.hexdigest())
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise SaccadeError(
-            f"data '{path}': is not a file. A model of token states needs an .npz with tokens, "
-            f"lengths and labels. Write it with {_WRITE}."
-        )
-    try:
-        found = sorted(array_names(path))
-        arrays = read_arrays(path, ("tokens", "lengths", "labels", "class_names"))
-    except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{path}: not an .npz of plain arrays ({error}). Write it with {_WRITE}."
-        ) from error
-    if missing := [name for name in ("tokens", "lengths", "labels") if name not in arrays]:
-        raise SaccadeError(
-            f"{path}: found arrays {found!r:.200}, expected tokens, lengths and labels "
-            f"({missing[0]} is missing). Write it with {_WRITE}."
-        )
-    return arrays
 
 
 def _check_tokens(path: Path, tokens: np.ndarray) -> None:

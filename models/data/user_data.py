@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's own images: a folder of class folders, or an .npz."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +42,8 @@ def folder(
     if preprocessing is None:
         channels = 1 if all(_is_grey(file) for file in everything) else 3
         # Where a new model's training ends, its checkpoint says the same.
-        preprocessing = Preprocessing(
-            side_px, side_px, channels, (0.0,) * channels, (1.0,) * channels
-        )
+        scale = ((0.0,) * channels, (1.0,) * channels)
+        preprocessing = Preprocessing(side_px, side_px, channels, *scale)
     wanted = preprocessing.wanted()
     part = _part(labels, split)
     images = [_read_image(everything[i], wanted) for i in part]
@@ -56,7 +56,7 @@ def npz(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]
     Shapes: images [n h w] or [n h w c] uint8, labels [n] of any integer type, class_names [k].
     Raises: SaccadeError if an array is missing or of the wrong type, ShapeError if shapes differ.
     """
-    arrays = _read_arrays(path)
+    arrays = npz_arrays(path, ("images", "labels"))
     images, labels = arrays["images"], arrays["labels"]
     if images.dtype != np.uint8:
         raise SaccadeError(
@@ -69,11 +69,7 @@ def npz(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]
             f"{path}: images are {arrays['images'].shape}, expected (n, h, w), (n, h, w, 1) or "
             "(n, h, w, 3), none of them 0."
         )
-    if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
-        raise ShapeError(
-            f"{path}: labels are {labels.dtype} {labels.shape}, expected one whole number for "
-            f"each of the {len(images)} images."
-        )
+    check_whole(path, "labels", labels, len(images), "images")
     part, names = labelled_part(path, labels, arrays.get("class_names"), split)
     return np.ascontiguousarray(images[part]), labels[part].astype(np.int64), names
 
@@ -148,21 +144,35 @@ def _read_image(path: Path, wanted: Wanted) -> np.ndarray:
         raise SaccadeError(f"{path}: {error}, or remove it.") from error
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def npz_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """The arrays of these names, and `class_names` where the file has them.
+
+    Raises: SaccadeError if the file is no .npz of plain arrays, or one of them is missing.
+    """
+    write = f"Write it with numpy.savez(path, {', '.join(f'{name}=...' for name in wanted)})."
     try:
-        arrays = read_arrays(path, ("images", "labels", "class_names"))
+        arrays = read_arrays(path, (*wanted, "class_names"))
         found = sorted(array_names(path))
     except (OSError, ValueError) as error:
+        raise SaccadeError(f"{path}: not an .npz of plain arrays ({error}). {write}") from error
+    if missing := [name for name in wanted if name not in arrays]:
         raise SaccadeError(
-            f"{path}: not an .npz of plain arrays ({error}). Write it with "
-            "numpy.savez(path, images=..., labels=...)."
-        ) from error
-    if "images" not in arrays or "labels" not in arrays:
-        raise SaccadeError(
-            f"{path}: found arrays {found!r:.200}, expected images and labels. Write it with "
-            "numpy.savez(path, images=..., labels=...)."
+            f"{path}: found arrays {found!r:.200}, expected {', '.join(wanted)} "
+            f"({missing[0]} is missing). {write}"
         )
     return arrays
+
+
+def check_whole(path: Path, name: str, values: np.ndarray, count: int, what: str) -> None:
+    """Stop where there is not one whole number for each sample.
+
+    Raises: ShapeError.
+    """
+    if values.shape != (count,) or not np.issubdtype(values.dtype, np.integer):
+        raise ShapeError(
+            f"{path}: {name} are {values.dtype} {values.shape}, expected one whole number for "
+            f"each of the {count} {what}."
+        )
 
 
 def _npz_names(path: Path, labels: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:

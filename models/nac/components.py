@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a NAC's file takes and answers, its variants, and what a client has to know."""
+"""What a NAC's file takes and answers."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -8,12 +8,10 @@ import numpy as np
 from torch import Tensor, stack
 
 from saccade.errors import SaccadeError
-from saccade.models.budget import Budget
-from saccade.models.interface import Arrays, Part, Setting, TensorSpec, fraction_setting
+from saccade.models.interface import Arrays, Part, TensorSpec
 from saccade.models.layers.attention_invariants import SUM_TOLERANCE
 from saccade.models.nac.config import NACConfig
 
-BUDGETS = ("1", "0.5", "0.25", "0.125")
 OUTPUTS = ("logits", "probabilities", "embedding")
 SECOND = "_b"  # ends the names of a pair's second input and its length
 _DTYPES = {"image": "uint8", "bytes": "uint8", "characters": "int64"}
@@ -145,32 +143,6 @@ def attention_sums_to_one(inputs: Arrays, found: Arrays, expected: Arrays) -> fl
         return 0.0
     total = found["attention"].sum(-1, dtype=np.float64)
     return float(np.abs(total - 1).max(initial=0.0) / SUM_TOLERANCE)
-
-
-def nac_settings(config: NACConfig) -> tuple[Setting, ...]:
-    """The default budgets; of those that keep the same modules the largest only."""
-    found: dict[int, Setting] = {}
-    for text in BUDGETS:
-        if Budget(text).of(config.modules):
-            setting = fraction_setting(text, config.modules, "modules")
-            found.setdefault(setting.kept, setting)
-    return tuple(found.values())
-
-
-def nac_facts(config: NACConfig) -> dict[str, Any]:
-    """What a client needs to make inputs: their kinds, longest lengths, and the vocabulary."""
-    return {
-        "inputs": list(input_names(config)),
-        "lengths": list(length_names(config)) if config.input != "image" else [],
-        "max_tokens": config.max_tokens if config.input != "image" else config.tokens,
-        "vocabulary": list(config.vocabulary),
-        "condition_tokens": config.condition_tokens if config.conditional else 0,
-        "condition_dim": config.condition_dim if config.conditional else 0,
-        "modules": config.modules,
-        "grid": [config.height_px // config.token_px, config.width_px // config.token_px]
-        if config.input == "image"
-        else None,
-    }
 
 
 def _open_axis(field: str, what: str) -> str:

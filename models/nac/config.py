@@ -2,10 +2,11 @@
 """Everything that is decided about a Neural Attentive Circuit before its weights exist."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from saccade.models.config_values import ConfigValues
 from saccade.models.data.listops import VOCABULARY
+from saccade.schema import Count, Natural, NonNegative, Positive, Probability, Range, Share
 
 _COLOUR: dict[str, Any] = {"channels": 3, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 _WIDE: dict[str, Any] = {"dim": 128, "code_dim": 64, "ffn_dim": 256}
@@ -73,37 +74,25 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-START_GRAPHS = ("barabasi-albert", "planted-partition", "watts-strogatz")
-CHOICES = {
-    "input": ("image", "tokens", "points", "characters", "bytes"),
-    "tokenizer": ("patch", "conv", "convnext"),
-    "positions": ("learned", "sinusoidal", "concat", "none"),
-    "activation": ("gelu", "relu"),
-    "ffn_gate": ("none", "geglu"),
-    "graph_prior": ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi"),
-    "prior_form": ("standard", "official"),
-    "structure_loss": ("cross-entropy", "mse", "kl", "none"),
-    "matching": ("sorted", "hungarian"),
-    "connectivity": ("learned", "frozen", "dense"),
-    "signature_init": ("prior", "random", *START_GRAPHS),
-    "kernel_draw": ("batch", "sample", "none"),
-    "kernel_clamp": ("fixed", "dtype"),
-    "confidence": ("state", "module", "first"),
-    "read_in_codes": ("shared", "own"),
-    "initial_state": ("mlp", "code", "linear"),
-    "head": ("linear", "modulated"),
-    "dropout_draw": ("uniform", "log-uniform"),
-}
-COUNTS = (
-    *("height_px", "width_px", "channels", "patch_px", "modules", "readout_modules", "dim"),
-    *("code_dim", "signature_dim", "heads", "ffn_dim", "classes"),
-    *("local_width", "graph_group", "graph_refresh_steps", "read_heads"),
-)
-WHOLE = (
-    *("token_dim", "max_tokens", "point_bands", "local_layers", "propagator_layers"),
-    *("condition_dim", "condition_tokens"),
-    *("token_width", "read_in_modules", "head_dim", "read_head_dim"),
-)
+Input = Literal["image", "tokens", "points", "characters", "bytes"]
+Tokenizer = Literal["patch", "conv", "convnext"]
+Positions = Literal["learned", "sinusoidal", "concat", "none"]
+Activation = Literal["gelu", "relu"]
+FfnGate = Literal["none", "geglu"]
+GraphPrior = Literal["scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi"]
+PriorForm = Literal["standard", "official"]
+StructureLoss = Literal["cross-entropy", "mse", "kl", "none"]
+Matching = Literal["sorted", "hungarian"]
+Connectivity = Literal["learned", "frozen", "dense"]
+SignatureInit = Literal["prior", "random", "barabasi-albert", "planted-partition", "watts-strogatz"]
+KernelDraw = Literal["batch", "sample", "none"]
+KernelClamp = Literal["fixed", "dtype"]
+Confidence = Literal["state", "module", "first"]
+ReadInCodes = Literal["shared", "own"]
+InitialState = Literal["mlp", "code", "linear"]
+Head = Literal["linear", "modulated"]
+DropoutDraw = Literal["uniform", "log-uniform"]
+Distance = Annotated[float, Range(0, 2, below=True)]  # of cosines; 0: none
 MAX_MODULES = 4096
 SOURCE = "Weiss et al. 2022, Neural Attentive Circuits"
 
@@ -121,122 +110,117 @@ class NACConfig(ConfigValues):
 
     # image: uint8 values [b, h, w, c]; tokens: [b, n, token_dim]; points: [b, n, 3]; characters:
     # indices into the vocabulary [b, n]; bytes: uint8 [b, n]. All but images come with a length.
-    input: str = "image"
+    input: Input = "image"
     input_sets: int = 1  # 2: a pair of inputs (image and image_b), each marked with its own vector
-    tokenizer: str = "patch"  # of images: one linear layer per patch, three small convolutions, or
-    # the stages of a ConvNeXt
-    height_px: int = 8
-    width_px: int = 8
-    channels: int = 1
+    # of images: one linear layer per patch, three small convolutions, or the stages of a ConvNeXt
+    tokenizer: Tokenizer = "patch"
+    height_px: Count = 8
+    width_px: Count = 8
+    channels: Count = 1
     mean: tuple[float, ...] = (0.5,)  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = (0.5,)
-    patch_px: int = 2
-    token_dim: int = 0  # width of a token that comes in
-    max_tokens: int = 0  # most tokens that come in, and positions for them; 0: any, a set
+    patch_px: Count = 2
+    token_dim: Natural = 0  # width of a token that comes in
+    max_tokens: Natural = 0  # most tokens that come in, and positions for them; 0: any, a set
     # Of max_tokens tokens, characters or bytes, and of convnext's grid; concat: behind its features
-    positions: str = "learned"
+    positions: Positions = "learned"
     vocabulary: tuple[str, ...] = ()  # what the indices of characters stand for
-    local_layers: int = 0  # of characters and bytes: convolutions over neighbours, residual
-    local_width: int = 5  # places that such a convolution sees, odd
-    point_bands: int = 4  # octaves of the Fourier features of a point's coordinates
-    modules: int = 64  # processor modules, 1 to 4,096
-    readout_modules: int = 4
-    dim: int = 64  # width of a module's state
-    code_dim: int = 32
-    signature_dim: int = 16
-    propagator_layers: int = 2
-    heads: int = 4  # of the propagators; read-in and read-out have one
-    ffn_dim: int = 128
-    classes: int = 10
-    activation: str = "gelu"  # between the two layers of a ModFFN
-    ffn_gate: str = "none"  # geglu: a first layer of 2 ffn_dim, half of it times the GELU of half
+    local_layers: Natural = 0  # of characters and bytes: convolutions over neighbours, residual
+    local_width: Count = 5  # places that such a convolution sees, odd
+    point_bands: Natural = 4  # octaves of the Fourier features of a point's coordinates
+    modules: Count = 64  # processor modules, 1 to 4,096
+    readout_modules: Count = 4
+    dim: Count = 64  # width of a module's state
+    code_dim: Count = 32
+    signature_dim: Count = 16
+    propagator_layers: Natural = 2
+    heads: Count = 4  # of the propagators; read-in and read-out have one
+    ffn_dim: Count = 128
+    classes: Count = 10
+    activation: Activation = "gelu"  # between the two layers of a ModFFN
+    # geglu: a first layer of 2 ffn_dim, half of it times the GELU of half
+    ffn_gate: FfnGate = "none"
     alpha: float = 0.1  # initial strength of a ModFC's modulation, then learned
     modfc_one: bool = True  # False: a ModFC's gain is LayerNorm(W_c c), without the 1 and alpha
     modfc_norm_affine: bool = True  # False: that LayerNorm has no weight and bias
     read_norm: bool = True  # LayerNorm in front of the read-in's and read-out's ModFFN, and on
     # the processor states that the read-out polls
     # first: no confidences, the answer is made of the first read-out module's state
-    confidence: str = "state"  # a read-out module's scalar: linear in its state, or a constant
-    epsilon: float = 0.25  # bandwidth of the kernel, in units of cosine distance
-    tau: float = 0.5  # temperature of the Concrete sample, training only
-    delta: float = 1e-6  # in eq. 3's denominator, where it cancels: the bias does not need it
-    p_min: float = 1e-6  # link probabilities are clamped before sampling
-    p_max: float = 1 - 1e-4
-    kernel_clamp: str = (
-        "fixed"  # dtype: instead to what the type tells from 0 and 1, the sample too
-    )
-    kernel_draw: str = (
-        "batch"  # training draws one kernel a layer for the batch, or one a sample, or
-    )
-    # none: K = P, as in evaluation
-    truncate: float = 0.0  # links of a larger cosine distance are cut (K = 0); 0: none
+    # a read-out module's scalar: linear in its state, or a constant
+    confidence: Confidence = "state"
+    epsilon: Positive = 0.25  # bandwidth of the kernel, in units of cosine distance
+    tau: Positive = 0.5  # temperature of the Concrete sample, training only
+    delta: NonNegative = 1e-6  # in eq. 3's denominator, where it cancels: the bias does not need it
+    p_min: Probability = 1e-6  # link probabilities are clamped before sampling
+    p_max: Probability = 1 - 1e-4
+    # dtype: instead to what the type tells from 0 and 1, the sample too
+    kernel_clamp: KernelClamp = "fixed"
+    # training draws one kernel a layer for the batch, or one a sample, or none: K = P, as in
+    # evaluation
+    kernel_draw: KernelDraw = "batch"
+    truncate: Distance = 0.0  # links of a larger cosine distance are cut (K = 0); 0: none
     truncate_read_out: bool = True  # False: the read-out hears at any distance
-    epsilon_learned: bool = (
-        False  # a bandwidth for each propagator and one for the read-out, learned
-    )
-    connectivity: str = "learned"  # frozen: signatures without gradient; dense: no kernel at all
+    # a bandwidth for each propagator and one for the read-out, learned
+    epsilon_learned: bool = False
+    # frozen: signatures without gradient; dense: no kernel at all
+    connectivity: Connectivity = "learned"
     modulation: bool = True  # False: a ModFC is a plain layer; with dense, a Perceiver IO
     # Start at the graph prior, at random, or as one drawn graph; frozen links not at random.
-    signature_init: str = "prior"
-    graph_prior: str = "scale-free"
-    graph_degree: float = 8.0  # mean expected degree (scale-free, erdos-renyi)
-    graph_group: int = 16  # modules of a group or clique (planted-partition, ring-of-cliques)
-    graph_inside: float = 0.8  # link probability in a group, a clique, and of a ring's bridges
-    graph_outside: float = 0.02  # link probability between groups
-    prior_form: str = "standard"  # official: the targets of the authors' code, diagonal included
-    structure_loss: str = "cross-entropy"  # off the diagonal; mse and kl: over all pairs
-    structure_clip: float = 0.0  # least value of a pair's term in that loss
-    repulsion: float = 0.0  # signatures closer than this distance are pushed apart; 0: none
-    matching: str = "sorted"  # onto the prior: by degree or spectrum; hungarian: row by row
-    graph_refresh_steps: int = 20  # the permutation onto the prior is found anew every so often
+    signature_init: SignatureInit = "prior"
+    graph_prior: GraphPrior = "scale-free"
+    graph_degree: Positive = 8.0  # mean expected degree (scale-free, erdos-renyi)
+    graph_group: Count = 16  # modules of a group or clique (planted-partition, ring-of-cliques)
+    # link probability in a group, a clique, and of a ring's bridges
+    graph_inside: Probability = 0.8
+    graph_outside: Probability = 0.02  # link probability between groups
+    # official: the targets of the authors' code, diagonal included
+    prior_form: PriorForm = "standard"
+    structure_loss: StructureLoss = "cross-entropy"  # off the diagonal; mse and kl: over all pairs
+    structure_clip: NonNegative = 0.0  # least value of a pair's term in that loss
+    repulsion: Distance = 0.0  # signatures closer than this distance are pushed apart; 0: none
+    matching: Matching = "sorted"  # onto the prior: by degree or spectrum; hungarian: row by row
+    graph_refresh_steps: Count = 20  # the permutation onto the prior is found anew every so often
     conditional: bool = False  # a circuit a sample: generated from `condition`, or the tokens
-    condition_dim: int = 0  # width of a condition token; 0: the input tokens are the condition
-    condition_tokens: int = 0  # most condition tokens: the fixed axis of an exported model
+    condition_dim: Natural = 0  # width of a condition token; 0: the input tokens are the condition
+    condition_tokens: Natural = 0  # most condition tokens: the fixed axis of an exported model
     generator_modules: int = 0  # queries of the conditional generator; 0: as many as modules
-    module_dropout: float = 1.0  # smallest fraction of modules kept in a training step; 1: off
-    drop_path: float = (
-        0.0  # share of samples that a propagator's residual is left out for, training
-    )
-    code_noise: float = 0.0  # training moves each component of a code by up to this share of itself
-    dropout_draw: str = "uniform"  # of the fraction, between module_dropout and 1
-    dropout_ordered: float = 0.8  # share of steps that keep the best connected modules instead of
+    # smallest fraction of modules kept in a training step; 1: off
+    module_dropout: Annotated[float, Range(0, 1, above=True)] = 1.0
+    # share of samples that a propagator's residual is left out for, training
+    drop_path: Annotated[float, Range(0, 1, below=True)] = 0.0
+    code_noise: Share = 0.0  # training moves each component of a code by up to this share of itself
+    dropout_draw: DropoutDraw = "uniform"  # of the fraction, between module_dropout and 1
+    dropout_ordered: Share = 0.8  # share of steps that keep the best connected modules instead of
     # a random subset: those are the ones that a budget keeps
     # What the authors' code has and the paper's text has not; docs/nac.md compares the three.
-    convnext_blocks: tuple[int, ...] = ()  # of tokenizer convnext: blocks of each stage
-    convnext_widths: tuple[int, ...] = ()  # and its channels
-    token_width: int = 0  # of a token that the read-in sees; 0: dim
-    read_in_codes: str = "shared"  # own: the read-in has a table of codes beside the processor's
-    read_in_modules: int = 0  # that many modules read the tokens, and are heard in every layer by
-    # the processor modules, which start from their own codes; 0: the processor modules read
-    initial_state: str = (
-        "mlp"  # of a code: a two-layer MLP, the code itself, or LayerNorm and a layer
-    )
+    convnext_blocks: tuple[Natural, ...] = ()  # of tokenizer convnext: blocks of each stage
+    convnext_widths: tuple[Count, ...] = ()  # and its channels
+    token_width: Natural = 0  # of a token that the read-in sees; 0: dim
+    # own: the read-in has a table of codes beside the processor's
+    read_in_codes: ReadInCodes = "shared"
+    # that many modules read the tokens, and are heard in every layer by the processor modules,
+    # which start from their own codes; 0: the processor modules read
+    read_in_modules: Natural = 0
+    # of a code: a two-layer MLP, the code itself, or LayerNorm and a layer
+    initial_state: InitialState = "mlp"
     state_noise: bool = False  # linear: each training step draws around that state
-    head_dim: int = 0  # of a propagator's head; 0: dim / heads
-    read_heads: int = 1  # of read-in and read-out
-    read_head_dim: int = 0  # width of each; 0: dim / read_heads
+    head_dim: Natural = 0  # of a propagator's head; 0: dim / heads
+    read_heads: Count = 1  # of read-in and read-out
+    read_head_dim: Natural = 0  # width of each; 0: dim / read_heads
     read_in_residual: bool = False  # around the attention
     read_in_query_norm: bool = False  # LayerNorm on the states that ask
     read_out_residual: bool = False
     read_out_query_norm: bool = False
     sender_norm: bool = False  # a propagator's senders have a LayerNorm of their own
-    head: str = "linear"  # modulated: a ModFC with the first read-out module's code
+    head: Head = "linear"  # modulated: a ModFC with the first read-out module's code
     head_norm: bool = False  # LayerNorm in front of the head
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name, allowed in CHOICES.items():
-            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
-        for name in COUNTS:
-            value = getattr(self, name)
-            self._expect(name, type(value) is int and value >= 1, "a whole number of at least 1")
-        for name in WHOLE:
-            value = getattr(self, name)
-            self._expect(name, type(value) is int and value >= 0, "a whole number of at least 0")
         self._check_sizes()
         self._check_executor()
-        self._check_probabilities()
+        self._check_links()
 
     def _check_sizes(self) -> None:
         self._expect("modules", self.modules <= MAX_MODULES, f"at most {MAX_MODULES}")
@@ -290,10 +274,8 @@ class NACConfig(ConfigValues):
 
     def _check_convnext(self) -> None:
         blocks, widths = self.convnext_blocks, self.convnext_widths
-        whole = all(type(count) is int and count >= 0 for count in blocks)
-        self._expect("convnext_blocks", len(blocks) >= 1 and whole, "a whole number a stage")
-        whole = all(type(width) is int and width >= 1 for width in widths)
-        self._expect("convnext_widths", len(widths) == len(blocks) and whole, "a width a stage")
+        self._expect("convnext_blocks", len(blocks) >= 1, "a whole number a stage")
+        self._expect("convnext_widths", len(widths) == len(blocks), "a width a stage")
         behind = self.tokens_width - widths[-1]
         fits = behind >= 1 if self.positions == "concat" else behind == 0
         self._expect("token_width", fits, "the last of convnext_widths, or with concat more")
@@ -309,24 +291,12 @@ class NACConfig(ConfigValues):
         self._expect(name, fits, size if name == "patch_px" else f"stages that give {side}, {size}")
         self._check_pixels()
 
-    def _check_probabilities(self) -> None:
-        self._expect("truncate", 0 <= self.truncate < 2, "a cosine distance below 2, or 0 for none")
-        self._expect("drop_path", 0 <= self.drop_path < 1, "at least 0 and below 1")
-        self._expect("code_noise", 0 <= self.code_noise <= 1, "from 0 to 1")
-        for name in ("epsilon", "tau", "graph_degree"):
-            self._expect(name, getattr(self, name) > 0, "above 0")
-        self._expect("delta", self.delta >= 0, "at least 0")
-        for name in ("p_min", "p_max", "graph_inside", "graph_outside"):
-            self._expect(name, 0 < getattr(self, name) < 1, "above 0 and below 1")
+    def _check_links(self) -> None:
         self._expect("p_min", self.p_min < self.p_max, f"below p_max ({self.p_max})")
-        self._expect("module_dropout", 0 < self.module_dropout <= 1, "above 0 and at most 1")
-        self._expect("dropout_ordered", 0 <= self.dropout_ordered <= 1, "from 0 to 1")
         random_and_frozen = self.signature_init == "random" and self.connectivity == "frozen"
         self._expect("signature_init", not random_and_frozen, "a graph where links are frozen")
         official = self.prior_form == "standard" or self.graph_prior != "erdos-renyi"
         self._expect("prior_form", official, "'standard' where graph_prior is 'erdos-renyi'")
-        self._expect("repulsion", 0 <= self.repulsion < 2, "a cosine distance below 2, or 0")
-        self._expect("structure_clip", self.structure_clip >= 0, "at least 0")
 
     @property
     def tokens(self) -> int | None:

@@ -3,24 +3,68 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from saccade.models.interface import Part
+from saccade.models.layers.pixels import check_image
 from saccade.models.nac.components import nac_part
 from saccade.models.nac.execution import heard_codes, reading_codes
-from saccade.models.nac.folded_layers import FoldedPropagator
-from saccade.models.nac.folded_read_in import FoldedReadIn
-from saccade.models.nac.folded_read_out import FoldedReadOut, folded_head
-from saccade.models.nac.folded_tokenizers import fold_tokenizer
+from saccade.models.nac.folded_layers import (
+    FoldedPropagator,
+    FoldedReadIn,
+    FoldedReadOut,
+    folded_head,
+)
 from saccade.models.nac.generator import Circuit, Given, check_condition, generate, link_distances
 from saccade.models.nac.layers import without_padding
 from saccade.models.nac.model import NAC
 from saccade.models.nac.read_in import mean_of_heads
 from saccade.models.nac.read_out import head_outputs
+from saccade.models.nac.sequence_tokenizers import SymbolTokenizer, TokenProjection, sinusoids
+from saccade.models.nac.tokenizers import PairTokenizer, PatchTokenizer, patches
+
+
+class FoldedPatches(nn.Module):
+    """A patch tokenizer with the pixel scale in its weights and all biases in the position.
+
+    Shapes: image [b h w c] -> [b n d].
+    """
+
+    weight: Tensor
+    position: Tensor
+
+    def __init__(self, source: PatchTokenizer) -> None:
+        super().__init__()
+        self.patch_px, self.norm, self.size = source.config.patch_px, source.norm, source.scale.size
+        repeat = source.config.patch_px**2
+        std, mean = source.scale.std.repeat(repeat), source.scale.mean.repeat(repeat)
+        weight = source.project.weight / std
+        self.register_buffer("weight", (weight / 255).mT.contiguous())
+        self.register_buffer("position", source.position + source.project.bias - weight @ mean)
+
+    def forward(self, image: Tensor, length: Tensor | None = None) -> Tensor:
+        check_image(image, self.size)
+        pixels = patches(image.to(self.weight.dtype), self.patch_px)
+        return self.norm((pixels @ self.weight).add_(self.position))
+
+
+def fold_tokenizer(source: nn.Module) -> nn.Module:
+    """The tokenizer with its pixel scale folded where that is exact, and its positions computed.
+
+    A convolution pads with zeros after scaling, so its scale stays.
+    """
+    if isinstance(source, PairTokenizer):
+        source.each = fold_tokenizer(source.each)
+        return source
+    if isinstance(source, TokenProjection | SymbolTokenizer):
+        config = source.config
+        if source.position is None and config.positions == "sinusoidal" and config.max_tokens:
+            fixed = sinusoids(config.max_tokens, config.tokens_width).to(source.norm.weight)
+            source.position = nn.Parameter(fixed)
+    return FoldedPatches(source) if isinstance(source, PatchTokenizer) else source
 
 
 class FoldedNAC(nn.Module):
-    """What `NAC.fold` returns: a NAC's `forward`, `outputs`, `details`, `embed`, evaluation only.
+    """What `NAC.fold` returns: a NAC's `forward` and `details`, evaluation only.
 
     Codes, signatures and initial states are constants, so every modulation is one vector a
     module, the attention bias one matrix, and the read-in's query part of a probe in the space of
@@ -87,33 +131,7 @@ class FoldedNAC(nn.Module):
 
         Shapes: -> [b classes].
         """
-        return self._logits(self._state(x, length, condition, condition_length))
-
-    def outputs(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Everything that is always exported, of one pass.
-
-        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
-        """
-        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
-
-    def embed(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> Tensor:
-        """The state in front of the last linear layer, brought to length 1.
-
-        Shapes: -> [b dim].
-        """
-        return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
+        return self._logits(self._run(x, length, condition, condition_length)[0])
 
     def details(
         self,
@@ -122,10 +140,11 @@ class FoldedNAC(nn.Module):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """`outputs`, and what the modules looked at and listened to.
+        """Everything that is exported, of one pass.
 
-        Shapes: -> also attention [b u n] of the read-in and link [b u u], the probabilities of
-                links (absent where links are dense).
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
+                [b u n] of the read-in, and link [b u u], the probabilities of links (absent where
+                links are dense).
         """
         state, attention, bias = self._run(x, length, condition, condition_length)
         found = head_outputs(self._logits, state) | {"attention": attention}
@@ -138,15 +157,6 @@ class FoldedNAC(nn.Module):
     def parts(self) -> tuple[Part, ...]:
         """The unfolded model's one part, run by this one."""
         return (nac_part(self),)
-
-    def _state(
-        self,
-        x: Tensor,
-        length: Tensor | None,
-        condition: Tensor | None,
-        condition_length: Tensor | None,
-    ) -> Tensor:
-        return self._run(x, length, condition, condition_length)[0]
 
     def _run(
         self,

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.nac.layers import Propagator
+from saccade.models.nac.layers import Propagator, length_mask, masked_softmax
 from saccade.models.nac.modulation import ModFC, ModFFN, activate
+from saccade.models.nac.read_in import ReadIn, probe, values_by_head
+from saccade.models.nac.read_out import ModulatedHead, ReadOut
 
 
 class FoldedFC(nn.Module):
@@ -197,3 +199,129 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, hea
         k = k.transpose(1, 2)
         heard = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
     return heard.transpose(1, 2).reshape(b, u, d)
+
+
+class FoldedReadIn(nn.Module):
+    """Attention with one probe a module in the space of the tokens; values projected after pooling.
+
+    q . (W_k (m * x) + b_k) = (W_k^T q * m) . x + a constant, which the softmax over tokens drops;
+    sum_j a_j (W_v (m * x_j) + b_v) = W_v (m * sum_j a_j x_j) + b_v, since the a_j sum to 1.
+
+    Shapes: tokens [b n t], length [b], theta and code [b u ...] (conditional only) -> [b u d].
+    """
+
+    probe: Tensor
+
+    def __init__(self, source: ReadIn, theta: Tensor | None, code: Tensor | None) -> None:
+        super().__init__()
+        self.heads = source.heads
+        self.value = FoldedFC(source.value, code, bias=False)
+        self.output = FoldedFC(source.output, code, shift=source.value.linear.bias)
+        self.norm, self.ffn = source.norm, FoldedFFN(source.ffn, code)
+        self.residual = source.residual
+        if theta is None or code is None:
+            self.value, self.output = FoldedFC(source.value, None), FoldedFC(source.output, None)
+            self.source_norm, self.source_query = source.norm_query, source.query
+            self.source_key = source.key
+        else:
+            asked = source.asked(theta, code)
+            self.register_buffer("probe", probe(asked, source.key, code, self.heads))
+            if self.residual:
+                self.output.add_constant(theta)
+
+    def weights(
+        self,
+        tokens: Tensor,
+        length: Tensor | None = None,
+        theta: Tensor | None = None,
+        code: Tensor | None = None,
+    ) -> Tensor:
+        """How much of each token each module takes.
+
+        Shapes: as forward -> [b heads u n], the first head's rows first.
+        """
+        if theta is None or code is None:
+            scores = F.linear(tokens, self.probe).mT
+        else:
+            asked = self.source_query(self.source_norm(theta), code)
+            scores = probe(asked, self.source_key, code, self.heads) @ tokens.mT
+        return masked_softmax(scores, length_mask(length, tokens))
+
+    def read(
+        self,
+        weights: Tensor,
+        tokens: Tensor,
+        theta: Tensor | None = None,
+        code: Tensor | None = None,
+    ) -> Tensor:
+        """The states of modules that attend with these weights.
+
+        Shapes: weights [b heads u n], tokens [b n t] -> [b u d].
+        """
+        value, taken = self.value, weights @ tokens
+        if self.heads == 1:
+            y = value(taken, code, fresh=True)
+        else:
+            y = values_by_head(taken, value.weight.mT, value.gain_of(code), self.heads)
+            y = y if value.bias is None else y + value.bias
+        y = self.output(y, code, fresh=True)
+        y = theta + y if self.residual and theta is not None else y
+        return self.ffn(y, self.norm(y), code)
+
+
+class FoldedReadOut(nn.Module):
+    """A read-out whose queries are constant: probes again, and values projected after pooling.
+
+    Shapes: theta [b u d], bias [r u] or [b r u], code [b u c] (conditional only) -> [b d].
+    """
+
+    float32_products = True  # in a model of half precision
+    probe: Tensor
+
+    def __init__(
+        self, source: ReadOut, initial: Tensor, read_out_code: Tensor, code: Tensor | None
+    ) -> None:
+        super().__init__()
+        self.key = FoldedFC(source.key, code, bias=False)
+        self.value = FoldedFC(source.value, code, bias=False)
+        shift = source.value.linear.bias
+        self.output = FoldedFC(source.output, read_out_code, shift=shift)
+        self.norm_states, self.norm = source.norm_states, source.norm
+        self.ffn, self.pool = FoldedFFN(source.ffn, read_out_code), source.pool
+        self.heads = source.heads
+        if source.residual:
+            self.output.add_constant(initial)
+        q = source.asked(initial, read_out_code).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        rows = q @ source.key.linear.weight.unflatten(0, (self.heads, -1)) / math.sqrt(q.shape[-1])
+        self.register_buffer("probe", rows.flatten(0, 1))  # the first head's rows first
+
+    def forward(self, theta: Tensor, bias: Tensor | None, code: Tensor | None = None) -> Tensor:
+        x = self.norm_states(theta)
+        scores = F.linear(self.key.scaled(x, code), self.probe).mT
+        if bias is not None:
+            scores = scores + (bias if self.heads == 1 else bias.repeat(*self.repeats(bias)))
+        pooled = scores.softmax(-1) @ self.value.scaled(x, code)
+        if self.heads == 1:
+            y = self.output(pooled @ self.value.weight)
+        else:
+            y = self.output(values_by_head(pooled, self.value.weight.mT, None, self.heads))
+        return self.pool(self.ffn(y, self.norm(y)))
+
+    def repeats(self, bias: Tensor) -> tuple[int, ...]:
+        """How often a bias is laid below itself: once for each head."""
+        return (*(1 for _ in bias.shape[:-2]), self.heads, 1)
+
+
+def folded_head(head: nn.Module, code: Tensor) -> nn.Linear:
+    """A last layer whose input the code of the first read-out module scales, as a plain one.
+
+    Shapes: code [r c].
+    """
+    if not isinstance(head, ModulatedHead):
+        assert isinstance(head, nn.Linear)
+        return head
+    plain = torch.nn.utils.skip_init(nn.Linear, *head.linear.weight.shape[::-1])
+    plain = plain.to(head.linear.weight)
+    plain.weight.copy_(head.linear.weight * head.gain(code[0]))
+    plain.bias.copy_(head.linear.bias)
+    return plain

@@ -5,42 +5,35 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from saccade.models.nac.autocast import in_float32
 from saccade.models.nac.config import NACConfig
-from saccade.models.nac.modulation import ModFC, ModFFN
+from saccade.models.nac.modulation import ModFC, ModFFN, Modulation, linear
 from saccade.models.nac.noise import dropped_path, noised
 from saccade.models.nac.skmdpa import skmdpa
 
 
-def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:
-    """A ModFC with the configured code, alpha and switch."""
-    return ModFC(
-        inputs,
-        outputs,
+def modulation_of(config: NACConfig) -> Modulation:
+    """The configured code, alpha and switches."""
+    return Modulation(
         config.code_dim,
-        alpha=config.alpha,
-        modulation=config.modulation,
-        one=config.modfc_one,
-        norm_affine=config.modfc_norm_affine,
-        scale=scale,
+        config.alpha,
+        config.modulation,
+        config.modfc_one,
+        config.modfc_norm_affine,
     )
+
+
+def mod_fc(config: NACConfig, inputs: int, outputs: int, *, scale: float = 1.0) -> ModFC:
+    """A ModFC with the configured modulation."""
+    return ModFC(inputs, outputs, modulation_of(config), scale=scale)
 
 
 def mod_ffn(config: NACConfig, *, scale: float = 1.0) -> ModFFN:
-    """A ModFFN with the configured width, activation, code, alpha and switch."""
-    return ModFFN(
-        config.dim,
-        config.ffn_dim,
-        config.code_dim,
-        activation=config.activation,
-        gate=config.ffn_gate,
-        alpha=config.alpha,
-        modulation=config.modulation,
-        one=config.modfc_one,
-        norm_affine=config.modfc_norm_affine,
-        scale=scale,
-    )
+    """A ModFFN with the configured width, activation and modulation."""
+    kind = {"activation": config.activation, "gate": config.ffn_gate}
+    return ModFFN(config.dim, config.ffn_dim, modulation_of(config), scale=scale, **kind)
 
 
 def norm_where(wanted: bool, width: int) -> nn.Module:
@@ -134,3 +127,62 @@ class Propagator(nn.Module):
         theta = theta + dropped_path(y, self.drop_path, training=self.training)
         y = self.ffn(self.norm_ffn(theta), receiver)
         return theta + dropped_path(y, self.drop_path, training=self.training)
+
+
+class InitialState(nn.Module):
+    """A two-layer MLP of the code, for processor and read-out modules alike.
+
+    Shapes: code [... c] -> [... d].
+    Source: section 2.2.
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        self.first = linear(config.code_dim, config.dim)
+        self.second = linear(config.dim, config.dim, scale=math.sqrt(2))
+
+    def forward(self, code: Tensor, batch: int = 1) -> Tensor:
+        return self.second(F.gelu(self.first(code)))
+
+
+class CodeAsState(nn.Module):
+    """The code itself, which is as wide as a state.
+
+    Shapes: code [... d] -> same.
+    Source: the authors' code in the configurations of the paper.
+    """
+
+    def forward(self, code: Tensor, batch: int = 1) -> Tensor:
+        return code
+
+
+class LinearState(nn.Module):
+    """LayerNorm and one layer; with noise, training draws around it for each of `batch` samples.
+
+    Shapes: code [u c] -> [u d], or with noise drawn [b u d].
+    Source: the authors' code by default, which draws in evaluation too: two evaluations of one
+            image differ there, here they do not.
+    """
+
+    def __init__(self, config: NACConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.code_dim)
+        self.mean = linear(config.code_dim, config.dim)
+        self.log_variance: nn.Linear | None = None
+        if config.state_noise:
+            self.log_variance = linear(config.code_dim, config.dim)
+            nn.init.constant_(self.log_variance.bias, -5.0)
+
+    def forward(self, code: Tensor, batch: int = 1) -> Tensor:
+        x = self.norm(code)
+        mean = self.mean(x)
+        if self.log_variance is None or not self.training:
+            return mean
+        drawn = torch.randn(batch, *mean.shape, dtype=mean.dtype, device=mean.device)
+        return mean + drawn * torch.exp(self.log_variance(x) / 2)
+
+
+def initial_state(config: NACConfig) -> nn.Module:
+    """The form that the configuration asks for."""
+    forms = {"mlp": InitialState, "linear": LinearState}
+    return CodeAsState() if config.initial_state == "code" else forms[config.initial_state](config)

@@ -5,12 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting, fraction_setting
-from saccade.models.nac.components import nac_facts, nac_part, nac_settings
+from saccade.models.budget import Budget
+from saccade.models.interface import Family, Part, Setting, fraction_setting
+from saccade.models.nac.components import input_names, length_names, nac_part
 from saccade.models.nac.config import NACConfig as NACConfig
 from saccade.models.nac.execution import execute, reading_codes
 from saccade.models.nac.generator import (
@@ -22,17 +21,17 @@ from saccade.models.nac.generator import (
     link_distances,
 )
 from saccade.models.nac.graph_priors import GraphStructure, repulsion
-from saccade.models.nac.initial_states import initial_state
 from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.layers import Propagator, norm_where, without_padding
-from saccade.models.nac.module_dropout import ModuleDropout, circuit_order
-from saccade.models.nac.prune import pruned
+from saccade.models.nac.layers import Propagator, initial_state, norm_where, without_padding
+from saccade.models.nac.prune import circuit_order, pruned
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ReadOut, head_outputs, last_layer
 from saccade.models.nac.tokenizers import tokenizer
 
+BUDGETS = ("1", "0.5", "0.25", "0.125")
 
-class NAC(nn.Module):
+
+class NAC(nn.Module, Family):
     """A circuit generator and the executor that runs its circuit on tokens.
 
     Every method that runs the model takes `x` (image [b h w c] with values 0 to 255 of any type,
@@ -57,7 +56,6 @@ class NAC(nn.Module):
             self._build(config, fresh)
         self.register_buffer("module_order", torch.arange(config.modules))
         self._structure = GraphStructure(config)
-        self._dropout = ModuleDropout(config)
         if fresh and not config.conditional:
             self.rank_modules()
 
@@ -95,39 +93,11 @@ class NAC(nn.Module):
     ) -> Tensor:
         """Logits; `modules` (int64 [m]) runs those processor modules alone.
 
-        In training, module dropout chooses them where the caller does not.
-
         Shapes: -> [b classes].
         """
-        if modules is None and self.training:
-            modules = self._dropout.draw(self.rank_now)
-        return self._logits(self._state(x, length, condition, condition_length, modules))
-
-    def outputs(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Everything that is always exported, of one pass.
-
-        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1.
-        """
-        return head_outputs(self._logits, self._state(x, length, condition, condition_length))
-
-    def embed(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-    ) -> Tensor:
-        """The state in front of the last linear layer, brought to length 1.
-
-        Shapes: -> [b dim].
-        """
-        return F.normalize(self._state(x, length, condition, condition_length), dim=-1)
+        given = self._given(x, length, condition, condition_length)
+        circuit = generate(self.generator, self.config, given, modules)
+        return self._logits(execute(self, given, circuit))
 
     def details(
         self,
@@ -136,10 +106,11 @@ class NAC(nn.Module):
         condition: Tensor | None = None,
         condition_length: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """`outputs`, and what the modules looked at and listened to.
+        """Everything that is exported, of one pass.
 
-        Shapes: -> also attention [b u n] of the read-in and link [b u u], the probabilities of
-                links (absent where links are dense).
+        Shapes: -> logits and probabilities [b classes], embedding [b dim] of length 1, attention
+                [b u n] of the read-in, and link [b u u], the probabilities of links (absent where
+                links are dense).
         """
         given = self._given(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, given)
@@ -163,17 +134,6 @@ class NAC(nn.Module):
     ) -> Given:
         tokens = without_padding(self.tokenizer(x, length), length)
         return Given(tokens, length, condition, condition_length)
-
-    def _state(
-        self,
-        x: Tensor,
-        length: Tensor | None = None,
-        condition: Tensor | None = None,
-        condition_length: Tensor | None = None,
-        modules: Tensor | None = None,
-    ) -> Tensor:
-        given = self._given(x, length, condition, condition_length)
-        return execute(self, given, generate(self.generator, self.config, given, modules))
 
     def _logits(self, state: Tensor) -> Tensor:
         x = self.head_norm(state)
@@ -251,7 +211,12 @@ class NAC(nn.Module):
 
     def settings(self) -> tuple[Setting, ...]:
         """All modules, a half, a quarter and an eighth of them, each number once."""
-        return nac_settings(self.config)
+        found: dict[int, Setting] = {}
+        for text in BUDGETS:
+            if Budget(text).of(self.config.modules):
+                setting = self.setting(text)
+                found.setdefault(setting.kept, setting)
+        return tuple(found.values())
 
     def setting(self, text: str) -> Setting:
         """The setting that keeps this fraction of the modules.
@@ -265,13 +230,17 @@ class NAC(nn.Module):
         return self.prune(setting.kept / setting.total)
 
     def facts(self) -> dict[str, Any]:
-        """What comes in, the longest of it, and what characters stand for."""
-        return nac_facts(self.config)
-
-    def fold(self) -> nn.Module:
-        """The same function with everything folded that is constant in evaluation.
-
-        It has `forward`, `outputs`, `details` and `embed` with the same arguments, `parts`, and
-        no training mode.
-        """
-        return folded(self)
+        """What a client needs to make inputs: kinds, longest lengths, the vocabulary."""
+        config = self.config
+        image, conditional = config.input == "image", config.conditional
+        grid = [config.height_px // config.token_px, config.width_px // config.token_px]
+        return {
+            "inputs": list(input_names(config)),
+            "lengths": [] if image else list(length_names(config)),
+            "max_tokens": config.tokens if image else config.max_tokens,
+            "vocabulary": list(config.vocabulary),
+            "condition_tokens": config.condition_tokens if conditional else 0,
+            "condition_dim": config.condition_dim if conditional else 0,
+            "modules": config.modules,
+            "grid": grid if image else None,
+        }

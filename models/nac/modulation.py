@@ -2,7 +2,7 @@
 """Layers whose weights all modules share and whose inputs a module's code scales."""
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,37 +18,35 @@ def linear(inputs: int, outputs: int, *, scale: float = 1.0, bias: bool = True) 
     return layer
 
 
+@dataclass(frozen=True)
+class Modulation:
+    """How a code scales what comes into a layer."""
+
+    code_dim: int
+    alpha: float = 0.1  # at the start
+    on: bool = True  # False: not at all
+    one: bool = True  # False: without the 1 and without alpha
+    norm_affine: bool = True  # False: the LayerNorm has neither weight nor bias
+
+
 class ModFC(nn.Module):
     """y = W (x * (1 + alpha LayerNorm(W_c c))) + b, or W x + b with modulation off.
-
-    `one` false: y = W (x * LayerNorm(W_c c)) + b, without the 1 and without alpha. `norm_affine`
-    false: the LayerNorm has neither weight nor bias.
 
     Shapes: x [... inputs], code [... code_dim], leading axes broadcast -> y [... outputs].
     Source: eq. 1; without the 1 as the authors' code does by default.
     """
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        code_dim: int,
-        *,
-        alpha: float = 0.1,
-        modulation: bool = True,
-        one: bool = True,
-        norm_affine: bool = True,
-        scale: float = 1.0,
+        self, inputs: int, outputs: int, modulation: Modulation, *, scale: float = 1.0
     ) -> None:
         super().__init__()
         self.linear = linear(inputs, outputs, scale=scale)
-        self.modulation = modulation
-        self.one = one
-        if modulation:
-            self.code = linear(code_dim, inputs, bias=False)
-            self.norm = nn.LayerNorm(inputs, elementwise_affine=norm_affine)
-            if one:
-                self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+        self.modulation, self.one = modulation.on, modulation.one
+        if modulation.on:
+            self.code = linear(modulation.code_dim, inputs, bias=False)
+            self.norm = nn.LayerNorm(inputs, elementwise_affine=modulation.norm_affine)
+            if modulation.one:
+                self.alpha = nn.Parameter(torch.tensor(float(modulation.alpha)))
 
     def gain(self, code: Tensor) -> Tensor:
         """1 + alpha LayerNorm(W_c c), or LayerNorm(W_c c): what a module multiplies its input with.
@@ -79,27 +77,17 @@ class ModFFN(nn.Module):
         self,
         dim: int,
         hidden: int,
-        code_dim: int,
+        modulation: Modulation,
         *,
         activation: str = "gelu",
         gate: str = "none",
-        alpha: float = 0.1,
-        modulation: bool = True,
-        one: bool = True,
-        norm_affine: bool = True,
         scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.activation = activation if gate == "none" else gate
-        given: dict[str, Any] = {
-            "alpha": alpha,
-            "modulation": modulation,
-            "one": one,
-            "norm_affine": norm_affine,
-        }
         wide = hidden if gate == "none" else 2 * hidden
-        self.widen = ModFC(dim, wide, code_dim, **given)
-        self.narrow = ModFC(hidden, dim, code_dim, scale=scale, **given)
+        self.widen = ModFC(dim, wide, modulation)
+        self.narrow = ModFC(hidden, dim, modulation, scale=scale)
 
     def forward(self, x: Tensor, code: Tensor) -> Tensor:
         return self.narrow(activate(self.widen(x, code), self.activation), code)

@@ -1,18 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NAC of fewer modules: rows of codes and signatures, nothing is renormalised."""
+"""A NAC of fewer modules: the order that keeps them, and their rows of codes and signatures."""
 
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget
+from saccade.models.nac.generator import Circuit
+from saccade.models.nac.graph_orders import degree_order
+from saccade.models.nac.kernel import Kernel
+from saccade.models.nac.skmdpa import signature_distance
+
+
+def circuit_order(circuit: Circuit, kernel: Kernel) -> Tensor:
+    """Processor modules by descending degree, its mean over the samples of a conditional circuit.
+
+    Shapes: signatures [u s] or [b u s] -> int64 [u]; the modules' own order where links are dense.
+    """
+    signatures = circuit.signatures
+    if signatures is None:
+        return torch.arange(circuit.codes.shape[-2], device=circuit.codes.device)
+    biases = kernel.constant(signature_distance(signatures, signatures).double())
+    assert biases is not None
+    links = kernel.links(biases)
+    return degree_order(links.mean(0) if links.dim() == 3 else links)
 
 
 @torch.no_grad()
 def pruned(model: Any, budget: float) -> Any:
-    """A new NAC of the floor(budget U + 0.5) first modules of `module_order`.
+    """A new NAC of the floor(budget U + 0.5) first modules of `module_order`; nothing is
+    renormalised.
 
     Raises: SaccadeError if the budget is not in (0, 1] or keeps no module.
     """

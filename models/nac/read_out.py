@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from saccade.models.nac.autocast import in_float32
 from saccade.models.nac.config import NACConfig
-from saccade.models.nac.layers import mod_fc, mod_ffn, norm_where, optional_norm
+from saccade.models.nac.layers import mod_fc, mod_ffn, modulation_of, norm_where, optional_norm
 from saccade.models.nac.modulation import ModFC, linear
 from saccade.models.nac.noise import noised
 from saccade.models.nac.skmdpa import skmdpa
@@ -106,15 +106,7 @@ def last_layer(config: NACConfig) -> nn.Module:
     """The layer from a state to logits."""
     if config.head == "linear":
         return linear(config.dim, config.classes)
-    return ModulatedHead(
-        config.dim,
-        config.classes,
-        config.code_dim,
-        alpha=config.alpha,
-        modulation=config.modulation,
-        one=config.modfc_one,
-        norm_affine=config.modfc_norm_affine,
-    )
+    return ModulatedHead(config.dim, config.classes, modulation_of(config))
 
 
 def head_outputs(head: Callable[[Tensor], Tensor], state: Tensor) -> dict[str, Tensor]:

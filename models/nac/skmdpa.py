@@ -22,15 +22,6 @@ def signature_distance(queries: Tensor, keys: Tensor) -> Tensor:
     return 1 - F.normalize(queries, dim=-1) @ F.normalize(keys, dim=-1).mT
 
 
-def link_probability(distance: Tensor, epsilon: float | Tensor, truncate: float = 0.0) -> Tensor:
-    """P = exp(-d / epsilon), as good as 0 where the link is cut.
-
-    Shapes: distance [... i j] -> same.
-    Source: eq. 2.
-    """
-    return evaluation_bias(distance, epsilon, truncate).exp()
-
-
 def evaluation_bias(distance: Tensor, epsilon: float | Tensor, truncate: float = 0.0) -> Tensor:
     """log K-hat for K = P, up to a term that is constant along j and cancels in the softmax.
 
@@ -39,7 +30,8 @@ def evaluation_bias(distance: Tensor, epsilon: float | Tensor, truncate: float =
     any link answer NaN, this one hears all.
 
     Shapes: distance [... i j], epsilon a number or [... 1 1] -> same.
-    Source: eq. 3; the denominator delta + sum_j K_ij does not depend on j. The cut is the authors'.
+    Source: eq. 2 (its exponential) and 3; the denominator delta + sum_j K_ij does not depend on j.
+            The cut is the authors'.
     """
     log_p = -distance / epsilon
     return log_p + CUT * (distance > truncate).to(log_p.dtype) if truncate else log_p

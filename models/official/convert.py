@@ -2,6 +2,7 @@
 """`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -15,11 +16,10 @@ from saccade.files import refuse_existing, sha256_of
 from saccade.models.checkpoint import check_finite, save
 from saccade.models.families import build, outline
 from saccade.models.interface import Part
+from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.given_files import names_from, object_from
-from saccade.models.official.hub_folder import config_beside, weights_in
-from saccade.models.official.published_images import with_images, with_published
+from saccade.models.official.given_files import config_beside, names_from, object_from, weights_in
 from saccade.models.official.reading import read_tensors
 from saccade.models.official.report import ConversionFailed, ConversionReport, compared
 from saccade.models.preprocessing import Preprocessing
@@ -27,6 +27,37 @@ from saccade.path_fields import PathFields
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+SAMPLES = 16
+
+
+def largest_change(
+    authors: "nn.Module", exact: "nn.Module", arrays: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The largest change of the logits, or of the first output, in float64.
+
+    Shapes: arrays [n ...], the calibration samples.
+    """
+    import torch
+
+    samples = {name: each[:SAMPLES] for name, each in arrays.items()}
+    found = []
+    for model in (authors, exact):
+        part: Part = deepcopy(model).double().parts()[0]  # type: ignore[operator]
+        given = part.real(samples) if part.real else samples
+        inputs = {spec.name: torch.from_numpy(given[spec.name].copy()) for spec in part.inputs}
+        wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+        with torch.no_grad():
+            found.append(part.run(**wide))
+    name = "logits" if "logits" in part.outputs else part.outputs[0]
+    before, after = (each[name] for each in found)
+    return {
+        "output": name,
+        "samples": min(SAMPLES, len(before)),
+        "largest_change": float((before - after).abs().max()),
+        "largest_value": float(before.abs().max()),
+    }
+
 
 # Ends of names that only files of a source have together; the most particular first.
 _MARKS = {
@@ -67,7 +98,7 @@ def with_source(error: SaccadeError, source: str, names: Iterable[str]) -> Sacca
 class Source:
     """A code whose checkpoints are read: where its `convert` is, and what to say of it."""
 
-    module: str
+    module: str  # of this package or in full; `:name` where it is not its `convert`
     takes: tuple[str, ...] = ("labels",)  # of the options that not every source knows
     checkpoint_key: str | None = None  # read where the file has it and the user names none
     hub_config: str | None = None  # the JSON that lies beside the weights in a hub's folder
@@ -86,7 +117,7 @@ SOURCES = {
     "tvmax-vqa": Source("tvmax_vqa", ("labels", "vocabulary", "attention", "lam")),
     "invariant-slot-attention": Source("invariant_slot_attention", ()),
     "vit": Source("vit", _TRUNK, hub_config=_TIMM),
-    "deit": Source("deit", _TRUNK, hub_config=_TIMM),
+    "deit": Source("vit:convert_deit", _TRUNK, hub_config=_TIMM),
     "swin": Source("swin", _TRUNK, hub_config=_TIMM),
 }
 
@@ -183,16 +214,13 @@ def with_trunk(
 
 
 def _read(source: str, official: Official) -> Converted:
-    read: Callable[[Official], Converted] = import_module(_module(source)).convert
+    module, _, name = SOURCES[source].module.partition(":")
+    module = module if "." in module else f"saccade.models.official.{module}"
+    read: Callable[[Official], Converted] = getattr(import_module(module), name or "convert")
     try:
         return read(official)
     except SaccadeError as error:
         raise with_source(error, source, official.tensors) from error
-
-
-def _module(source: str) -> str:
-    module = SOURCES[source].module
-    return module if "." in module else f"saccade.models.official.{module}"
 
 
 def _check(source: str, options: ConvertOptions) -> None:
@@ -300,6 +328,4 @@ def _exact(
         return replace(report, notes=(*report.notes, note)), converted.config
     exact = build(converted.family, converted.exact.to_dict(), fresh=False)
     exact.load_state_dict(model.state_dict())
-    from saccade.models.official.numerics import largest_change
-
     return replace(report, exact=largest_change(model, exact.eval(), arrays)), converted.exact

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a user writes for a conversion: a JSON object, a list of names."""
+"""Files that a user gives to a conversion: a JSON object, a list of names, a hub's folder."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,68 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.files import check_labels, read_bounded, read_lines
 from saccade.json_text import parse_json
+
+
+def check_claims(path: str, claims: Mapping[str, tuple[Any, Any]]) -> None:
+    """Every value that the JSON gives is the one in the file; by name, (said, found).
+
+    Raises: SaccadeError naming the first that differs.
+    """
+    for name, (said, found) in claims.items():
+        if said is not None and said != found:
+            raise SaccadeError(
+                f"{path}: --config says {name} {said!r:.60}, the file's tensors say {found}. "
+                "Pass the JSON of this model."
+            )
+
+
+def whole_number(value: Any, name: str, *, least: int = 1) -> int:
+    """A count from the JSON.
+
+    Raises: SaccadeError if it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SaccadeError(
+            f"--config: {name} is {value!r:.60}, expected a whole number of at least {least}. "
+            "Correct it in the JSON."
+        )
+    return value
+
+
+# By the JSON's name, the weights beside it, the first that is there.
+_WEIGHTS = {
+    "config.json": ("model.safetensors", "pytorch_model.bin"),
+    "open_clip_config.json": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+}
+# What tells such a JSON from another project's of the same name.
+_MARKS = {"config.json": {"architecture"}, "open_clip_config.json": {"model_cfg"}}
+
+
+def weights_in(path: Path, hub_config: str | None) -> Path:
+    """The file of weights where the path is a hub's folder, else the path as it is.
+
+    Raises: SaccadeError if the folder has the JSON, but no weights.
+    """
+    if hub_config is None or not (path / hub_config).is_file():
+        return path
+    names = _WEIGHTS[hub_config]
+    found = next((path / name for name in names if (path / name).is_file()), None)
+    if found is None:
+        raise SaccadeError(
+            f"{path}: has {hub_config}, but no {' or '.join(names)}. Copy the weights beside it."
+        )
+    return found
+
+
+def config_beside(weights: Path, hub_config: str | None) -> dict[str, Any] | None:
+    """What the JSON beside the weights says, if it is there and timm's or OpenCLIP's.
+
+    Raises: SaccadeError if it is no JSON object.
+    """
+    if hub_config is None or not (weights.parent / hub_config).is_file():
+        return None
+    found = object_from(weights.parent / hub_config, hub_config)
+    return found if found and _MARKS[hub_config] <= set(found) else None
 
 
 def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:

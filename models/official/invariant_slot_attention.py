@@ -7,12 +7,91 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.flax_layers import Translation
+from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.slot_attention.config import SlotConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class Translation(Reading):
+    """Flax parameters on their way into our keys; remembers where each came from.
+
+    Every method takes our key without `.weight` and `.bias`, and the Flax scope of the layer.
+    """
+
+    def has(self, key: str) -> bool:
+        """Whether the file has that tensor."""
+        return key in self.tensors
+
+    def scope_of(self, end: str, *, within: str) -> str:
+        """What stands in front of the one key that ends so.
+
+        Raises: SaccadeError if there is none.
+        """
+        for key in self.tensors:
+            if key.startswith(within) and (key == within + end or key.endswith("/" + end)):
+                return key.removesuffix(end)
+        raise SaccadeError(f"found no tensor {within}.../{end}, expected one. {_ASK}")
+
+    def copy(self, ours: str, key: str) -> None:
+        """One tensor as it is."""
+        self._set(ours, self._get(key), key)
+
+    def dense(self, ours: str, scope: str, *, inputs: int = 1) -> None:
+        """Dense and DenseGeneral: the first `inputs` axes come in, the others go out."""
+        kernel = self._get(scope + "/kernel")
+        flat = kernel.flatten(0, inputs - 1).flatten(1) if kernel.dim() > 2 else kernel
+        self._set(ours + ".weight", flat.mT, scope + "/kernel")
+        self._bias(ours, scope)
+
+    def norm(self, ours: str, scope: str) -> None:
+        """LayerNorm and GroupNorm."""
+        self._set(ours + ".weight", self._get(scope + "/scale"), scope + "/scale")
+        self._bias(ours, scope)
+
+    def conv(self, ours: str, scope: str) -> None:
+        """A convolution's kernel (height, width, inputs, outputs)."""
+        kernel = self._get(scope + "/kernel")
+        self._set(ours + ".weight", kernel.permute(3, 2, 0, 1), scope + "/kernel")
+        self._bias(ours, scope)
+
+    def transposed_conv(self, ours: str, scope: str) -> None:
+        """A transposed convolution's kernel, which Flax does not mirror and torch does."""
+        kernel = self._get(scope + "/kernel").permute(2, 3, 0, 1).flip(2, 3)
+        self._set(ours + ".weight", kernel, scope + "/kernel")
+        self._bias(ours, scope)
+
+    def gate(self, ours: str, scope: str) -> None:
+        """A GRU cell's six layers as two; only the inputs' and the candidate's have biases."""
+        inputs = [f"{scope}/{gate}" for gate in ("ir", "iz", "in")]
+        state = [f"{scope}/{gate}" for gate in ("hr", "hz", "hn")]
+        self._join(ours + ".inputs.weight", [each + "/kernel" for each in inputs])
+        self._join(ours + ".inputs.bias", [each + "/bias" for each in inputs])
+        self._join(ours + ".state.weight", [each + "/kernel" for each in state])
+        self.copy(ours + ".candidate_bias", scope + "/hn/bias")
+
+    def _join(self, ours: str, keys: list[str]) -> None:
+        import torch
+
+        joined = torch.cat([self._get(key) for key in keys], -1)
+        self._set(ours, joined.mT if joined.dim() == 2 else joined, ", ".join(keys))
+
+    def _bias(self, ours: str, scope: str) -> None:
+        if self.has(scope + "/bias"):
+            self.copy(ours + ".bias", scope + "/bias")
+
+    def _get(self, key: str) -> "Tensor":
+        if key not in self.tensors:
+            raise SaccadeError(f"found no tensor {key}, expected one. {_ASK}")
+        return self.tensors[key]
+
+    def _set(self, ours: str, value: "Tensor", key: str) -> None:
+        self.put(ours, value.contiguous(), key)
+
+
+_ASK = "Pass the whole parameters of the authors' model, and a --config that fits them."
+
 
 SOURCE = "invariant-slot-attention"
 # In the scope of the attention: with scale first, its name holds the other one's.
@@ -36,11 +115,10 @@ def convert(official: Official) -> Converted:
     Raises: SaccadeError naming the keys of --config that the file cannot tell, or the first
         tensor that is missing.
     """
-    tensors = official.tensors
     scopes = _scopes(official)
     given = dict(official.config or {})
     config = _config(official, scopes, given)
-    translation = Translation(tensors)
+    translation = Translation(official.path, official.tensors)
     attention(translation, scopes["attention"], "attention.", config)
     encoder(translation, scopes["encoder"], "encoder.", config)
     decoder(translation, scopes["decoder"], "decoder.", config)
@@ -49,14 +127,8 @@ def convert(official: Official) -> Converted:
     standard = _STANDARD[config.attention].items()
     assumed = [f"{name} {value}" for name, value in standard if name not in given]
     notes = (f"assumed, as the authors' configurations have it: {', '.join(assumed)}",)
-    return Converted(
-        family="slot-attention",
-        config=config,
-        weights=translation.weights,
-        names=translation.names,
-        preprocessing=images.preprocessing,
-        images_from=images.origin,
-        notes=notes if assumed else (),
+    return translation.converted(
+        official, "slot-attention", config, images, notes if assumed else ()
     )
 
 

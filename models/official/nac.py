@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NAC authors' checkpoints: their model's dictionary becomes a NAC of that form."""
 
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -8,21 +12,259 @@ from saccade.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.generator import Circuit
 from saccade.models.nac.kernel import Kernel
-from saccade.models.nac.module_dropout import circuit_order
+from saccade.models.nac.prune import circuit_order
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.nac_fields import bandwidths, circuit_fields, image_fields
-from saccade.models.official.nac_forms import GRAPH, Form, check_told, form_of
-from saccade.models.official.nac_keys import (
-    put_pool,
-    put_propagator,
-    put_read_in,
-    put_read_out,
-    put_seeder,
-    put_tokenizer,
+from saccade.models.official.conversion import Converted, Official, Reading
+from saccade.models.official.given_files import whole_number
+from saccade.models.official.nac_forms import (
+    GRAPH,
+    Form,
+    bandwidths,
+    check_told,
+    circuit_fields,
+    form_of,
+    image_fields,
 )
-from saccade.models.official.nac_perceiver import is_perceiver, perceiver_form, renamed
-from saccade.models.official.vit_keys import Reading
+from saccade.models.official.vit_keys import hint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ATTENTION = (r"fn\.to_q\.(weight)", "query_compiler.lin"), (r"fn\.to_out\.(.*)", "exit_layer.lin")
+_NORMS = (r"norm\.(.*)", "receiver_layernorm"), (r"norm_context\.(.*)", "sender_layernorm")
+_FFN = (
+    (r"norm\.(.*)", "layernorm"),
+    (r"fn\.net\.0\.(.*)", "ffn.0.lin"),
+    (r"fn\.net\.2\.(.*)", "ffn.2.lin"),
+)
+_PLACES = (
+    (r"cross_attend_blocks\.0\.", "read_in.read_in_attention.", (*_ATTENTION, *_NORMS)),
+    (r"cross_attend_blocks\.1\.", "read_in.ffn.", _FFN),
+    (r"layers\.(\d+)\.0\.", r"propagators.\1.latent_attention.", (*_ATTENTION, *_NORMS)),
+    (r"layers\.(\d+)\.1\.", r"propagators.\1.ffn.", _FFN),
+    (r"decoder_cross_attn\.", "read_out.latent_attention.", (*_ATTENTION, *_NORMS)),
+    (r"decoder_ff\.", "read_out.ffn.", _FFN),
+)
+_WHOLE = {
+    "latents": "input_latents.codes_",
+    "classification_query": "output_latents.codes_",
+    "to_logits.weight": "read_out.head.1.lin.weight",
+    "to_logits.bias": "read_out.head.1.lin.bias",
+}
+
+
+def is_perceiver(tensors: "Mapping[str, Tensor]") -> bool:
+    """Whether the file is of that baseline."""
+    return "latents" in tensors and "decoder_cross_attn.fn.to_q.weight" in tensors
+
+
+def renamed(tensors: "Mapping[str, Tensor]") -> "tuple[dict[str, Tensor], dict[str, str]]":
+    """The tensors by the names of the NAC, and by each of those its key in the file.
+
+    Keys and values lie in one tensor, the keys first. Names that are unknown stay.
+    """
+    found: dict[str, Tensor] = {}
+    keys: dict[str, str] = {}
+    for key, value in tensors.items():
+        pair = re.fullmatch(r"(.*)fn\.to_kv\.weight", key)
+        if pair is not None and (place := _place(pair[1])) is not None:
+            names = [f"{GRAPH}{place}{each}_compiler.lin.weight" for each in ("key", "value")]
+            found |= dict(zip(names, value.chunk(2), strict=True))
+        else:
+            names = [_name(key)]
+            found[names[0]] = value
+        keys |= dict.fromkeys(names, key)
+    return found, keys
+
+
+def _place(start: str) -> str | None:
+    for pattern, ours, _ in _PLACES:
+        if match := re.fullmatch(pattern, start):
+            return match.expand(ours)
+    return None
+
+
+def _name(key: str) -> str:
+    if key in _WHOLE:
+        return GRAPH + _WHOLE[key]
+    if key.startswith("tokenizer."):
+        return f"input_{key}"
+    for pattern, ours, parts in _PLACES:
+        for part, name in parts:
+            if match := re.fullmatch(pattern + part, key):
+                return f"{GRAPH}{match.expand(ours)}{name}.{match[match.lastindex or 0]}"
+    return key
+
+
+def perceiver_form(official: Official) -> Form:
+    """Heads of 64 and no kernel, or other heads as --config says."""
+    config = hint(official.config, "model", "kwargs", default=official.config)
+    wide = whole_number(hint(config, "latent_dim_head", default=64), "latent_dim_head")
+    read = whole_number(hint(config, "cross_dim_head", default=64), "cross_dim_head")
+    return Form(head_dim=wide, read_in_head_dim=read, read_out_head_dim=read, dense=True)
+
+
+CONVNEXT = (
+    (r"downsample_layers\.(\d+)\.([01])\.(weight|bias)", None),
+    (r"stages\.(\d+)\.(\d+)\.gamma", r"stages.\1.blocks.\2.gamma"),
+    (r"stages\.(\d+)\.(\d+)\.dwconv\.(weight|bias)", r"stages.\1.blocks.\2.depthwise.\3"),
+    (r"stages\.(\d+)\.(\d+)\.norm\.(weight|bias)", r"stages.\1.blocks.\2.norm.\3"),
+    (r"stages\.(\d+)\.(\d+)\.pwconv1\.(weight|bias)", r"stages.\1.blocks.\2.widen.\3"),
+    (r"stages\.(\d+)\.(\d+)\.pwconv2\.(weight|bias)", r"stages.\1.blocks.\2.narrow.\3"),
+)
+ATTENTION = {"query": "query_compiler", "key": "key_compiler", "value": "value_compiler"}
+
+
+def put_norm(reading: Reading, theirs: str, ours: str) -> None:
+    """Weight and bias of a LayerNorm, or of a linear layer."""
+    for name in ("weight", "bias"):
+        reading.shape(f"{theirs}.{name}")
+        reading.put(f"{ours}.{name}", reading.tensors[f"{theirs}.{name}"], f"{theirs}.{name}")
+
+
+def put_modfc(reading: Reading, theirs: str, ours: str, *, scale: str | None = None) -> None:
+    """A ModFC or FC; `scale` names a layer scale behind it, which goes into its rows.
+
+    A layer without bias gets one of zeros.
+    """
+    plain = f"{theirs}.lin.weight" in reading.tensors
+    key, bias = (
+        (f"{theirs}.lin.weight", f"{theirs}.lin.bias")
+        if plain
+        else (
+            f"{theirs}.native_weight",
+            f"{theirs}.native_bias",
+        )
+    )
+    rows, _ = reading.shape(key)
+    weight = reading.tensors[key]
+    behind = reading.tensors.get(f"{scale}.gamma") if scale else None
+    used = () if behind is None else (f"{scale}.gamma",)
+    scaled = weight if behind is None else weight * behind[:, None]
+    reading.put(f"{ours}.linear.weight", scaled, key, *used)
+    if bias in reading.tensors:
+        shift = reading.tensors[bias]
+        shift = shift if behind is None else shift * behind
+        reading.put(f"{ours}.linear.bias", shift, bias, *used)
+    else:
+        reading.put(f"{ours}.linear.bias", weight.new_zeros(rows))
+    if not plain:
+        name = f"{theirs}.scale.weight"
+        reading.shape(name)
+        reading.put(f"{ours}.code.weight", reading.tensors[name], name)
+        if f"{theirs}.scale_gain" in reading.tensors:
+            gain = f"{theirs}.scale_gain"
+            reading.put(f"{ours}.alpha", reading.tensors[gain], gain)
+
+
+def put_attention(reading: Reading, theirs: str, ours: str) -> None:
+    """Queries, keys, values and the exit layer with its layer scale."""
+    for mine, name in ATTENTION.items():
+        put_modfc(reading, f"{theirs}.{name}", f"{ours}.{mine}")
+    put_modfc(reading, f"{theirs}.exit_layer", f"{ours}.output", scale=f"{theirs}.layer_scale")
+
+
+def put_ffn(reading: Reading, theirs: str, ours: str, *, norm: str) -> None:
+    """A ModFFN with the LayerNorm in front, which is `norm` here."""
+    put_norm(reading, f"{theirs}.layernorm", norm)
+    put_modfc(reading, f"{theirs}.ffn.0", f"{ours}.widen")
+    put_modfc(reading, f"{theirs}.ffn.2", f"{ours}.narrow", scale=f"{theirs}.layer_scale")
+
+
+def put_read_in(reading: Reading, theirs: str, *, tokens: str | None) -> None:
+    """The read-in; its LayerNorm of tokens becomes the last of the tokenizer, `tokens`."""
+    attention = f"{theirs}read_in_attention"
+    if tokens is not None:
+        put_norm(reading, f"{attention}.sender_layernorm", tokens)
+    put_norm(reading, f"{attention}.receiver_layernorm", "read_in.norm_query")
+    put_attention(reading, attention, "read_in")
+    put_ffn(reading, f"{theirs}ffn", "read_in.ffn", norm="read_in.norm")
+
+
+def put_propagator(reading: Reading, theirs: str, ours: str) -> None:
+    """One propagator."""
+    attention = f"{theirs}latent_attention"
+    put_norm(reading, f"{attention}.receiver_layernorm", f"{ours}norm_attention")
+    if f"{attention}.sender_layernorm.weight" in reading.tensors:
+        put_norm(reading, f"{attention}.sender_layernorm", f"{ours}norm_senders")
+    put_attention(reading, attention, ours.rstrip("."))
+    put_ffn(reading, f"{theirs}ffn", f"{ours}ffn", norm=f"{ours}norm_ffn")
+
+
+def put_read_out(reading: Reading, theirs: str) -> None:
+    """The read-out, and its head where it has one."""
+    attention = f"{theirs}latent_attention"
+    put_norm(reading, f"{attention}.receiver_layernorm", "read_out.norm_query")
+    shared = f"{attention}.sender_layernorm.weight" not in reading.tensors
+    senders = "receiver_layernorm" if shared else "sender_layernorm"
+    put_norm(reading, f"{attention}.{senders}", "read_out.norm_states")
+    put_attention(reading, attention, "read_out")
+    put_ffn(reading, f"{theirs}ffn", "read_out.ffn", norm="read_out.norm")
+    if f"{theirs}head.0.module.weight" in reading.tensors:
+        put_norm(reading, f"{theirs}head.0.module", "head_norm")
+    if f"{theirs}head.1.native_weight" in reading.tensors:
+        put_modfc(reading, f"{theirs}head.1", "head")
+    elif f"{theirs}head.1.lin.weight" in reading.tensors:
+        put_norm(reading, f"{theirs}head.1.lin", "head")
+
+
+def put_pool(reading: Reading, theirs: str, ours: str, *, temperature: float) -> None:
+    """The confidences, whose softmax has that temperature, and the last layer."""
+    for name in ("weight", "bias"):
+        key = f"{theirs}confidence_scorer.{name}"
+        reading.shape(key)
+        reading.put(f"{ours}read_out.pool.score.{name}", reading.tensors[key] / temperature, key)
+    put_norm(reading, f"{theirs}to_logits", f"{ours}head")
+
+
+def put_seeder(reading: Reading, theirs: str, ours: str) -> None:
+    """What makes an initial state of a code, where that is not the code itself."""
+    parts = {
+        "layernorm": "norm",
+        "code_to_state_mu": "mean",
+        "code_to_state_logvar": "log_variance",
+    }
+    for name, mine in parts.items():
+        if f"{theirs}{name}.weight" in reading.tensors:
+            put_norm(reading, f"{theirs}{name}", f"{ours}{mine}")
+
+
+def put_tokenizer(reading: Reading, theirs: str, ours: str) -> None:
+    """The ConvNeXt's stages and the grid of positions.
+
+    In the first stage the LayerNorm follows the convolution, in the others it leads.
+    """
+    backbone = f"{theirs}backbone."
+    for key in reading.tensors:
+        if key.startswith(backbone):
+            name = our_stage(key.removeprefix(backbone))
+            if name is not None:
+                reading.put(f"{ours}{name}", reading.tensors[key], key)
+    grid = f"{theirs}positional_grid.grid"
+    if grid in reading.tensors:
+        reading.put(f"{ours}position", rows_of(reading.tensors[grid]), grid)
+
+
+def our_stage(name: str) -> str | None:
+    """Our name of a tensor of the ConvNeXt; none if it is none of its."""
+    for pattern, ours in CONVNEXT:
+        match = re.fullmatch(pattern, name)
+        if match and ours is not None:
+            return match.expand(ours)
+        if match:
+            first = match[1] == "0"
+            part = "merge" if (match[2] == "0") == first else "norm"
+            return f"stages.{match[1]}.{part}.{match[3]}"
+    return None
+
+
+def rows_of(grid: "Tensor") -> "Tensor":
+    """A grid of vectors as rows.
+
+    Shapes: [c h w] -> [h w c].
+    """
+    return grid.flatten(1).mT
+
 
 UNUSED = "has no part in the authors' forward pass"
 
@@ -51,18 +293,7 @@ def convert(official: Official) -> Converted:
     if config.confidence == "state":
         put_pool(reading, "output_tokenizer.", "", temperature=form.temperature)
     reading.put("module_order", order_of(reading.weights, config))
-    images = authors_images("nac", config)
-    return Converted(
-        family="nac",
-        config=config,
-        weights=reading.weights,
-        names=reading.names,
-        preprocessing=images.preprocessing,
-        images_from=images.origin,
-        labels=official.labels or (),
-        ignored=reading.ignored,
-        notes=notes,
-    )
+    return reading.converted(official, "nac", config, authors_images("nac", config), notes)
 
 
 def put_circuit(reading: Reading, graph: str, config: NACConfig, *, tokens: str | None) -> None:

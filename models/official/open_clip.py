@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.clip_shapes import Shapes, clip_config, model_json, pooling_fields
-from saccade.models.official.clip_tensors import collected, towers
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.clip import (
+    Shapes,
+    clip_config,
+    model_json,
+    pooling_fields,
+    towers,
+)
+from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.sparo.config import SparoConfig
 from saccade.models.sparo.text_tokens import checked_merges
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 _SIZES = ("input_resolution", "context_length", "vocab_size")
 _MASKS = ("attn_mask", "text.attn_mask")
@@ -56,22 +61,14 @@ def converted(
     if official.vocabulary:
         merges = checked_merges(official.vocabulary, config.vocabulary)
         config = replace(config, tokenizer="custom", merges=merges)
-    weights, names = collected(towers(config, text), official.tensors)
-    weights |= buffers(config)
-    names |= dict.fromkeys(buffers(config), "")
-    notes += text_notes(config)
+    reading = Reading(official.path, official.tensors)
+    reading.take(towers(config, text))
+    put_buffers(reading, config)
+    for key in official.tensors:
+        if why := _reason(key):
+            reading.ignored[key] = why
     images = authors_images(source, config)
-    return Converted(
-        family="sparo",
-        config=config,
-        weights=weights,
-        names=names,
-        preprocessing=images.preprocessing,
-        images_from=images.origin,
-        labels=official.labels or (),
-        ignored={key: why for key in official.tensors if (why := _reason(key))},
-        notes=notes,
-    )
+    return reading.converted(official, "sparo", config, images, notes + text_notes(config))
 
 
 def text_notes(config: SparoConfig) -> tuple[str, ...]:
@@ -90,10 +87,9 @@ def _reason(key: str) -> str:
     return "the causal mask, which the text tower makes" if key in _MASKS else ""
 
 
-def buffers(config: SparoConfig) -> "dict[str, Tensor]":
+def put_buffers(reading: Reading, config: SparoConfig) -> None:
     """What our state has and the authors' has not: slots in their own order."""
     import torch
 
-    if config.pooling != "sparo":
-        return {}
-    return {"slot_order": torch.arange(config.slots)}
+    if config.pooling == "sparo":
+        reading.put("slot_order", torch.arange(config.slots))

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.models.official.claims import whole_number
-from saccade.models.official.vit_keys import Reading, hint
+from saccade.models.official.conversion import Reading
+from saccade.models.official.given_files import whole_number
+from saccade.models.official.vit_keys import hint
 from saccade.models.sot.config import AUTHORS
 
 FUSIONS = {"sum_fc": "sum", "sum_loss": "late", "concat": "concat", "aggre_all": "aggr-all"}

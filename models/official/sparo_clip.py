@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
-from saccade.models.official.claims import check_claims
-from saccade.models.official.clip_shapes import Shapes, clip_config, model_json
-from saccade.models.official.clip_tensors import TIED, is_copy
+from saccade.models.official.clip import TIED, Shapes, clip_config, is_copy, model_json
 from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.given_files import check_claims
 from saccade.models.official.open_clip import converted
 from saccade.models.sparo.config import GATES
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.clip_shapes import model_json
-from saccade.models.official.clip_tensors import (
+from saccade.models.official.clip import (
     TIED,
     Row,
-    collected,
     is_copy,
     layer,
+    model_json,
     read_out,
     same,
 )
-from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.open_clip import buffers
+from saccade.models.official.conversion import Converted, Official, Reading
+from saccade.models.official.open_clip import put_buffers
 from saccade.models.official.sparo_clip import slot_fields
+from saccade.models.official.vit_keys import TIMM_BLOCK
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.models.sparo.config import SparoConfig
-from saccade.models.sparo.presets import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,14 +31,6 @@ NOTES = (
     "keys inferred, no official file seen: DINO's backbone with `sparo.*`",
     "the embedding is the concatenation of the slots, brought to length 1 as k-NN compares it",
 )
-_BLOCK = {
-    "norm_attention": "norm1",
-    "attention.qkv": "attn.qkv",
-    "attention.out": "attn.proj",
-    "norm_mlp": "norm2",
-    "widen": "mlp.fc1",
-    "narrow": "mlp.fc2",
-}
 _HEAD_WIDTH = 64  # of every ViT that DINO trains
 
 
@@ -59,32 +51,20 @@ def convert(official: Official) -> Converted:
             )
     json = model_json(official.path, official.config)
     config = _config(official.path, tensors, json)
-    weights, names = collected(_rows(config), tensors)
+    reading = Reading(official.path, tensors)
+    reading.take(_rows(config), prefix)
+    put_buffers(reading, config)
     images = authors_images("sparo-dino", config)
-    ignored = {key: "DINO's training head" for key in official.tensors if _is_head(key)}
-    if config.share_kv:
-        copies = [f"{prefix}sparo.v.{n}" for n in ("weight", "bias")]
-        ignored |= {key: TIED for key in copies if key in official.tensors}
-    return Converted(
-        family="sparo",
-        config=config,
-        weights=weights | buffers(config),
-        names={ours: prefix + theirs for ours, theirs in names.items()}
-        | dict.fromkeys(buffers(config), ""),
-        preprocessing=images.preprocessing,
-        images_from=images.origin,
-        labels=official.labels or (),
-        ignored=ignored,
-        notes=NOTES,
-    )
+    for key in official.tensors:
+        if key.startswith("head."):
+            reading.ignored[key] = "DINO's training head"
+        elif config.share_kv and key.startswith(f"{prefix}sparo.v."):
+            reading.ignored[key] = TIED
+    return reading.converted(official, "sparo", config, images, NOTES)
 
 
 def _bare(key: str) -> str:
     return key.removeprefix("backbone.")
-
-
-def _is_head(key: str) -> bool:
-    return key.startswith("head.")
 
 
 def _config(path: str, tensors: "dict[str, Tensor]", json: dict[str, Any]) -> SparoConfig:
@@ -131,7 +111,7 @@ def _rows(config: SparoConfig) -> Iterator[Row]:
     if config.patch_bias:
         yield "image.patches.bias", "patch_embed.proj.bias", same
     for i in range(config.image_layers):
-        for ours, theirs in _BLOCK.items():
+        for theirs, ours in TIMM_BLOCK.items():
             yield from layer(f"image.blocks.{i}.{ours}", f"blocks.{i}.{theirs}")
     yield from layer("image_pool.norm", "norm")
     yield from read_out("image_pool.read_out", "sparo", config, "image")

@@ -6,28 +6,20 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.sot import converted, imagenet
 from saccade.models.official.sot_head_keys import has_head, read_head
-from saccade.models.official.torchvision_keys import is_torchvision
-from saccade.models.official.vit_keys import Reading, hint
+from saccade.models.official.vit_keys import block_rules, hint, is_torchvision, timm_reading
 
 _BLOCK = r"layers\.(\d+)\.blocks\.(\d+)\."
 _RULES = (
     (r"patch_embed\.proj\.(weight|bias)", r"trunk.embed.\1"),
     (r"patch_embed\.norm\.(weight|bias)", r"trunk.embed_norm.\1"),
     (r"norm\.(weight|bias)", r"trunk.norm.\1"),
-    *(
-        (_BLOCK + theirs, rf"trunk.stages.\1.\2.{ours}")
-        for theirs, ours in (
-            (r"norm1\.(weight|bias)", r"norm_attention.\3"),
-            (r"attn\.relative_position_bias_table", "attention.relative"),
-            (r"attn\.qkv\.(weight|bias)", r"attention.qkv.\3"),
-            (r"attn\.proj\.(weight|bias)", r"attention.out.\3"),
-            (r"norm2\.(weight|bias)", r"norm_mlp.\3"),
-            (r"mlp\.fc1\.(weight|bias)", r"widen.\3"),
-            (r"mlp\.fc2\.(weight|bias)", r"narrow.\3"),
-        )
+    *block_rules(_BLOCK, r"trunk.stages.\1.\2."),
+    (
+        _BLOCK + r"attn\.relative_position_bias_table",
+        r"trunk.stages.\1.\2.attention.relative",
     ),
 )
 
@@ -39,7 +31,7 @@ def convert(official: Official) -> Converted:
     Raises: SaccadeError if the file is no Swin.
     Source: Liu et al. 2021, the authors' names, timm's and torchvision's.
     """
-    reading = Reading.of(official)
+    reading = timm_reading(official)
     fields = _trunk(reading, official)
     width = fields["dim"] * 2 ** (len(fields["stage_layers"]) - 1)
     notes: tuple[str, ...] = ()

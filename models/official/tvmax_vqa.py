@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.models.official.claims import check_claims, whole_number
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Converted, Official, Reading
+from saccade.models.official.given_files import check_claims, whole_number
 from saccade.models.vqa.config import VQAConfig
 
 LAM = 0.05  # the authors' alpha of 0.1 is halved before it meets 1/2 ||x - z||^2
@@ -49,7 +49,9 @@ def convert(official: Official) -> Converted:
     given = dict(official.config or {})
     boxes = given.get("image", "grid") == "boxes"
     config = _config(official, given, boxes)
-    names = {_our_name(key, boxes): key for key in official.tensors}
+    reading = Reading(official.path, official.tensors)
+    for key, value in official.tensors.items():
+        reading.put(_our_name(key, boxes), value, key)
     notes = [f"output attention {official.attention}, as --attention says"]
     exact = None
     if official.attention == "tvmax":
@@ -60,16 +62,7 @@ def convert(official: Official) -> Converted:
         )
     if official.vocabulary is None:
         notes.append("no --vocabulary: questions come as token ids")
-    return Converted(
-        family="vqa",
-        config=config,
-        weights={ours: official.tensors[theirs] for ours, theirs in names.items()},
-        names=names,
-        preprocessing=None,
-        labels=tuple(official.labels or ()),
-        notes=tuple(notes),
-        exact=exact,
-    )
+    return reading.converted(official, "vqa", config, notes=tuple(notes), exact=exact)
 
 
 def _check(official: Official) -> None:

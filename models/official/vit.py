@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ViT checkpoints with timm's or torchvision's names, or SoT's head on top."""
+"""ViT and DeiT checkpoints with timm's or torchvision's names, or SoT's head on top."""
 
 from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import authors_images
-from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.sot import converted
 from saccade.models.official.sot_head_keys import has_head, read_head
-from saccade.models.official.torchvision_keys import is_torchvision
 from saccade.models.official.vit_keys import (
     BLOCK,
-    Reading,
     block_fields,
     heads_of,
+    is_torchvision,
     square_side,
     take_specials,
+    timm_reading,
 )
-from saccade.models.sot.config import IMAGENET_MEAN, IMAGENET_STD, SoTConfig
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from saccade.models.sot.config import SoTConfig
 
 TRUNK = (
     *BLOCK,
@@ -44,11 +45,21 @@ def convert(official: Official) -> Converted:
     return convert_vit(official, "vit", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
+def convert_deit(official: Official) -> Converted:
+    """Read a DeiT: a ViT with ImageNet's mean and standard deviation.
+
+    A distilled one answers the mean of its two classifiers, as its authors evaluate it.
+    Raises: SaccadeError if the file is no DeiT.
+    Source: Touvron et al. 2020, and timm's names of its tensors.
+    """
+    return convert_vit(official, "deit", IMAGENET_MEAN, IMAGENET_STD)
+
+
 def convert_vit(
     official: Official, source: str, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Converted:
     """Read a ViT or DeiT whose images are made and scaled as that source's authors do."""
-    reading = Reading.of(official)
+    reading = timm_reading(official)
     fields = trunk_fields(reading, official)
     channels = fields["channels"]
     notes: tuple[str, ...] = ()

@@ -1,89 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""timm's names of a transformer's tensors, and how a file's tensors become ours by rules."""
+"""timm's names of a transformer's tensors, also where a file has torchvision's."""
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
-from saccade.models.official.claims import whole_number
-from saccade.models.official.conversion import Official
-from saccade.models.official.torchvision_keys import is_torchvision, timm_name
+from saccade.models.official.conversion import Official, Reading
+from saccade.models.official.given_files import whole_number
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
-Rules = Iterable[tuple[str, str]]  # a pattern of a whole key of the file -> our key
-
-BLOCK: Rules = (
-    (r"blocks\.(\d+)\.norm1\.(weight|bias)", r"trunk.blocks.\1.norm_attention.\2"),
-    (r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)", r"trunk.blocks.\1.attention.qkv.\2"),
-    (r"blocks\.(\d+)\.attn\.proj\.(weight|bias)", r"trunk.blocks.\1.attention.out.\2"),
-    (r"blocks\.(\d+)\.norm2\.(weight|bias)", r"trunk.blocks.\1.norm_mlp.\2"),
-    (r"blocks\.(\d+)\.mlp\.fc1\.(weight|bias)", r"trunk.blocks.\1.widen.\2"),
-    (r"blocks\.(\d+)\.mlp\.fc2\.(weight|bias)", r"trunk.blocks.\1.narrow.\2"),
+_VIT = (
+    (r"class_token", "cls_token"),
+    (r"encoder\.pos_embedding", "pos_embed"),
+    (r"conv_proj\.(.+)", r"patch_embed.proj.\1"),
+    (r"encoder\.ln\.(.+)", r"norm.\1"),
+    (r"heads\.head\.(.+)", r"head.\1"),
+    (r"heads\.pre_logits\.(.+)", r"pre_logits.fc.\1"),
+    *(
+        (rf"encoder\.layers\.encoder_layer_(\d+)\.{theirs}", rf"blocks.\1.{ours}")
+        for theirs, ours in (
+            (r"ln_1\.(.+)", r"norm1.\2"),
+            (r"self_attention\.in_proj_(.+)", r"attn.qkv.\2"),
+            (r"self_attention\.out_proj\.(.+)", r"attn.proj.\2"),
+            (r"ln_2\.(.+)", r"norm2.\2"),
+            (r"mlp\.(?:0|linear_1)\.(.+)", r"mlp.fc1.\2"),
+            (r"mlp\.(?:3|linear_2)\.(.+)", r"mlp.fc2.\2"),
+        )
+    ),
 )
 
 
-@dataclass
-class Reading:
-    """A file's tensors on their way to our names, by timm's where they have torchvision's."""
+def is_torchvision(keys: Iterable[str]) -> bool:
+    """Whether a file's keys are those of torchvision's ViT or Swin."""
+    return not {"conv_proj.weight", "features.0.0.weight"}.isdisjoint(keys)
 
-    path: str
-    tensors: "Mapping[str, Tensor]"
-    weights: "dict[str, Tensor]" = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
-    ignored: dict[str, str] = field(default_factory=dict)
-    file_keys: dict[str, str] = field(default_factory=dict)  # where they are not timm's
 
-    @classmethod
-    def of(cls, official: Official) -> "Reading":
-        """A file of timm or torchvision; what it lacks may come from the --backbone's file."""
-        tensors = {**(official.backbone or {}), **official.tensors}
-        if not is_torchvision(tensors):
-            return cls(official.path, tensors)
-        names = {timm_name(key): key for key in tensors}
-        renamed = {name: tensors[key] for name, key in names.items()}
-        return cls(official.path, renamed, file_keys=names)
+def timm_name(key: str) -> str:
+    """timm's name of a tensor of torchvision's ViT or Swin; another one's own name."""
+    for pattern, ours in _VIT:
+        if match := re.fullmatch(pattern, key):
+            return match.expand(ours)
+    match = re.fullmatch(r"features\.(\d+)\.(.+)", key)
+    return _swin_name(int(match[1]), match[2]) if match else key
 
-    def rename(self, rules: Rules) -> None:
-        """Take every tensor whose name one of the rules knows."""
-        compiled = [(re.compile(pattern), ours) for pattern, ours in rules]
-        for key, value in self.tensors.items():
-            for pattern, ours in compiled:
-                if match := pattern.fullmatch(key):
-                    self.put(match.expand(ours), value, key)
 
-    def put(self, ours: str, value: "Tensor", *keys: str) -> None:
-        """One of our tensors, and the keys of the file that it was made of."""
-        self.weights[ours] = value
-        self.names[ours] = ", ".join(self.file_keys.get(key, key) for key in keys)
+def _swin_name(place: int, inside: str) -> str:
+    """Patches at 0, then stages at odd places and the merging behind each at even ones."""
+    if place == 0:
+        part, leaf = inside.split(".", 1)
+        return f"patch_embed.{'proj' if part == '0' else 'norm'}.{leaf}"
+    stage, merging = divmod(place - 1, 2)
+    if merging:
+        return f"layers.{stage}.downsample.{inside}"
+    inside = inside.replace(".mlp.0.", ".mlp.fc1.").replace(".mlp.3.", ".mlp.fc2.")
+    return f"layers.{stage}.blocks.{inside}"
 
-    def ignore(self, pattern: str, reason: str) -> None:
-        """Leave out every tensor of that name."""
-        for key in self.tensors:
-            if re.fullmatch(pattern, key):
-                self.ignored[self.file_keys.get(key, key)] = reason
 
-    def shape(self, key: str) -> tuple[int, ...]:
-        """The shape of a tensor that the file must have.
+# timm's layers of a block, and ours.
+TIMM_BLOCK = {
+    "norm1": "norm_attention",
+    "attn.qkv": "attention.qkv",
+    "attn.proj": "attention.out",
+    "norm2": "norm_mlp",
+    "mlp.fc1": "widen",
+    "mlp.fc2": "narrow",
+}
 
-        Raises: SaccadeError if it has none of that name.
-        """
-        if key not in self.tensors:
-            found = ", ".join(list(self.tensors)[:3])
-            raise SaccadeError(
-                f"{self.path}: has no tensor {key!r} (found {len(self.tensors)}, first: {found}). "
-                "Name the SOURCE that the file comes from, and --checkpoint-key where the weights "
-                "lie under a name."
-            )
-        return tuple(self.tensors[key].shape)
 
-    def depth(self, pattern: str) -> int:
-        """One more than the largest number that the pattern's group finds."""
-        matches = (re.match(pattern, key) for key in self.tensors)
-        return 1 + max((int(match[1]) for match in matches if match), default=-1)
+def block_rules(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    """The rules of the blocks behind a pattern, to those behind its replacement."""
+    return tuple(
+        (rf"{theirs}{re.escape(name)}\.(?P<leaf>weight|bias)", rf"{ours}{mine}.\g<leaf>")
+        for name, mine in TIMM_BLOCK.items()
+    )
+
+
+BLOCK = block_rules(r"blocks\.(\d+)\.", r"trunk.blocks.\1.")
+
+
+def timm_reading(official: Official) -> Reading:
+    """A file of timm or torchvision by timm's names, with what the --backbone's file has beside."""
+    tensors = {**(official.backbone or {}), **official.tensors}
+    if not is_torchvision(tensors):
+        return Reading(official.path, tensors)
+    names = {timm_name(key): key for key in tensors}
+    renamed = {name: tensors[key] for name, key in names.items()}
+    return Reading(official.path, renamed, file_keys=names)
 
 
 def hint(config: Mapping[str, Any] | None, *path: str, default: Any = None) -> Any:

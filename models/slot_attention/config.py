@@ -1,30 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is decided about a slot attention model before its weights exist."""
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 from saccade.models.config_values import ConfigValues
+from saccade.schema import Count, Natural, NonNegative, Positive
 
-CHOICES = {
-    "encoder": ("simple-cnn", "resnet"),
-    "grid_embedding": ("concat", "project_add"),
-    "attention": ("sa", "t-sa", "ts-sa"),
-    "position_start": ("state", "zero"),
-    "query_scale": ("head", "slots"),
-    "returned_slots": ("updated", "normalised"),
-    "initial_slots": ("learned", "gaussian"),
-    "initial_positions": ("uniform", "zero"),
-    "decoder": ("mlp", "cnn"),
-}
-COUNTS = (
-    *("height_px", "width_px", "channels", "slots", "slot_dim", "qkv_dim", "heads"),
-    *("decoder_height", "decoder_width", "resnet_width"),
-)
-COUNTED = (
-    *("encoder_channels", "encoder_kernels", "encoder_strides", "resnet_stages"),
-    *("decoder_channels", "decoder_kernels", "decoder_strides"),
-)
+Encoder = Literal["simple-cnn", "resnet"]
+GridEmbedding = Literal["concat", "project_add"]
+Attention = Literal["sa", "t-sa", "ts-sa"]
+PositionStart = Literal["state", "zero"]
+QueryScale = Literal["head", "slots"]
+ReturnedSlots = Literal["updated", "normalised"]
+InitialSlots = Literal["learned", "gaussian"]
+InitialPositions = Literal["uniform", "zero"]
+Decoder = Literal["mlp", "cnn"]
 # Numbers of the state behind the slot: position, then scale.
 POSE_NUMBERS = {"sa": 0, "t-sa": 2, "ts-sa": 4}
 
@@ -44,70 +35,63 @@ class SlotConfig(ConfigValues):
     layer_counts = ("resnet_stages",)
     round_counts = ("rounds",)
 
-    height_px: int = 35
-    width_px: int = 35
-    channels: int = 3
+    height_px: Count = 35
+    width_px: Count = 35
+    channels: Count = 3
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
-    encoder: str = "simple-cnn"  # or the ResNet for small inputs, 34 layers by default
-    encoder_channels: tuple[int, ...] = (64, 64, 64, 64)  # of simple-cnn, one a layer
-    encoder_kernels: tuple[int, ...] = (5, 5, 5, 5)
-    encoder_strides: tuple[int, ...] = (1, 1, 1, 1)
-    resnet_stages: tuple[int, ...] = (3, 4, 6, 3)  # blocks a stage
-    resnet_width: int = 64  # channels of the first stage; each further one doubles them
-    grid_embedding: str = "concat"  # the grid becomes the last two channels; project_add adds a
-    # linear layer of it, and an equivariant model then reads two learned channels as its grid
-    grid_embedding_mlp: int = 0  # hidden width of the MLP behind project_add; 0: none
-    attention: str = "t-sa"  # sa: the baseline; t: translation, ts: also scale equivariant
-    rounds: int = 3  # T; equivariant ones run one more, of position and scale only
-    slots: int = 4
-    slot_dim: int = 64
-    qkv_dim: int = 128
-    heads: int = 1  # of sa
-    mlp_dim: int = 128  # hidden width behind the GRU; 0: no MLP
-    grid_mlp_dim: int = 128  # hidden width of f, which keys (and values) with their grid go through
+    encoder: Encoder = "simple-cnn"  # or the ResNet for small inputs, 34 layers by default
+    encoder_channels: tuple[Count, ...] = (64, 64, 64, 64)  # of simple-cnn, one a layer
+    encoder_kernels: tuple[Count, ...] = (5, 5, 5, 5)
+    encoder_strides: tuple[Count, ...] = (1, 1, 1, 1)
+    resnet_stages: tuple[Count, ...] = (3, 4, 6, 3)  # blocks a stage
+    resnet_width: Count = 64  # channels of the first stage; each further one doubles them
+    # the grid becomes the last two channels; project_add adds a linear layer of it, and an
+    # equivariant model then reads two learned channels as its grid
+    grid_embedding: GridEmbedding = "concat"
+    grid_embedding_mlp: Natural = 0  # hidden width of the MLP behind project_add; 0: none
+    attention: Attention = "t-sa"  # sa: the baseline; t: translation, ts: also scale equivariant
+    rounds: Natural = 3  # T; equivariant ones run one more, of position and scale only
+    slots: Count = 4
+    slot_dim: Count = 64
+    qkv_dim: Count = 128
+    heads: Count = 1  # of sa
+    mlp_dim: Natural = 128  # hidden width behind the GRU; 0: no MLP
+    # hidden width of f, which keys (and values) with their grid go through
+    grid_mlp_dim: Natural = 128
     grid_norm: bool = True  # LayerNorm in f; the paper's table 4 prints none
     values_see_grid: bool = True  # values go through f too
-    scales_factor: float = 1.0  # the relative grid is divided by it; ts-sa of the paper: 5
-    temperature: float = 1.0  # of the softmax over slots
-    query_scale: str = "head"  # 1/sqrt(width of a head); slots: 1/sqrt(K) as line 12 prints
-    returned_slots: str = "updated"  # those of round T; normalised: LayerNorm of them, as line 4
-    position_start: str = "state"  # zero: whatever position comes in is replaced by 0
-    scale_start: float = 0.0  # above 0: whatever scale comes in is replaced by it
-    position_limit: float = 1.0  # positions that come in are clipped to it
-    scale_min: float = 0.001  # the paper prints 0.01 to 5
+    scales_factor: Positive = 1.0  # the relative grid is divided by it; ts-sa of the paper: 5
+    temperature: Positive = 1.0  # of the softmax over slots
+    query_scale: QueryScale = "head"  # 1/sqrt(width of a head); slots: 1/sqrt(K) as line 12 prints
+    # those of round T; normalised: LayerNorm of them, as line 4
+    returned_slots: ReturnedSlots = "updated"
+    position_start: PositionStart = "state"  # zero: whatever position comes in is replaced by 0
+    scale_start: NonNegative = 0.0  # above 0: whatever scale comes in is replaced by it
+    position_limit: NonNegative = 1.0  # positions that come in are clipped to it
+    scale_min: Positive = 0.001  # the paper prints 0.01 to 5
     scale_max: float = 2.0
-    epsilon: float = 1e-8  # of the weighted means
-    norm_epsilon: float = 1e-6  # of LayerNorm and GroupNorm
-    initial_slots: str = "learned"  # or gaussian: a learned mean and width for all
-    initial_positions: str = "uniform"  # in [-1, 1] on both axes
+    epsilon: NonNegative = 1e-8  # of the weighted means
+    norm_epsilon: NonNegative = 1e-6  # of LayerNorm and GroupNorm
+    initial_slots: InitialSlots = "learned"  # or gaussian: a learned mean and width for all
+    initial_positions: InitialPositions = "uniform"  # in [-1, 1] on both axes
     scale_mean: float = 0.1
-    scale_std: float = 0.1
-    decoder: str = "mlp"
-    decoder_height: int = 35  # the grid that slots are broadcast to
-    decoder_width: int = 35
-    decoder_channels: tuple[int, ...] = (256, 256, 256, 256, 256)
-    decoder_kernels: tuple[int, ...] = ()  # of cnn, one a layer
-    decoder_strides: tuple[int, ...] = ()
+    scale_std: NonNegative = 0.1
+    decoder: Decoder = "mlp"
+    decoder_height: Count = 35  # the grid that slots are broadcast to
+    decoder_width: Count = 35
+    decoder_channels: tuple[Count, ...] = (256, 256, 256, 256, 256)
+    decoder_kernels: tuple[Count, ...] = ()  # of cnn, one a layer
+    decoder_strides: tuple[Count, ...] = ()
     decoder_transposed: tuple[bool, ...] = ()
-    decoder_scales_factor: float = 5.0  # as scales_factor, where the decoder sees a scale
+    decoder_scales_factor: Positive = 5.0  # as scales_factor, where the decoder sees a scale
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name in COUNTED:
-            fits = all(each >= 1 for each in getattr(self, name))
-            self._expect(name, fits, "whole numbers of at least 1")
-        for name, allowed in CHOICES.items():
-            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
-        for name in COUNTS:
-            value = getattr(self, name)
-            self._expect(name, type(value) is int and value >= 1, "a whole number of at least 1")
-        for name in ("rounds", "mlp_dim", "grid_mlp_dim", "grid_embedding_mlp"):
-            value = getattr(self, name)
-            self._expect(name, type(value) is int and value >= 0, "a whole number of at least 0")
         self._check_sizes()
-        self._check_numbers()
+        fits = self.scale_max > self.scale_min
+        self._expect("scale_max", fits, f"above scale_min ({self.scale_min})")
 
     def _check_sizes(self) -> None:
         self._check_pixels()
@@ -132,15 +116,6 @@ class SlotConfig(ConfigValues):
         if self.decoder == "cnn":
             fits = len(self.decoder_transposed) == len(self.decoder_channels)
             self._expect("decoder_transposed", fits, "one truth value a layer")
-
-    def _check_numbers(self) -> None:
-        for name in ("scales_factor", "decoder_scales_factor", "temperature", "scale_min"):
-            self._expect(name, getattr(self, name) > 0, "above 0")
-        for name in ("epsilon", "norm_epsilon", "scale_std", "scale_start", "position_limit"):
-            value = getattr(self, name)
-            self._expect(name, math.isfinite(value) and value >= 0, "at least 0")
-        fits = self.scale_max > self.scale_min
-        self._expect("scale_max", fits, f"above scale_min ({self.scale_min})")
 
     @property
     def equivariant(self) -> bool:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting
+from saccade.models.interface import Family, Part, Setting
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.slot_attention.components import slot_parts
 from saccade.models.slot_attention.config import SlotConfig as SlotConfig
@@ -55,7 +54,7 @@ class InitialSlots(nn.Module):
         return torch.cat([slots, pose.to(slots.dtype)], -1)
 
 
-class SlotModel(nn.Module):
+class SlotModel(nn.Module, Family):
     """Encoder, rounds of slot attention, and a decoder that paints every slot.
 
     Images are [b h w c] with values 0 to 255 of any type, states [b k s]: slot, position (y, x),
@@ -124,10 +123,6 @@ class SlotModel(nn.Module):
         model.config = replace(self.config, rounds=setting.kept)
         model.attention.config = model.config
         return model
-
-    def fold(self) -> nn.Module:
-        """The same function with constants folded, evaluation only."""
-        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """The rule of initial states, and how many slots there are by default."""

@@ -2,91 +2,25 @@
 """Everything that is decided about a second-order transformer before its weights exist."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from saccade.models.config_values import ConfigValues
-
-
-@dataclass(frozen=True)
-class SoTFields:
-    """What `SoTConfig` checks; defaults are a small model of 8x8 images with the paper's formulas.
-
-    A comment says what the paper leaves open and what the authors' code does instead.
-    """
-
-    input: str = "image"  # image: uint8 values [b h w c]; tokens: states [b n d] of BERT or GPT
-    height_px: int = 8
-    width_px: int = 8
-    channels: int = 1
-    mean: tuple[float, ...] = (0.5,)  # per channel, of pixels scaled to [0, 1]
-    std: tuple[float, ...] = (0.5,)
-    max_tokens: int = 128  # of a text
-    class_token: str = "first"  # of a text: BERT's is the first, GPT's the last
-    # The trunk.
-    trunk: str = "vit"  # vit: one resolution and a class token; swin: windows, no class token
-    token_embedding: str = "naive"  # of a ViT: one linear layer a patch, or a stem and three blocks
-    dense_norm: bool = False  # batch norms in dense blocks, as later releases of timm have them
-    patch_px: int = 2  # side of the square that becomes one token
-    position: str = "learned"  # sinusoid: fixed, as the authors'
-    distillation: bool = False  # a second class token with its own classifier; the two are averaged
-    dim: int = 48  # width of a token; of a Swin's first stage
-    layers: int = 3
-    heads: int = 4
-    mlp_dim: int = 96
-    qkv_bias: bool = False
-    layer_norm_epsilon: float = 1e-5
-    stage_layers: tuple[int, ...] = ()  # of a Swin; each stage has half the grid of the last
-    stage_heads: tuple[int, ...] = ()
-    window: int = 7  # tokens on a side
-    # The head.
-    fusion: str = "sum"  # of class token and word tokens
-    class_projection: int = 0  # width that the class token is brought to first (1,280 in table 3)
-    class_activation: str = "none"  # behind that projection
-    pooling: str = "mgcrp"
-    pool_heads: int = 6
-    m: int = 14
-    n: int = 14
-    pool_bias: bool = False  # of the projections W and R
-    pool_dropout: float = 0.0  # on the pooled vector; the authors: 0.5 in Small, 0.7 in Base
-    gcp_dim: int = 48  # to which GCP reduces the tokens; 48 gives 1,176 numbers
-    # Numerics of the pooling: the paper's by default, the authors' in converted checkpoints.
-    mean_removal: str = "none"  # scalar: one number a sample and head, from each side (the authors)
-    gcp_divisor: str = "tokens"  # channels: the authors divide by the number of channels
-    mpn_steps: int = 5  # of Newton and Schulz in iSQRT; the authors: 3
-    normalization: str = "svpn"
-    alpha: float = 0.5
-    singular_values: int = 1  # found by svpn-fast; 0: all, and no remainder
-    iterations: int = 1
-    svpn_epsilon: float = 0.0  # of svpn-fast's last division; the authors: 1e-5
-    learned_start: bool = False  # of svpn-fast; false: ones
-    epn_axis: str = "matrix"  # over which L2 runs; rows: the authors', each column has length 1
-    epn_epsilon: float = 1e-8  # under the root, whose slope at 0 has no bound
-    classes: int = 10
-    seed: int = 0  # of the initial weights
-
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from saccade.schema import Count, Natural, Positive, Probability, Range
 
 SOURCE = "Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer"
-CHOICES = {
-    "input": ("image", "tokens"),
-    "trunk": ("vit", "swin"),
-    "token_embedding": ("naive", "densenet", "resnet", "inception", "non-local"),
-    "position": ("sinusoid", "learned"),
-    "class_token": ("first", "last"),
-    "pooling": ("mgcrp", "gap", "gcp"),
-    "fusion": ("sum", "concat", "aggr-all", "late", "visual", "class"),
-    "class_activation": ("none", "tanh"),
-    "mean_removal": ("none", "scalar", "channel"),
-    "gcp_divisor": ("tokens", "channels"),
-    "normalization": (
-        *("svpn", "svpn-fast", "scale", "scale-learned", "epn", "layer-norm", "none"),
-    ),
-    "epn_axis": ("matrix", "rows"),
-}
-COUNTS = (
-    *("height_px", "width_px", "patch_px", "dim", "layers", "heads", "mlp_dim", "classes"),
-    *("max_tokens", "window", "pool_heads", "m", "n", "gcp_dim", "mpn_steps", "iterations"),
-)
-NATURALS = ("class_projection", "singular_values", "seed")
+Input = Literal["image", "tokens"]
+Trunk = Literal["vit", "swin"]
+TokenEmbedding = Literal["naive", "densenet", "resnet", "inception", "non-local"]
+Position = Literal["sinusoid", "learned"]
+ClassToken = Literal["first", "last"]
+Pooling = Literal["mgcrp", "gap", "gcp"]
+Fusion = Literal["sum", "concat", "aggr-all", "late", "visual", "class"]
+ClassActivation = Literal["none", "tanh"]
+MeanRemoval = Literal["none", "scalar", "channel"]
+GcpDivisor = Literal["tokens", "channels"]
+Normalization = Literal["svpn", "svpn-fast", "scale", "scale-learned", "epn", "layer-norm", "none"]
+EpnAxis = Literal["matrix", "rows"]
 # Of one of our tokens' sides in pixels; the stem and the blocks halve the image that often.
 CONVOLUTION_PX = {
     "densenet": (8, 16),
@@ -97,8 +31,11 @@ CONVOLUTION_PX = {
 
 
 @dataclass(frozen=True)
-class SoTConfig(ConfigValues, SoTFields):
+class SoTConfig(ConfigValues):
     """Configuration of a SoT, and of ViT, DeiT and Swin with or without its head.
+
+    The defaults are a small model of 8x8 images with the paper's formulas. A comment says what the
+    paper leaves open and what the authors' code does instead.
 
     Raises: SaccadeError naming the first field that is out of range.
     Source: Xie et al. 2021, section 3 and supplement A; facts of the authors' code where a field
@@ -109,16 +46,63 @@ class SoTConfig(ConfigValues, SoTFields):
     layer_counts = ("layers", "stage_layers")
     round_counts = ("mpn_steps", "singular_values", "iterations")
 
+    input: Input = "image"  # image: uint8 values [b h w c]; tokens: states [b n d] of BERT or GPT
+    height_px: Count = 8
+    width_px: Count = 8
+    channels: Count = 1
+    mean: tuple[float, ...] = (0.5,)  # per channel, of pixels scaled to [0, 1]
+    std: tuple[float, ...] = (0.5,)
+    max_tokens: Count = 128  # of a text
+    class_token: ClassToken = "first"  # of a text: BERT's is the first, GPT's the last
+    # The trunk.
+    trunk: Trunk = "vit"  # vit: one resolution and a class token; swin: windows, no class token
+    # of a ViT: one linear layer a patch, or a stem and three blocks
+    token_embedding: TokenEmbedding = "naive"
+    dense_norm: bool = False  # batch norms in dense blocks, as later releases of timm have them
+    patch_px: Count = 2  # side of the square that becomes one token
+    position: Position = "learned"  # sinusoid: fixed, as the authors'
+    distillation: bool = False  # a second class token with its own classifier; the two are averaged
+    dim: Count = 48  # width of a token; of a Swin's first stage
+    layers: Count = 3
+    heads: Count = 4
+    mlp_dim: Count = 96
+    qkv_bias: bool = False
+    layer_norm_epsilon: Positive = 1e-5
+    stage_layers: tuple[Count, ...] = ()  # of a Swin; each stage has half the grid of the last
+    stage_heads: tuple[Count, ...] = ()
+    window: Count = 7  # tokens on a side
+    # The head.
+    fusion: Fusion = "sum"  # of class token and word tokens
+    # width that the class token is brought to first (1,280 in table 3)
+    class_projection: Natural = 0
+    class_activation: ClassActivation = "none"  # behind that projection
+    pooling: Pooling = "mgcrp"
+    pool_heads: Count = 6
+    m: Count = 14
+    n: Count = 14
+    pool_bias: bool = False  # of the projections W and R
+    # on the pooled vector; the authors: 0.5 in Small, 0.7 in Base
+    pool_dropout: Annotated[float, Range(0, 1, below=True)] = 0.0
+    gcp_dim: Count = 48  # to which GCP reduces the tokens; 48 gives 1,176 numbers
+    # Numerics of the pooling: the paper's by default, the authors' in converted checkpoints.
+    # scalar: one number a sample and head, from each side (the authors)
+    mean_removal: MeanRemoval = "none"
+    gcp_divisor: GcpDivisor = "tokens"  # channels: the authors divide by the number of channels
+    mpn_steps: Count = 5  # of Newton and Schulz in iSQRT; the authors: 3
+    normalization: Normalization = "svpn"
+    alpha: Annotated[float, Range(0, 1, above=True)] = 0.5
+    singular_values: Natural = 1  # found by svpn-fast; 0: all, and no remainder
+    iterations: Count = 1
+    # of svpn-fast's last division; the authors: 1e-5
+    svpn_epsilon: Annotated[float, Range(0, 1, below=True)] = 0.0
+    learned_start: bool = False  # of svpn-fast; false: ones
+    epn_axis: EpnAxis = "matrix"  # over which L2 runs; rows: the authors', each column has length 1
+    epn_epsilon: Probability = 1e-8  # under the root, whose slope at 0 has no bound
+    classes: Count = 10
+    seed: Natural = 0  # of the initial weights
+
     def __post_init__(self) -> None:
         self._check_types()
-        for name, allowed in CHOICES.items():
-            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
-        for name in COUNTS:
-            value = getattr(self, name)
-            self._expect(name, type(value) is int and value >= 1, "a whole number of at least 1")
-        for name in NATURALS:
-            value = getattr(self, name)
-            self._expect(name, type(value) is int and value >= 0, "a whole number of at least 0")
         if self.input == "image":
             self._check_image()
         self._check_trunk()
@@ -135,16 +119,15 @@ class SoTConfig(ConfigValues, SoTFields):
             self._expect("patch_px", self.patch_px in sides, wanted)
 
     def _check_trunk(self) -> None:
-        self._expect("layer_norm_epsilon", self.layer_norm_epsilon > 0, "above 0")
         if self.input == "tokens" or self.trunk == "vit":
             self._expect("heads", self.dim % self.heads == 0, f"a divisor of dim ({self.dim})")
             return
         stages = len(self.stage_layers)
-        self._expect("stage_layers", stages >= 1 and min(self.stage_layers) >= 1, "1 or more each")
+        self._expect("stage_layers", stages >= 1, "1 or more each")
         self._expect("stage_heads", len(self.stage_heads) == stages, f"{stages} values")
         for stage, (rows, columns) in enumerate(self.stage_grids):
             heads, width = self.stage_heads[stage], self.dim * 2**stage
-            self._expect("stage_heads", heads >= 1 and width % heads == 0, "divisors of the widths")
+            self._expect("stage_heads", width % heads == 0, "divisors of the widths")
             side = min(rows, columns, self.window)
             tiled = side >= 1 and rows % side == 0 and columns % side == 0
             even = stage == stages - 1 or (rows % 2 == 0 and columns % 2 == 0)
@@ -169,10 +152,6 @@ class SoTConfig(ConfigValues, SoTFields):
         most = min(self.m, self.n)
         fits = not self.second_order or self.singular_values <= most
         self._expect("singular_values", fits, f"at most {most}, the smaller of m and n")
-        self._expect("alpha", 0 < self.alpha <= 1, "above 0 and at most 1")
-        self._expect("svpn_epsilon", 0 <= self.svpn_epsilon < 1, "at least 0 and below 1")
-        self._expect("epn_epsilon", 0 < self.epn_epsilon < 1, "above 0 and below 1")
-        self._expect("pool_dropout", 0 <= self.pool_dropout < 1, "at least 0 and below 1")
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -197,7 +176,7 @@ class SoTConfig(ConfigValues, SoTFields):
         return self.pooling == "mgcrp" and self.fusion != "class"
 
 
-# What the authors' code does where the paper's formula is another one; see `SoTFields`.
+# What the authors' code does where the paper's formula is another one; see `SoTConfig`.
 AUTHORS: dict[str, Any] = {
     "normalization": "svpn-fast",
     "mean_removal": "scalar",
@@ -207,7 +186,6 @@ AUTHORS: dict[str, Any] = {
     "learned_start": True,
     "epn_axis": "rows",
 }
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _IMAGENET: dict[str, Any] = {
     "height_px": 224,
     "width_px": 224,

@@ -6,9 +6,273 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from saccade.models.sot.config import SoTConfig
-from saccade.models.sot.pooling import Pooled, pooling, unit
+from saccade.plugins.ops import svpn, svpn_fast
+
+
+class ExactSvPN(nn.Module):
+    """Singular values to the power alpha.
+
+    Shapes: q [... m n] -> the same.
+    Source: Xie et al. 2021, eq. 5.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, q: Tensor) -> Tensor:
+        return svpn(q, alpha=self.alpha)
+
+
+class FastSvPN(nn.Module):
+    """The largest singular values by power iteration, the rest scaled by a power of the last.
+
+    Shapes: q [... m n] -> the same.
+    Source: Xie et al. 2021, eq. 6 to 8.
+    """
+
+    start: Tensor
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.learned_start:
+            self.start = nn.Parameter(torch.randn(config.n))
+        else:
+            self.register_buffer("start", torch.ones(config.n), persistent=False)
+
+    def forward(self, q: Tensor) -> Tensor:
+        config = self.config
+        return svpn_fast(
+            q,
+            self.start,
+            alpha=config.alpha,
+            singular_values=config.singular_values,
+            iterations=config.iterations,
+            epsilon=config.svpn_epsilon,
+        )
+
+
+class Scale(nn.Module):
+    """One factor 1/tau for every matrix, m^(-1/2) at first.
+
+    Shapes: q [... m n] -> the same.
+    Source: Xie et al. 2021, section 4.2.2 (1/tau).
+    """
+
+    factor: Tensor
+
+    def __init__(self, m: int, *, learned: bool) -> None:
+        super().__init__()
+        factor = torch.tensor(1 / math.sqrt(m))
+        if learned:
+            self.factor = nn.Parameter(factor)
+        else:
+            self.register_buffer("factor", factor, persistent=False)
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q * self.factor
+
+
+class ElementPower(nn.Module):
+    """Signed square root of each entry, then length 1.
+
+    Shapes: q [... m n] -> the same; over both axes of a matrix, or over its rows' axis.
+    Source: EPN in Xie et al. 2021, table 4(d).
+    """
+
+    def __init__(self, axis: str, epsilon: float) -> None:
+        super().__init__()
+        self.axes = (-2,) if axis == "rows" else (-2, -1)
+        self.epsilon = epsilon
+
+    def forward(self, q: Tensor) -> Tensor:
+        root = q.sign() * (q.abs() + self.epsilon).sqrt()
+        length = root.square().sum(self.axes, keepdim=True).sqrt()
+        return root / length.clamp(min=1e-12)
+
+
+def normalization(config: SoTConfig) -> nn.Module:
+    """The normalisation that the configuration names."""
+    name = config.normalization
+    if name == "svpn":
+        return ExactSvPN(config.alpha)
+    if name == "svpn-fast":
+        return FastSvPN(config)
+    if name in ("scale", "scale-learned"):
+        return Scale(config.m, learned=name == "scale-learned")
+    if name == "epn":
+        return ElementPower(config.epn_axis, config.epn_epsilon)
+    if name == "layer-norm":
+        return nn.LayerNorm(config.n, eps=1e-5)
+    return nn.Identity()
+
+
+def square_root(covariance: Tensor, steps: int) -> Tensor:
+    """Square root of positive semidefinite matrices by coupled Newton-Schulz steps (iSQRT).
+
+    Shapes: covariance [... d d] -> the same; a zero matrix gives zeros.
+    Source: Li et al. 2018, iterative matrix square root normalisation, as MPN in SoT.
+    """
+    size = covariance.shape[-1]
+    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    tiny = torch.finfo(covariance.dtype).tiny
+    y = covariance / trace.clamp(min=tiny)
+    unit = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
+    # The first step begins with the inverse root at the unit matrix.
+    z = (3 * unit - y) / 2
+    y = y @ z
+    for step in range(1, steps):
+        correction = (3 * unit - z @ y) / 2
+        y = y @ correction
+        if step < steps - 1:
+            z = correction @ z
+    return y * trace.clamp(min=0).sqrt()
+
+
+class Pooled(NamedTuple):
+    """What a pooling answers; the matrices are there with cross-covariances only.
+
+    Shapes: vector [b r], covariance and normalized [b heads m n].
+    """
+
+    vector: Tensor
+    covariance: Tensor | None = None
+    normalized: Tensor | None = None
+
+
+def cross_covariance(
+    x: Tensor,
+    y: Tensor,
+    count: Tensor | int,
+    mask: Tensor | None = None,
+    mean_removal: str = "none",
+) -> Tensor:
+    """Sum over tokens of x_i y_i', over their count.
+
+    What leaves x and y each before: nothing, one scalar (the mean over tokens and channels, the
+    authors' reading for tokens), or the mean of each channel.
+    Shapes: x [... n p], y [... n q], mask [... n 1] (1 where a token counts) -> [... p q].
+    """
+    if mean_removal != "none":
+        x, y = (each - _mean(each, count, mask, mean_removal) for each in (x, y))
+    if mask is not None:
+        x = x * mask
+    return x.mT @ y / count
+
+
+def _mean(x: Tensor, count: Tensor | int, mask: Tensor | None, kind: str) -> Tensor:
+    mean = (x if mask is None else x * mask).sum(-2, keepdim=True) / count
+    return mean.mean(-1, keepdim=True) if kind == "scalar" else mean
+
+
+def token_mask(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor | None, Tensor | int]:
+    """Weights of the tokens and how many count, at least 1.
+
+    Shapes: tokens [b n d], kept [b n] bool -> mask [b n 1] or None, count [b 1 1] or a number.
+    """
+    if kept is None:
+        return None, tokens.shape[1]
+    mask = kept[..., None].to(tokens.dtype)
+    return mask, mask.sum(1, keepdim=True).clamp(min=1)
+
+
+class MultiHeadCrossCovariance(nn.Module):
+    """MGCrP: per head a normalised cross-covariance of two projections of the tokens.
+
+    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b (heads m n)], heads in order,
+            each matrix row by row, a row belonging to W.
+    Source: Xie et al. 2021, eq. 2 and 3.
+    """
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.heads, self.m, self.n = config.pool_heads, config.m, config.n
+        self.mean_removal = config.mean_removal
+        rows = self.heads * (self.m + self.n)
+        # W of all heads, then R of all heads.
+        self.project = nn.Linear(config.width, rows, bias=config.pool_bias)
+        self.norm = normalization(config)
+        self.dropout = nn.Dropout(config.pool_dropout)
+        self.width = self.heads * self.m * self.n
+
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+        b, n, _ = tokens.shape
+        split = [self.heads * self.m, self.heads * self.n]
+        x, y = self.project(tokens).split(split, -1)
+        x = x.reshape(b, n, self.heads, self.m).transpose(1, 2)
+        y = y.reshape(b, n, self.heads, self.n).transpose(1, 2)
+        mask, count = token_mask(tokens, kept)
+        if isinstance(count, Tensor):
+            mask, count = mask[:, None] if mask is not None else None, count[:, None]
+        covariance = cross_covariance(x, y, count, mask, self.mean_removal)
+        normalized = self.norm(covariance)
+        return Pooled(self.dropout(normalized.flatten(1)), covariance, normalized)
+
+
+class Average(nn.Module):
+    """GAP: the mean of the tokens.
+
+    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b d].
+    """
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.pool_dropout)
+        self.width = config.width
+
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+        mask, count = token_mask(tokens, kept)
+        total = tokens.sum(1) if mask is None else (tokens * mask).sum(1)
+        return Pooled(self.dropout(total / (count if isinstance(count, int) else count[:, 0])))
+
+
+class Covariance(nn.Module):
+    """GCP: the square root of the tokens' covariance in fewer dimensions, upper triangle.
+
+    Shapes: tokens [b n d], kept [b n] bool (none: all) -> vector [b r(r + 1)/2], row by row.
+    Source: Xie et al. 2021, table 2 (GCP with MPN).
+    """
+
+    places: Tensor
+
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__()
+        self.by_channels = config.gcp_divisor == "channels"
+        self.mean_removal = config.mean_removal
+        self.steps = config.mpn_steps
+        self.reduce = nn.Linear(config.width, config.gcp_dim)
+        self.dropout = nn.Dropout(config.pool_dropout)
+        rows, columns = torch.triu_indices(config.gcp_dim, config.gcp_dim)
+        self.register_buffer("places", rows * config.gcp_dim + columns, persistent=False)
+        self.width = config.gcp_dim * (config.gcp_dim + 1) // 2
+
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+        x = self.reduce(tokens)
+        mask, count = token_mask(tokens, kept)
+        covariance = cross_covariance(x, x, count, mask, self.mean_removal)
+        if self.by_channels:
+            covariance = covariance * (count / x.shape[-1])
+        root = square_root(covariance, self.steps)
+        return Pooled(self.dropout(root.flatten(1).index_select(1, self.places)))
+
+
+def pooling(config: SoTConfig) -> MultiHeadCrossCovariance | Average | Covariance:
+    """The pooling that the configuration names."""
+    if config.pooling == "mgcrp":
+        return MultiHeadCrossCovariance(config)
+    return Average(config) if config.pooling == "gap" else Covariance(config)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Each row brought to length 1.
+
+    Shapes: x [b d] -> the same.
+    """
+    return F.normalize(x, dim=-1)
 
 
 class Answer(NamedTuple):

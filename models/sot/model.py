@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.budget import Budget
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting
+from saccade.models.interface import Family, Part, Setting
 from saccade.models.sot.components import sot_parts
 from saccade.models.sot.config import SoTConfig as SoTConfig
 from saccade.models.sot.head import Answer, Head, head_outputs
@@ -48,7 +47,7 @@ class States(nn.Module):
         return Tokens(chosen, tokens, None), inside & ~special
 
 
-class SoT(nn.Module):
+class SoT(nn.Module, Family):
     """A ViT, DeiT, Swin or SoT trunk, or a text's states, with the second-order head.
 
     Source: Xie et al. 2021, SoT: Delving Deeper into Classification Head for Transformer.
@@ -142,10 +141,6 @@ class SoT(nn.Module):
         weights = self.state_dict()
         other.load_state_dict({name: weights[name] for name in other.state_dict()})
         return other.train(self.training)
-
-    def fold(self) -> nn.Module:
-        """The same function with batch norms, pixel scales and positions folded."""
-        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """What the head does, and for texts what the states have to be."""

@@ -2,28 +2,19 @@
 """Everything that is decided about an image and text model with slots before its weights exist."""
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from saccade.models.config_values import ConfigValues
-from saccade.models.sparo.presets import PRESET_FIELDS
+from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from saccade.schema import Count, Natural, Positive
 
 REPRESENTATIONS = ("cont", "sqrtsem", "sem")
 WEIGHTS = ("const", "norm", "sqrtsoftmax", "softmax")
 GATES = ("sqrtsoftmax", "softmax")  # these weigh a slot by a channel of its own, its first
-CHOICES = {
-    "pooling": ("sparo", "cls", "gap", "attention", "codebook"),
-    "text_pooling": ("same", "eos", "attention"),
-    "tokenizer": ("clip", "words", "custom"),
-    "activation": ("gelu", "quick_gelu"),
-}
-COUNTS = (
-    *("height_px", "width_px", "channels", "patch_px", "image_width", "image_heads"),
-    *("image_hidden", "context_length", "vocabulary", "text_width", "text_heads", "text_hidden"),
-    *("embed_dim", "codes", "queries", "pooler_heads", "slots", "slot_dim"),
-)
-FROM_ZERO = (
-    *("image_layers", "text_layers", "reduce_depth", "bottleneck_dim", "end_token"),
-    *("attn_dim", "value_dim", "slot_heads", "text_queries", "text_pooler_heads"),
-)
+Pooling = Literal["sparo", "cls", "gap", "attention", "codebook"]
+TextPooling = Literal["same", "eos", "attention"]
+Tokenizer = Literal["clip", "words", "custom"]
+Activation = Literal["gelu", "quick_gelu"]
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -71,64 +62,58 @@ class SparoConfig(ConfigValues):
     layer_counts = ("image_layers", "text_layers")
     long_lists = ("kept",)
 
-    height_px: int = 224
-    width_px: int = 224
-    channels: int = 3
+    height_px: Count = 224
+    width_px: Count = 224
+    channels: Count = 3
     mean: tuple[float, ...] = CLIP_MEAN  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = CLIP_STD
-    patch_px: int = 32
+    patch_px: Count = 32
     patch_bias: bool = False  # DINO's patches have one, CLIP's do not
     pre_norm: bool = True  # CLIP normalises the tokens in front of the first block
-    image_width: int = 768
-    image_layers: int = 12
-    image_heads: int = 12
-    image_hidden: int = 3072
-    eps: float = 1e-5  # of every LayerNorm; DINO: 1e-6
+    image_width: Count = 768
+    image_layers: Natural = 12
+    image_heads: Count = 12
+    image_hidden: Count = 3072
+    eps: Positive = 1e-5  # of every LayerNorm; DINO: 1e-6
     text: bool = True  # False: the image tower alone, as in DINO
-    context_length: int = 77
-    vocabulary: int = 49408
-    text_width: int = 512
-    text_layers: int = 12
-    text_heads: int = 8
-    text_hidden: int = 2048
-    tokenizer: str = "clip"  # words: those of `words`; custom: the `merges` of its file
+    context_length: Count = 77
+    vocabulary: Count = 49408
+    text_width: Count = 512
+    text_layers: Natural = 12
+    text_heads: Count = 8
+    text_hidden: Count = 2048
+    tokenizer: Tokenizer = "clip"  # words: those of `words`; custom: the `merges` of its file
     words: tuple[str, ...] = ()
     merges: tuple[str, ...] = ()  # pairs of letters with a blank between; empty: not known
-    end_token: int = 0  # the id that ends a text; 0: the largest id of the text
-    activation: str = "gelu"
-    reduce_depth: int = 0  # blocks fewer in both towers; SPARO's models replace the last one
-    pooling: str = "sparo"
-    text_pooling: str = "same"  # the image's; beside cls and gap the state of the end token
-    embed_dim: int = 512  # of the baselines; with slots it is slots x slot_dim
-    bottleneck_dim: int = 0  # of the baselines: width in front of a last affine layer
-    codes: int = 16384  # entries of the codebook
-    temperature: float = 1000.0  # of the sparsemax over them
-    queries: int = 256  # of the attentional pooler
-    pooler_heads: int = 8
+    end_token: Natural = 0  # the id that ends a text; 0: the largest id of the text
+    activation: Activation = "gelu"
+    reduce_depth: Natural = 0  # blocks fewer in both towers; SPARO's models replace the last one
+    pooling: Pooling = "sparo"
+    text_pooling: TextPooling = "same"  # the image's; beside cls and gap the state of the end token
+    embed_dim: Count = 512  # of the baselines; with slots it is slots x slot_dim
+    bottleneck_dim: Natural = 0  # of the baselines: width in front of a last affine layer
+    codes: Count = 16384  # entries of the codebook
+    temperature: Positive = 1000.0  # of the sparsemax over them
+    queries: Count = 256  # of the attentional pooler
+    pooler_heads: Count = 8
     mean_of_queries: bool = False  # the image's pooler averages its answers; else the first counts
-    text_queries: int = 0  # 0: the image's
-    text_pooler_heads: int = 0
+    text_queries: Natural = 0  # 0: the image's
+    text_pooler_heads: Natural = 0
     text_mean_of_queries: bool = False
-    slots: int = 64  # L
-    slot_dim: int = 64  # V
-    attn_dim: int = 0  # D; 0: the width of one head of the tower's trunk
-    value_dim: int = 0  # 0: D
-    slot_heads: int = 0  # pairs of key and value; 0: one a slot, else it divides the slots
+    slots: Count = 64  # L
+    slot_dim: Count = 64  # V
+    attn_dim: Natural = 0  # D; 0: the width of one head of the tower's trunk
+    value_dim: Natural = 0  # 0: D
+    slot_heads: Natural = 0  # pairs of key and value; 0: one a slot, else it divides the slots
     share_kv: bool = True
     share_queries: bool = False  # one set of queries for both towers
     sparo_type: str = "cont:const"  # how slots become a code of length 1; the default is eq. 2
-    kept: tuple[int, ...] = ()  # slots that are left, ascending; empty: all
+    kept: tuple[Natural, ...] = ()  # slots that are left, ascending; empty: all
     masked: bool = False  # the image code is multiplied by `slot_mask` and brought to length 1
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name, allowed in CHOICES.items():
-            self._expect(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
-        for name, least in [*((each, 1) for each in COUNTS), *((each, 0) for each in FROM_ZERO)]:
-            value = getattr(self, name)
-            fits = type(value) is int and value >= least
-            self._expect(name, fits, f"a whole number of at least {least}")
         self._check_image()
         self._check_text()
         self._check_pooling()
@@ -140,7 +125,6 @@ class SparoConfig(ConfigValues):
             fits = getattr(self, name) % self.patch_px == 0
             self._expect(name, fits, f"a multiple of patch_px ({self.patch_px})")
         self._check_pixels()
-        self._expect("eps", self.eps > 0, "above 0")
         divides = self.image_width % self.image_heads == 0
         self._expect("image_heads", divides, f"a divisor of image_width ({self.image_width})")
         least = min(self.image_layers, self.text_layers if self.text else self.image_layers)
@@ -177,7 +161,6 @@ class SparoConfig(ConfigValues):
                 fits = self.feature_dim % self.pooler(tower).heads == 0
                 wanted = f"a divisor of the pooled width ({self.feature_dim})"
                 self._expect(f"{prefix}pooler_heads" if own else "pooler_heads", fits, wanted)
-        self._expect("temperature", self.temperature > 0, "above 0")
 
     def _check_slots(self) -> None:
         rep, _, weight = self.sparo_type.partition(":")
@@ -188,7 +171,7 @@ class SparoConfig(ConfigValues):
         fits = self.slots % heads == 0
         self._expect("slot_heads", fits, f"0 or a divisor of slots ({self.slots})")
         order = all(a < b for a, b in zip(self.kept, self.kept[1:], strict=False))
-        fits = order and all(type(i) is int and 0 <= i < self.slots for i in self.kept)
+        fits = order and all(slot < self.slots for slot in self.kept)
         self._expect("kept", fits, f"ascending numbers from 0 to {self.slots - 1}")
         towers = [self.read_out("image"), *([self.read_out("text")] if self.text else [])]
         if self.share_kv:
@@ -253,7 +236,74 @@ class SparoConfig(ConfigValues):
         )
 
 
-PRESETS = {name: SparoConfig(**values) for name, values in PRESET_FIELDS.items()}
+# Pictures of 40 x 40 px: 256 of them, for calibration, leave room for the weights in 3 MiB.
+SMALL: dict[str, Any] = {
+    "height_px": 40,
+    "width_px": 40,
+    "mean": (0.5, 0.5, 0.5),
+    "std": (0.25, 0.25, 0.25),
+    "patch_px": 5,
+    "image_width": 80,
+    "image_layers": 4,
+    "image_heads": 4,
+    "image_hidden": 240,
+    "text_width": 64,
+    "text_layers": 3,
+    "text_heads": 4,
+    "text_hidden": 128,
+    "tokenizer": "words",
+    "end_token": 2,
+    "embed_dim": 128,
+    "slots": 16,
+    "slot_dim": 16,
+    "attn_dim": 24,
+}
+_TINY_WORDS = ("a", "red", "green", "blue", "circle", "square", "left", "of")
+
+_PRESETS: dict[str, dict[str, Any]] = {
+    "vit-b-32-sparo": {"reduce_depth": 1},
+    "vit-b-16-sparo": {"reduce_depth": 1, "patch_px": 16},
+    "vit-b-32-sparo-l128": {"reduce_depth": 1, "slots": 128},
+    "vit-b-32": {"pooling": "cls"},
+    "vit-b-16": {"pooling": "cls", "patch_px": 16},
+    "vit-b-32-gap": {"pooling": "gap"},
+    "vit-b-32-bottleneck": {"pooling": "cls", "bottleneck_dim": 64},
+    "vit-b-32-fdt": {"pooling": "codebook"},
+    "dino-vit-s-16-sparo": {
+        "patch_px": 16,
+        "patch_bias": True,
+        "pre_norm": False,
+        "image_width": 384,
+        "image_heads": 6,
+        "image_hidden": 1536,
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
+        "eps": 1e-6,
+        "text": False,
+        "reduce_depth": 1,
+        "sparo_type": "cont:norm",
+    },
+    "sparo-tiny": SMALL
+    | {
+        "height_px": 16,
+        "width_px": 16,
+        "patch_px": 4,
+        "image_width": 32,
+        "image_layers": 1,
+        "image_hidden": 64,
+        "context_length": 8,
+        "vocabulary": len(_TINY_WORDS) + 4,
+        "words": _TINY_WORDS,
+        "text_width": 24,
+        "text_layers": 1,
+        "text_heads": 2,
+        "text_hidden": 48,
+        "slots": 8,
+        "slot_dim": 4,
+        "attn_dim": 8,
+    },
+}
+PRESETS = {name: SparoConfig(**values) for name, values in _PRESETS.items()}
 SOURCE = (
     "Vani et al. 2024, SPARO: Selective Attention for Robust and Compositional Transformer "
     "Encodings for Vision"

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from saccade.models.interface import Part
 from saccade.models.layers.pixels import check_image
 from saccade.models.sparo.components import parts_of
-from saccade.models.sparo.image_tower import ImageTower
 from saccade.models.sparo.model import Sparo, encode_image, encode_text
 from saccade.models.sparo.pooling import AttentionPool, Pooled
 from saccade.models.sparo.readout import ReadOut, attend
+from saccade.models.sparo.towers import ImageTower
 
 
 class FoldedReadOut(nn.Module):

@@ -14,17 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting, fraction_setting
+from saccade.models.interface import Family, Part, Setting, fraction_setting
 from saccade.models.sparo.components import parts_of
 from saccade.models.sparo.config import SparoConfig as SparoConfig
-from saccade.models.sparo.image_tower import ImageTower
 from saccade.models.sparo.pooling import Pooled, pool
 from saccade.models.sparo.readout import selected
-from saccade.models.sparo.text_tower import TextTower
+from saccade.models.sparo.towers import ImageTower, TextTower
 
 
-class Sparo(nn.Module):
+class Sparo(nn.Module, Family):
     """Two towers (or the image's alone), each with what pools its tokens into a code.
 
     Source: Vani et al. 2024, SPARO, section 3; the configuration names the baselines.
@@ -150,10 +148,6 @@ class Sparo(nn.Module):
         if self.config.masked:
             state["slot_mask"] = state["slot_mask"][torch.tensor(chosen)]
         return state
-
-    def fold(self) -> nn.Module:
-        """The same function with queries and key projections folded; evaluation only."""
-        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         """What a client needs to encode texts and to compare codes."""

@@ -115,8 +115,8 @@ def _by_accuracy(
     checkpoint: Checkpoint, model: "Sparo", options: SelectOptions
 ) -> tuple[list[int], tuple[float, ...]]:
     from saccade.models.data.datasets import load_data
+    from saccade.models.sparo.codes import image_slots, text_slots
     from saccade.models.sparo.ranking import rank_slots
-    from saccade.models.sparo.training.scenes import image_slots, text_slots
 
     data = load_data(options.data, "validation", preprocessing=checkpoint.preprocessing)
     written = prompts(data.class_names, _templates(model, options))
@@ -145,18 +145,19 @@ def _true_and_false(
     model: "Sparo", options: SelectOptions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes of images, of their sentences and of false ones; shapes [n l v] each."""
+    from saccade.models.data.captions import captioned
     from saccade.models.data.shapes import scenes
-    from saccade.models.sparo.training.scenes import image_slots, text_slots, told
+    from saccade.models.sparo.codes import image_slots, text_slots
 
     if options.data != "shapes":
         raise SaccadeError(
             f"data '{options.data}' has no false sentences, which --by negatives and --masks need. "
             "Pass --data shapes, or leave them out."
         )
-    found = told(scenes("validation", _SCENES, side_px=model.config.height_px))
+    found = captioned(scenes("validation", _SCENES, side_px=model.config.height_px))
     images = image_slots(model, found.images)[found.owner]
-    true = text_slots(model, found.sentences)[found.owner]
-    return images, true, text_slots(model, found.false)
+    true = text_slots(model, found.captions)[found.owner]
+    return images, true, text_slots(model, found.negatives)
 
 
 def _masked(model: "Sparo", options: SelectOptions) -> tuple[np.ndarray, tuple[float, ...]]:

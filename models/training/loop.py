@@ -3,6 +3,7 @@
 
 import csv
 import io
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -17,15 +18,75 @@ from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
 from saccade.files import write_atomically
+from saccade.json_text import parse_json
+from saccade.models.torch_file import load_torch
 from saccade.models.training.options import TrainOptions
-from saccade.models.training.state import (
-    generator_state,
-    read_state,
-    restore_generator,
-    write_state,
-)
 from saccade.models.training.task import Recipe, Task
 from saccade.progress import Advance, progress
+
+VERSION = 1
+
+
+def write_state(path: Path, state: dict[str, Any], run: dict[str, Any]) -> None:
+    """Tensors, numbers and texts of a run, and which run it is.
+
+    Raises: SaccadeError if the file cannot be written.
+    """
+    data = io.BytesIO()
+    torch.save({"version": VERSION, "run": _text(run), "state": state}, data)
+    write_atomically(path, data.getvalue())
+
+
+def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """The state of that same run; nothing in the file is executed.
+
+    Raises: SaccadeError if it is missing, damaged, or of a run with other options.
+    """
+    if not path.exists():
+        raise SaccadeError(
+            f"{path}: no such file, so there is no interrupted run to continue "
+            "(a state is kept from the first minute on). Leave --resume out to start one."
+        )
+    try:
+        found = load_torch(path)
+        version, written, state = found["version"], parse_json(found["run"]), found["state"]
+        if not (isinstance(written, dict) and isinstance(state, dict)):
+            raise ValueError("no run with its state")
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise SaccadeError(
+            f"{path}: found a damaged file, expected the state of an interrupted run. "
+            "Delete it and train again without --resume."
+        ) from error
+    if version != VERSION:
+        raise SaccadeError(
+            f"{path}: found state version {version}, expected {VERSION}. "
+            "Resume with the saccade that wrote it, or start again with --force."
+        )
+    wanted = json.loads(_text(run))
+    differing = sorted(
+        key for key in written.keys() | wanted.keys() if written.get(key) != wanted.get(key)
+    )
+    if differing:
+        raise SaccadeError(
+            f"{path}: the state is of another run: {', '.join(differing)} differ. Give the options "
+            "of the interrupted run (but --threads and --force), or start again with --force."
+        )
+    return state
+
+
+def generator_state(rng: np.random.Generator) -> str:
+    """The state of a NumPy generator as text."""
+    return json.dumps(rng.bit_generator.state)
+
+
+def restore_generator(rng: np.random.Generator, text: str) -> None:
+    """The inverse of `generator_state`."""
+    rng.bit_generator.state = json.loads(text)
+
+
+def _text(run: dict[str, Any]) -> str:
+    return json.dumps(run, sort_keys=True, default=repr)
+
 
 SAVE_EVERY_S = 60.0  # from one kept state to the next
 VALIDATIONS, ROWS = 10, 100  # of a run: scores where the recipe does not say, and rows of the log
@@ -109,7 +170,7 @@ class Run:
         self.task, self.options, self.recipe = task, options, recipe
         self.device = torch.device(options.device)
         task.model.to(self.device).train()
-        self.auxiliary: nn.Module | None = getattr(task, "auxiliary", None)
+        self.auxiliary: nn.Module | None = task.auxiliary
         named = list(task.model.named_parameters())
         if self.auxiliary is not None:
             named += list(self.auxiliary.to(self.device).train().named_parameters())
@@ -215,10 +276,7 @@ class Run:
             state["auxiliary"] = self.auxiliary.state_dict()
         if self.average is not None:
             state["average"] = (self.average.updates, self.average.weights)
-        remember = getattr(self.task, "state", None)
-        if remember is not None:
-            state["task"] = remember()
-        return state
+        return state | {"task": self.task.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become the run that `state` was taken from."""
@@ -237,9 +295,7 @@ class Run:
         if self.average is not None:
             self.average.updates, weights = state["average"]
             self.average.weights = moved(weights, self.device)
-        remember = getattr(self.task, "restore", None)
-        if remember is not None:
-            remember(state["task"])
+        self.task.restore(state.get("task", {}))
 
 
 def moved(batch: Any, device: torch.device) -> Any:

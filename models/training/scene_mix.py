@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.models.data.shapes import scenes
+from saccade.models.training.options import TrainOptions
+from saccade.models.training.task import Task
 
 # In a recipe's `extra`, beside `scenes`: scenes of several objects, drawn once.
 MIX: dict[str, Any] = {
@@ -45,6 +48,31 @@ class SceneMix:
         )
 
 
-def sha256_of_images(images: np.ndarray) -> str:
-    """Of their bytes, in order, in hexadecimal."""
+class SceneTask(Task):
+    """A `training.task.Task` on scenes of shapes, with those of a fixed draw to validate on."""
+
+    data = "shapes"
+
+    def draw(self, side_px: int, held_out: int) -> None:
+        """Scenes to learn from, and so many to validate on."""
+        self.training = SceneMix(self.recipe.extra, side_px)
+        self.validation = scenes("validation", held_out, side_px=side_px)
+        self.data_sha256 = {
+            "train": _sha256(self.training.images),
+            "validation": _sha256(self.validation.images),
+        }
+
+
+def check_data(options: TrainOptions, what: str) -> None:
+    """Stop where data of the user's own is given, of which there is `what` for scenes only.
+
+    Raises: SaccadeError.
+    """
+    if options.data not in (None, "shapes"):
+        raise SaccadeError(
+            f"--data {options.data}: {what} are made for 'shapes' only. Leave --data out."
+        )
+
+
+def _sha256(images: np.ndarray) -> str:
     return hashlib.sha256(images.tobytes()).hexdigest()

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a family brings to the training loop."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from saccade.models.preprocessing import Preprocessing
+
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,66 +38,65 @@ class Recipe:
     extra: Mapping[str, Any] = field(default_factory=dict)  # what only this family's task reads
 
 
-class Task(Protocol):
+class Task(ABC):
     """A model being trained: its batches, its loss, its score, its checkpoint.
 
     The loop calls `batch`, then `loss`, with steps from 0; randomness comes from the generator
     that `batch` is given and from torch's own, so that a resumed run goes on as the uninterrupted
     one would have. `task(options)` runs with torch's generator seeded.
-
-    A task may have more, and the loop uses it: `auxiliary`, a module that is trained beside the
-    model and left out of the checkpoint; `state()` and `restore(state)`, what else it remembers
-    from step to step (dicts and lists of tensors, numbers and texts); `report()`, the scores for
-    the card where they are more than `validate` gives; `card`, a mapping that the card takes over.
     """
 
-    @property
-    def family(self) -> str:
-        """As a checkpoint names it."""
-        ...
+    family: str  # as a checkpoint names it
+    model: Any  # what is trained; it has `config`
+    recipe: Recipe  # with the options' changes in it
+    data: str  # the name of the data, for the card
+    data_sha256: Mapping[str, str]  # by split
+    labels: tuple[str, ...] = ()  # of the classes or answers
+    card: Mapping[str, Any] = {}
+    auxiliary: Any = None  # a module trained beside the model, left out of the checkpoint
 
-    @property
-    def model(self) -> "nn.Module":
-        """What is trained; it has `config`."""
-        ...
-
-    @property
-    def recipe(self) -> Recipe:
-        """With the options' changes in it."""
-        ...
-
-    @property
-    def data(self) -> str:
-        """The name of the data, for the card."""
-        ...
-
-    @property
-    def data_sha256(self) -> Mapping[str, str]:
-        """By split."""
-        ...
-
+    @abstractmethod
     def batch(self, step: int, rng: np.random.Generator) -> Any:
         """One training batch (a tensor, or tuples, lists and dicts of them), on the CPU.
 
         The loop brings it to the model's device.
         """
-        ...
 
+    @abstractmethod
     def loss(self, batch: Any, step: int) -> "Tensor":
         """The scalar to lower; the model is in training mode."""
-        ...
 
+    @abstractmethod
     def validate(self) -> dict[str, float]:
         """Scores on validation data, the one that chooses the best step first; higher is better.
 
         The model is in evaluation mode, without gradients, its weights those to be saved.
         """
-        ...
 
-    def finish(self) -> None:
+    @abstractmethod
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Samples of what the model was trained on, as `checkpoint.Checkpoint` has them."""
+
+    def finish(self) -> None:  # noqa: B027  most families need nothing
         """Whatever the chosen weights still need, such as an order of modules."""
-        ...
+
+    def report(self) -> dict[str, float]:
+        """The scores for the card."""
+        return self.validate()
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers from step to step: dicts and lists of tensors, numbers and texts."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """The inverse of `state`."""
 
     def saved(self) -> dict[str, Any]:
         """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
-        ...
+        config, calibration = self.model.config, self.calibration()
+        return {
+            "config": config.to_dict(),
+            "preprocessing": Preprocessing.of(config) if "image" in calibration else None,
+            "labels": self.labels,
+            "calibration": calibration,
+        }

@@ -68,10 +68,9 @@ def _run(task: Task, options: TrainOptions) -> Checkpoint:
     from saccade.models.training.loop import fit
 
     fitted = fit(task, options)
-    report = getattr(task, "report", task.validate)
     with torch.no_grad():
         task.finish()
-        scores = report()
+        scores = task.report()
     task.model.cpu()
     return save(
         options.out,
@@ -101,7 +100,7 @@ def _card(
         "about_minutes": min(ABOUT_MINUTES, key=lambda each: abs(each - fitted.seconds / 60)),
         "versions": {name: version(name) for name in ("saccade", "torch", "numpy", "safetensors")}
         | {"python": platform.python_version()},
-    } | dict(getattr(task, "card", {}))
+    } | dict(task.card)
 
 
 def _device(options: TrainOptions) -> str:

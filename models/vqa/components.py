@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the file of a question-answering network takes and answers, and what a client must know."""
+"""What the file of a question-answering network takes and answers."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from saccade.models.budget import Budget
-from saccade.models.interface import Law, Part, Setting, TensorSpec, only_setting
+from saccade.models.interface import Law, Part, TensorSpec
 from saccade.models.layers.attention_invariants import no_excess, same_support, sums_to_one
 from saccade.models.vqa.config import VQAConfig
-from saccade.models.vqa.questions import question_tokens as question_tokens
 
-_WHOLE = Setting("b1000", Budget(1), 1, 1, "model")
 _ZERO_ROW_SHARE = 0.05  # of random features
 
 
@@ -108,31 +105,3 @@ def _laws(config: VQAConfig) -> Mapping[str, Law]:
     if _has_bound(config):
         laws["tvmax_bound"] = no_excess
     return laws
-
-
-def vqa_settings() -> tuple[Setting, ...]:
-    """There is nothing that a budget could leave out."""
-    return (_WHOLE,)
-
-
-def vqa_setting(text: str) -> Setting:
-    """The whole model.
-
-    Raises: SaccadeError for anything else.
-    """
-    return only_setting(text, _WHOLE, "a network that answers questions")
-
-
-def vqa_facts(config: VQAConfig) -> dict[str, Any]:
-    """How a question becomes tokens, and what is seen."""
-    return {
-        "words": list(config.words),
-        "vocabulary": config.vocabulary,
-        "tokens": config.tokens,
-        "question_length": config.question_length,
-        "grid": list(config.grid) if config.has_grid else None,
-        "boxes": config.boxes if config.has_boxes else 0,
-        "features": config.features,
-        "layout": config.layout,
-        "attention": config.attention if config.has_grid else config.box_attention,
-    }

@@ -2,28 +2,21 @@
 """Everything that is decided about a network that answers questions on images."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from saccade.models.config_values import ConfigValues
+from saccade.schema import Count, Natural, NonNegative, Positive, Range
 
 SOURCE = "Martins et al. 2020, Sparse and Structured Visual Attention"
-SPARSE = ("softmax", "sparsemax")
-CHOICES = {
-    "image": ("grid", "boxes", "both"),
-    "features": ("image", "given"),
-    "layout": ("grid", "flat"),
-    "attention": (*SPARSE, "tvmax"),
-    "box_attention": SPARSE,
-    "self_attention": SPARSE,
-    "solver": ("exact", "authors"),
-    "norm": ("variance", "spread"),
-    "answer": ("softmax", "sigmoid"),
-    "vocabulary": ("words", "listed"),
-}
-COUNTS = (
-    *("height_px", "width_px", "channels", "feature_dim", "tokens", "question_length"),
-    *("word_dim", "dim", "heads", "layers", "hidden", "pool_hidden", "pool_dim", "answers"),
-    *("max_iterations", "rounds"),
-)
+Image = Literal["grid", "boxes", "both"]
+Features = Literal["image", "given"]
+Layout = Literal["grid", "flat"]
+Attention = Literal["softmax", "sparsemax", "tvmax"]
+Sparse = Literal["softmax", "sparsemax"]
+Solver = Literal["exact", "authors"]
+Norm = Literal["variance", "spread"]
+Answer = Literal["softmax", "sigmoid"]
+Vocabulary = Literal["words", "listed"]
 
 
 @dataclass(frozen=True)
@@ -42,62 +35,50 @@ class VQAConfig(ConfigValues):
     layer_counts = ("layers",)
     round_counts = ("rounds",)
 
-    image: str = "grid"  # what is looked at; both: two decoders, one for each
-    features: str = "image"  # pixels for the small encoder here, or features of another network
-    layout: str = "grid"  # given grid features: [b H W c], or padded rows [b rows c]
-    height_px: int = 48
-    width_px: int = 48
-    channels: int = 3
+    image: Image = "grid"  # what is looked at; both: two decoders, one for each
+    # pixels for the small encoder here, or features of another network
+    features: Features = "image"
+    layout: Layout = "grid"  # given grid features: [b H W c], or padded rows [b rows c]
+    height_px: Count = 48
+    width_px: Count = 48
+    channels: Count = 3
     mean: tuple[float, ...] = (0.47, 0.47, 0.47)  # per channel, of pixels scaled to [0, 1]
     std: tuple[float, ...] = (0.16, 0.16, 0.16)
-    grid: tuple[int, int] = (8, 8)  # the largest height and width
-    rows: int = 0  # of the padded layout; a grid's first height x width rows are its cells
-    feature_dim: int = 64  # of a cell
-    boxes: int = 0  # at most so many in an image
-    box_dim: int = 0
-    tokens: int = 64  # ids of the vocabulary
+    grid: tuple[Count, Count] = (8, 8)  # the largest height and width
+    rows: Natural = 0  # of the padded layout; a grid's first height x width rows are its cells
+    feature_dim: Count = 64  # of a cell
+    boxes: Natural = 0  # at most so many in an image
+    box_dim: Natural = 0
+    tokens: Count = 64  # ids of the vocabulary
     words: tuple[str, ...] = ()  # none: the caller makes the ids
-    vocabulary: str = "words"  # word_tokens.WordVocabulary; listed: a word's place is its id
-    question_length: int = 20
-    word_dim: int = 32
-    dim: int = 64
-    heads: int = 4
-    layers: int = 2  # of the encoder and of each decoder
-    hidden: int = 128  # of the feed-forward layers
-    pool_hidden: int = 64  # of the two layers that score words, cells and boxes
-    pool_dim: int = 128
-    answers: int = 10
-    dropout: float = 0.1
-    attention: str = "sparsemax"  # the output attention over cells
-    box_attention: str = "sparsemax"  # the output attention over boxes
-    self_attention: str = "softmax"  # in the decoders
-    lam: float = 0.01  # of TVMAX, for 1/2 ||p - z||^2 + lam TV(p)
-    tolerance: float = 1e-6
-    max_iterations: int = 2000
-    solver: str = "exact"  # of TVMAX; authors: `rounds` of alternating chains at most
-    rounds: int = 35
-    stop: float = 0.01  # the authors' rounds end where columns and rows differ by less
-    norm: str = "variance"  # spread: divided by the unbiased deviation plus eps
-    eps: float = 1e-5
-    answer: str = "softmax"  # probabilities; sigmoid: of each answer by itself
-    seed: int = 0
+    vocabulary: Vocabulary = "words"  # word_tokens.WordVocabulary; listed: a word's place is its id
+    question_length: Count = 20
+    word_dim: Count = 32
+    dim: Count = 64
+    heads: Count = 4
+    layers: Count = 2  # of the encoder and of each decoder
+    hidden: Count = 128  # of the feed-forward layers
+    pool_hidden: Count = 64  # of the two layers that score words, cells and boxes
+    pool_dim: Count = 128
+    answers: Count = 10
+    dropout: Annotated[float, Range(0, 1, below=True)] = 0.1
+    attention: Attention = "sparsemax"  # the output attention over cells
+    box_attention: Sparse = "sparsemax"  # the output attention over boxes
+    self_attention: Sparse = "softmax"  # in the decoders
+    lam: NonNegative = 0.01  # of TVMAX, for 1/2 ||p - z||^2 + lam TV(p)
+    tolerance: Positive = 1e-6
+    max_iterations: Count = 2000
+    solver: Solver = "exact"  # of TVMAX; authors: `rounds` of alternating chains at most
+    rounds: Count = 35
+    stop: NonNegative = 0.01  # the authors' rounds end where columns and rows differ by less
+    norm: Norm = "variance"  # spread: divided by the unbiased deviation plus eps
+    eps: Positive = 1e-5
+    answer: Answer = "softmax"  # probabilities; sigmoid: of each answer by itself
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
         self._check_types()
-        for name, choices in CHOICES.items():
-            self._expect(name, getattr(self, name) in choices, " or ".join(choices))
-        for name in COUNTS:
-            self._expect(name, _is_count(getattr(self, name), 1), "a whole number of at least 1")
-        for name in ("rows", "boxes", "box_dim", "seed"):
-            self._expect(name, _is_count(getattr(self, name), 0), "a whole number of at least 0")
-        two = len(self.grid) == 2 and all(_is_count(each, 1) for each in self.grid)
-        self._expect("grid", two, "height and width, each at least 1")
         self._expect("heads", self.dim % self.heads == 0, f"a divisor of dim ({self.dim})")
-        for name in ("lam", "stop"):
-            self._expect(name, 0 <= getattr(self, name) < float("inf"), "at least 0 and finite")
-        for name in ("tolerance", "eps"):
-            self._expect(name, 0 < getattr(self, name) < float("inf"), "above 0 and finite")
-        self._expect("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
         self._check_image()
         self._check_words()
 
@@ -144,10 +125,6 @@ class VQAConfig(ConfigValues):
                 side //= factor
                 found.append(factor)
         return tuple(found)
-
-
-def _is_count(value: object, smallest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
 
 
 def _without_factors(number: int, factors: tuple[int, ...]) -> int:

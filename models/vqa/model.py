@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting
-from saccade.models.vqa.components import vqa_facts, vqa_part, vqa_setting, vqa_settings
-from saccade.models.vqa.config import VQAConfig as VQAConfig
-from saccade.models.vqa.features import ImageCells
+from saccade.models.interface import Family, Part
+from saccade.models.layers.pixels import check_image
+from saccade.models.vqa.components import vqa_part
+from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.image_attention import GridPlaces, check_sizes, grid_attention
 from saccade.models.vqa.mcan import (
     DecoderLayer,
@@ -21,8 +21,63 @@ from saccade.models.vqa.mcan import (
     attention_weights,
 )
 
+_GROUPS, _POSITION_STD = 4, 0.02
 
-class VQA(nn.Module):
+
+class ImageCells(nn.Module):
+    """Convolutions down to the grid, each step down followed by one that stays; a position.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> [b (H W) feature_dim].
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: VQAConfig) -> None:
+        super().__init__()
+        self.size = (config.height_px, config.width_px, config.channels)
+        self.register_buffer("mean", torch.tensor(config.mean), persistent=False)
+        self.register_buffer("std", torch.tensor(config.std), persistent=False)
+        layers: list[nn.Conv2d] = []
+        before = config.channels
+        for stride, width in zip(config.strides, _widths(config), strict=True):
+            layers.append(
+                nn.Conv2d(before, width, 5 if not layers else 3, stride, 2 - bool(layers))
+            )
+            layers.append(nn.Conv2d(width, width, 3, padding=1))
+            before = width
+        self.layers = nn.ModuleList(layers)
+        self.norms = nn.ModuleList(nn.GroupNorm(_GROUPS, each.out_channels) for each in layers)
+        for layer in layers:
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        cells = config.grid[0] * config.grid[1]
+        self.position = nn.Parameter(_POSITION_STD * torch.randn(cells, config.feature_dim))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.content(image) + self.position
+
+    def content(self, image: Tensor) -> Tensor:
+        """The cells without their position."""
+        check_image(image, self.size)
+        x = ((image.to(self.mean.dtype) / 255 - self.mean) / self.std).permute(0, 3, 1, 2)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = F.relu(norm(layer(x)))
+        return x.flatten(2).mT
+
+
+def _widths(config: VQAConfig) -> list[int]:
+    """Channels double with each step down to those of a cell; all in whole groups."""
+    last = len(config.strides) - 1
+    return [
+        config.feature_dim
+        if step == last
+        else max(2 * _GROUPS, (config.feature_dim >> (last - step)) // _GROUPS * _GROUPS)
+        for step in range(last + 1)
+    ]
+
+
+class VQA(nn.Module, Family):
     """An encoder of the question, a decoder of what is seen that the question guides, a head.
 
     `details` takes what the configuration says: question [b t] (0 pads) with image [b h w c]
@@ -143,28 +198,20 @@ class VQA(nn.Module):
         """One part: what is asked and seen comes in, the answer goes out."""
         return (vqa_part(self),)
 
-    def settings(self) -> tuple[Setting, ...]:
-        """The whole model is the only variant."""
-        return vqa_settings()
-
-    def setting(self, text: str) -> Setting:
-        """The whole model, as 1, b1000 or whole.
-
-        Raises: SaccadeError for any other text.
-        """
-        return vqa_setting(text)
-
-    def at(self, setting: Setting) -> "VQA":
-        """This model."""
-        return self
-
-    def fold(self) -> nn.Module:
-        """The same function with everything folded that is constant in evaluation."""
-        return folded(self)
-
     def facts(self) -> dict[str, Any]:
-        """What a client needs to put a question."""
-        return vqa_facts(self.config)
+        """How a question becomes tokens, and what is seen."""
+        config = self.config
+        return {
+            "words": list(config.words),
+            "vocabulary": config.vocabulary,
+            "tokens": config.tokens,
+            "question_length": config.question_length,
+            "grid": list(config.grid) if config.has_grid else None,
+            "boxes": config.boxes if config.has_boxes else 0,
+            "features": config.features,
+            "layout": config.layout,
+            "attention": config.attention if config.has_grid else config.box_attention,
+        }
 
 
 def answered(logits: Tensor, found: dict[str, Tensor], config: VQAConfig) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ _LISTED_UNKNOWN = 1  # the id that the authors' vocabularies give to any other w
 
 
 def question_tokens(facts: Mapping[str, Any], text: str, *, truncate: bool = False) -> np.ndarray:
-    """A question as the model was taught to read it; `facts` are those of `vqa_facts`.
+    """A question as the model was taught to read it; `facts` are those of `VQA.facts`.
 
     Shapes: -> [question_length] int64.
     Raises: SaccadeError if there is no vocabulary, no word, or more words than fit.

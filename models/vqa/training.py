@@ -2,6 +2,7 @@
 """A network that learns to answer questions on scenes of shapes."""
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,10 @@ from saccade.models.data.questions import (
     Question,
     questions,
 )
-from saccade.models.data.shapes import scenes
 from saccade.models.families import new_model
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.attention import zero_share
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.scene_mix import MIX, SceneMix, sha256_of_images
+from saccade.models.training.scene_mix import MIX, SceneTask, check_data
 from saccade.models.training.task import Recipe
 from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.model import VQA
@@ -47,12 +46,9 @@ QUICK = Recipe(
     extra=EXTRA,
     validate_every=150,
 )
-SHIPPED = Recipe(
+SHIPPED = replace(
+    QUICK,
     steps=3_500,
-    batch=32,
-    learning_rate=1e-3,
-    weight_decay=0.01,
-    config={"dropout": 0.0},
     warm_up_steps=200,
     ema=0.998,
     extra={**EXTRA, "scenes": 20_000, "singles": 5_000},
@@ -65,11 +61,7 @@ def task(options: TrainOptions) -> "VQATask":
 
     Raises: SaccadeError if the data or the configuration cannot be used.
     """
-    if options.data not in (None, "shapes"):
-        raise SaccadeError(
-            f"--data {options.data}: questions with answers are made for 'shapes' only. "
-            "Leave --data out."
-        )
+    check_data(options, "questions with answers")
     return VQATask(options)
 
 
@@ -87,11 +79,11 @@ def answer_loss(logits: Tensor, answers: Tensor, kind: str) -> Tensor:
     return summed / len(logits)
 
 
-class VQATask:
+class VQATask(SceneTask):
     """A `training.task.Task`: the one right answer, by the loss that fits `config.answer`."""
 
-    family = "vqa"
-    data = "shapes"
+    family, labels = "vqa", ANSWERS
+    model: VQA
 
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
@@ -109,15 +101,10 @@ class VQATask:
                 "shapes are square images. Expected features image, height_px equal to width_px."
             )
         self.model = new_model(VQA, config)
-        extra, side = self.recipe.extra, config.height_px
-        self.training = SceneMix(extra, side)
-        self.validation = scenes("validation", extra["report_scenes"], side_px=side)
+        extra = self.recipe.extra
+        self.draw(config.height_px, extra["report_scenes"])
         rng = np.random.default_rng(0)
         self.asked = [questions(each, rng, extra["questions"]) for each in self.validation.objects]
-        self.data_sha256 = {
-            "train": sha256_of_images(self.training.images),
-            "validation": sha256_of_images(self.validation.images),
-        }
         self.card = {
             "validation_images": extra["report_scenes"],
             "validation_questions": sum(map(len, self.asked)),
@@ -184,24 +171,13 @@ class VQATask:
             zero.append(zero_share(found["attention"].float().cpu().numpy()))
         return np.concatenate(right), np.concatenate(zero)
 
-    def finish(self) -> None:
-        """Nothing: the weights are all there is."""
-
-    def saved(self) -> dict[str, Any]:
-        """Keyword arguments of `checkpoint.save` but path, family, weights and card."""
-        config = self.model.config
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Validation scenes with one question each."""
         asked = [each[:1] for each in self.asked[:CALIBRATION_IMAGES]]
         tensors = self._tensors(self.validation.images[:CALIBRATION_IMAGES], asked)
         tokens = F.pad(tensors["question"], (0, QUESTION_TOKENS - tensors["question"].shape[1]))
         return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(
-                config.height_px, config.width_px, config.channels, config.mean, config.std
-            ),
-            "labels": ANSWERS,
-            "calibration": {
-                "image": self.validation.images[:CALIBRATION_IMAGES],
-                "question": tokens.numpy(),
-                "labels": tensors["answers"].numpy(),
-            },
+            "image": self.validation.images[:CALIBRATION_IMAGES],
+            "question": tokens.numpy(),
+            "labels": tensors["answers"].numpy(),
         }

@@ -11,38 +11,49 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.plugins.contract import Op
 from saccade.plugins.native import library
+from saccade.plugins.sparsemax.contract import sparsemax
+from saccade.plugins.svpn.contract import svpn
+from saccade.plugins.svpn_fast.contract import svpn_fast
+from saccade.plugins.tvmax.contract import masked_tvmax
 
-# SACCADE_INTERFACE of saccade_ops.h, whose signatures stand below.
+# SACCADE_INTERFACE of saccade_ops.h.
 INTERFACE = 1
-# Element types with ONNX's numbers, and the bytes of an element.
+# Element types with ONNX's numbers.
 CODES = {"float32": 1, "float16": 10, "float64": 11}
-_BYTES = {1: 4, 10: 2, 11: 8}
 # A second thread pays for itself from here: about 0.3 ms of sparsemax.
 _ELEMENTS_A_THREAD = 1 << 19
-# What an element of the other ops costs, in elements of sparsemax.
-_TVMAX_COST, _SVPN_COST, _SVPN_FAST_COST = 256, 16, 4
 # Kernels may hold up to this many items side by side in vector lanes.
 _LANES = 16
 # Where no library stood, another look is taken after this long: it may be built by then.
 _LOOK_AGAIN_S = 1.0
 
 _NUMBER, _WHOLE, _ADDRESS = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p
-# Addresses, then the count of items and the other numbers, by function.
-_SIGNATURES: dict[str, tuple[int, list[Any]]] = {
-    "sparsemax": (2, [_WHOLE] * 2),
-    "sparsemax_backward": (3, [_WHOLE] * 2),
-    "tvmax": (5, [_WHOLE] * 3 + [_NUMBER] * 2 + [_WHOLE]),
+
+
+def _signature(op: Op, *, more: int = 0) -> tuple[int, list[Any]]:
+    """How many addresses; then the count of items, the axes of one, and the attributes."""
+    axes = len(op.inputs[0].axes.split()) - 1
+    kinds = [_NUMBER if each.kind is float else _WHOLE for each in op.attributes.values()]
+    return len(op.inputs) + len(op.outputs) + more, [_WHOLE] * (1 + axes) + kinds
+
+
+# By function of saccade_ops.h.
+_SIGNATURES = {
+    "sparsemax": _signature(sparsemax),
+    "sparsemax_backward": _signature(sparsemax, more=1),
+    "tvmax": _signature(masked_tvmax, more=1),
     "tvmax_backward": (4, [_WHOLE] * 2),
-    "svpn": (2, [_WHOLE] * 3 + [_NUMBER]),
-    "svpn_fast": (3, [_WHOLE] * 3 + [_NUMBER] + [_WHOLE] * 2 + [_NUMBER]),
+    "svpn": _signature(svpn),
+    "svpn_fast": _signature(svpn_fast),
 }
 
 _switched_on: ContextVar[bool] = ContextVar("kernels", default=True)
 
 
 class Kernels:
-    """Every kernel of one library. Addresses and numbers are those of saccade_ops.h.
+    """Every kernel of one library.
 
     Items are split into ranges for at most `threads` threads; an answer does not depend on it.
     """
@@ -77,86 +88,38 @@ class Kernels:
         chosen = None if name is None else name.encode()
         return bool(self._library.saccade_choose_target(chosen) == 0)
 
-    def sparsemax(self, code: int, z: int, p: int, rows: int, n: int, threads: int = 1) -> None:
-        size = n * _BYTES[code]
-        self._run("sparsemax", code, (z, p), (size, size), rows, (n,), n, threads)
-
-    def sparsemax_backward(
-        self, code: int, p: int, gradient: int, out: int, rows: int, n: int, threads: int = 1
-    ) -> None:
-        size = n * _BYTES[code]
-        addresses = (p, gradient, out)
-        self._run("sparsemax_backward", code, addresses, (size,) * 3, rows, (n,), n, threads)
-
-    def tvmax(
-        self,
-        code: int,
-        addresses: tuple[int, int | None, int, int, int | None],
-        shape: tuple[int, int, int],
-        attributes: tuple[float, float, int],
-        threads: int = 1,
-    ) -> None:
-        """Addresses: z, sizes or None, p, error, groups or None. Shape: grids, h, w."""
-        grids, h, w = shape
-        size = h * w * _BYTES[code]
-        numbers = (h, w, *attributes)
-        strides = (size, 16, size, 4, 4 * h * w)
-        self._run("tvmax", code, addresses, strides, grids, numbers, h * w * _TVMAX_COST, threads)
-
-    def tvmax_backward(
-        self, code: int, addresses: tuple[int, int, int, int], grids: int, cells: int, threads: int
-    ) -> None:
-        """Addresses: p, groups, gradient, out."""
-        size = cells * _BYTES[code]
-        strides = (size, 4 * cells, size, size)
-        self._run("tvmax_backward", code, addresses, strides, grids, (cells,), cells, threads)
-
-    def svpn(
-        self, code: int, q: int, y: int, shape: tuple[int, int, int], alpha: float, threads: int = 1
-    ) -> None:
-        """Shape: matrices, m, n."""
-        count, m, n = shape
-        size = m * n * _BYTES[code]
-        work = m * n * min(m, n) * _SVPN_COST
-        self._run("svpn", code, (q, y), (size, size), count, (m, n, alpha), work, threads)
-
-    def svpn_fast(
-        self,
-        code: int,
-        addresses: tuple[int, int, int],
-        shape: tuple[int, int, int],
-        attributes: tuple[float, int, int, float],
-        threads: int = 1,
-    ) -> None:
-        """Addresses: q, v0, y. Shape: matrices, m, n."""
-        count, m, n = shape
-        size = m * n * _BYTES[code]
-        _, singular_values, iterations, _ = attributes
-        steps = (singular_values or min(m, n)) * iterations
-        numbers = (m, n, *attributes)
-        work = m * n * steps * _SVPN_FAST_COST
-        self._run("svpn_fast", code, addresses, (size, 0, size), count, numbers, work, threads)
-
-    def _run(
+    def run(
         self,
         name: str,
         code: int,
-        addresses: Sequence[int | None],
-        strides: Sequence[int],
+        tensors: Sequence[Any],
         count: int,
         numbers: Sequence[float],
-        work_an_item: int,
-        threads: int,
+        *,
+        work: int,
+        threads: int = 1,
+        shared: Sequence[int] = (),
     ) -> None:
+        """The function of saccade_ops.h of that name, with its buffers in their order.
+
+        `tensors` are dense, of torch, None for one that is left out; each holds `count` items, one
+        after the other, but for those that `shared` numbers; `code` is their type's. `numbers` are
+        an item's axes and the attributes, `work` is what an item costs, in elements of sparsemax.
+        """
         function = self._functions[name]
-        work = count * work_an_item
-        if threads == 1 or work < 2 * _ELEMENTS_A_THREAD or count < 2 * _LANES:
+        addresses = [None if each is None else each.data_ptr() for each in tensors]
+        whole = count * work
+        if threads == 1 or whole < 2 * _ELEMENTS_A_THREAD or count < 2 * _LANES:
             status = function(code, *addresses, count, *numbers, None)
             if status:
                 self._check(name, status)
             return
-        parts = min(threads, work // _ELEMENTS_A_THREAD, count // _LANES)
+        parts = min(threads, whole // _ELEMENTS_A_THREAD, count // _LANES)
         step = -(-count // (parts * _LANES)) * _LANES
+        strides = [
+            0 if each is None or i in shared else each.numel() // count * each.element_size()
+            for i, each in enumerate(tensors)
+        ]
 
         def one(first: int) -> int:
             moved = [

@@ -8,6 +8,7 @@
 #include "../svpn/kernel.cuh"
 #include "../svpn_fast/kernel.cuh"
 #include "../tvmax/kernel.cuh"
+#include "contracts.hpp"
 
 namespace {
 
@@ -62,8 +63,7 @@ size_t saccade_cuda_tvmax_workspace_bytes(int64_t grids, int64_t h, int64_t w) {
 int saccade_cuda_tvmax(int dtype, const void *z, const int64_t *sizes, void *p, float *error,
                        int64_t grids, int64_t h, int64_t w, float lam, float tolerance,
                        int64_t max_iterations, void *workspace, cudaStream_t stream) {
-    const bool allowed = lam >= 0 && std::isfinite(lam) && tolerance > 0 &&
-                         std::isfinite(tolerance) && max_iterations >= 1;
+    const bool allowed = saccade::kTVMax.allows({lam, tolerance, double(max_iterations)});
     if (!countable(grids, h, w) || !allowed) return cudaErrorInvalidValue;
     if (grids == 0) return cudaSuccess;
     const double reachable = tolerance < kSmallestTolerance ? kSmallestTolerance : tolerance;
@@ -80,7 +80,7 @@ size_t saccade_cuda_svpn_workspace_bytes(int64_t count, int64_t m, int64_t n) {
 
 int saccade_cuda_svpn(int dtype, const void *q, void *y, int64_t count, int64_t m, int64_t n,
                       float alpha, void *workspace, cudaStream_t stream) {
-    if (!countable(count, m, n) || !(alpha > 0) || alpha > 1) return cudaErrorInvalidValue;
+    if (!countable(count, m, n) || !saccade::kSvPN.allows({alpha})) return cudaErrorInvalidValue;
     if (count == 0 || m == 0 || n == 0) return cudaSuccess;
     return of_type(dtype, [&](auto type) {
         return cuda::svpn(type.in(q), type.out(y), count, m, n, alpha, workspace, stream);
@@ -95,8 +95,8 @@ int saccade_cuda_svpn_fast(int dtype, const void *q, const void *v0, void *y, in
                            int64_t m, int64_t n, float alpha, int64_t singular_values,
                            int64_t iterations, float epsilon, void *workspace,
                            cudaStream_t stream) {
-    const bool allowed = alpha > 0 && alpha <= 1 && singular_values >= 0 && iterations >= 1 &&
-                         epsilon >= 0 && std::isfinite(epsilon);
+    const bool allowed = saccade::kSvPNFast.allows(
+        {alpha, double(singular_values), double(iterations), epsilon});
     if (!countable(count, m, n) || !allowed) return cudaErrorInvalidValue;
     if (count == 0 || m == 0 || n == 0) return cudaSuccess;
     const cuda::SvPNFastSettings settings{alpha, singular_values, iterations, epsilon};

@@ -4,11 +4,11 @@
 #include "saccade_ops.h"
 
 #include <atomic>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 
+#include "contracts.hpp"
 #include "table.hpp"
 
 namespace {
@@ -224,8 +224,7 @@ int saccade_tvmax(int dtype, const void *z, const int64_t *sizes, void *p, float
                   double tolerance, int64_t max_iterations, const saccade_pool *pool) {
     if (!countable(grids, h, w) || h * w > std::numeric_limits<int32_t>::max() / 8)
         return SACCADE_BAD_SHAPE;
-    if (!(lam >= 0) || std::isinf(lam) || !(tolerance > 0) || std::isinf(tolerance) ||
-        max_iterations < 1)
+    if (!saccade::kTVMax.allows({lam, tolerance, double(max_iterations)}))
         return SACCADE_BAD_ATTRIBUTE;
     for (int64_t i = 0; sizes != nullptr && i < grids; ++i)
         if (sizes[2 * i] < 0 || sizes[2 * i] > h || sizes[2 * i + 1] < 0 || sizes[2 * i + 1] > w)
@@ -261,7 +260,7 @@ int saccade_tvmax_backward(int dtype, const void *p, const int32_t *groups, cons
 int saccade_svpn(int dtype, const void *q, void *y, int64_t count, int64_t m, int64_t n,
                  double alpha, const saccade_pool *pool) {
     if (!countable(count, m, n)) return SACCADE_BAD_SHAPE;
-    if (!(alpha > 0) || alpha > 1) return SACCADE_BAD_ATTRIBUTE;
+    if (!saccade::kSvPN.allows({alpha})) return SACCADE_BAD_ATTRIBUTE;
     // Sixteen matrices fill a vector of float32, one a lane.
     const int64_t per_task = (items_a_task(m * n * 16) + 15) / 16 * 16;
     return dispatch(
@@ -275,8 +274,7 @@ int saccade_svpn_fast(int dtype, const void *q, const void *v0, void *y, int64_t
                       int64_t n, double alpha, int64_t singular_values, int64_t iterations,
                       double epsilon, const saccade_pool *pool) {
     if (!countable(count, m, n)) return SACCADE_BAD_SHAPE;
-    if (!(alpha > 0) || alpha > 1 || singular_values < 0 || iterations < 1 || !(epsilon >= 0) ||
-        std::isinf(epsilon))
+    if (!saccade::kSvPNFast.allows({alpha, double(singular_values), double(iterations), epsilon}))
         return SACCADE_BAD_ATTRIBUTE;
     const saccade::SvPNFastOptions options{alpha, singular_values, iterations, epsilon};
     Scratch widened(dtype == SACCADE_FLOAT16 ? size_t(n) * sizeof(float) : 0);

@@ -198,7 +198,7 @@ ort::Status *get_output(const Kernel &kernel, ort::KernelContext *context, size_
 bool fits(const Op &op, const Tensor *inputs, size_t index) {
     const Tensor &first = inputs[0], &second = inputs[1];
     if (index == 0) return first.rank >= op.axes;
-    if (op.second == Op::kVector)
+    if (!op.has_sizes())
         return second.rank == 1 && second.shape[0] == first.shape[first.rank - 1];
     return second.rank + 1 == first.rank && second.shape[second.rank - 1] == 2 &&
            std::memcmp(first.shape, second.shape, (first.rank - 2) * sizeof(int64_t)) == 0;
@@ -277,7 +277,7 @@ ort::Status *run_kernel(void *state, ort::KernelContext *context) {
             return failed(kernel, about(kernel).add("input %s cannot be counted.", op.input[0]));
     void *error = nullptr;
     ort::Status *wrong = get_output(kernel, context, 0, first, first.rank, &buffers.answer);
-    if (wrong == nullptr && op.has_error)
+    if (wrong == nullptr && op.has_error())
         wrong = get_output(kernel, context, 1, first, leading, &error);
     if (wrong != nullptr) return wrong;
     buffers.error = static_cast<float *>(error);

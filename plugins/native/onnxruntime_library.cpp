@@ -56,7 +56,7 @@ ort::Status *infer_shapes(const ort::CustomOp *custom, ort::ShapeContext *contex
     if (wrong == nullptr && rank >= op.axes && rank <= kMostAxes &&
         is_known(api, first, shape, names, rank)) {
         wrong = ort::ShapeInferContext_SetOutputTypeShape(api)(context, 0, first);
-        if (wrong == nullptr && op.has_error)
+        if (wrong == nullptr && op.has_error())
             wrong = set_error_shape(api, context, shape, names, rank - op.axes);
     }
     if (wrong != nullptr) ort::ReleaseStatus(api)(wrong);
@@ -69,7 +69,7 @@ ort::CustomOp interface() {
     op.GetName = [](const ort::CustomOp *self) { return of(self).op->name; };
     op.GetExecutionProviderType = [](const ort::CustomOp *) -> const char * { return nullptr; };
     op.GetInputType = [](const ort::CustomOp *self, size_t index) {
-        return index == 1 && of(self).op->second == Op::kSizes ? ort::kInt64 : of(self).type;
+        return index == 1 && of(self).op->has_sizes() ? ort::kInt64 : of(self).type;
     };
     op.GetInputTypeCount = [](const ort::CustomOp *self) { return of(self).op->inputs(); };
     op.GetOutputType = [](const ort::CustomOp *self, size_t index) {

@@ -1,26 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of ops: what contract.py declares, for the runtime's side. A test compares the two.
+// How each op runs: buffers and attributes of a node, handed to the C interface.
 #include "onnxruntime_ops.hpp"
-
-#include <cmath>
 
 namespace saccade {
 namespace {
-
-const Attribute kLam{"lam", false, 0.01, "a finite number >= 0",
-                     [](double v) { return v >= 0 && std::isfinite(v); }};
-const Attribute kTolerance{"tolerance", false, 1e-6, "a finite number > 0",
-                           [](double v) { return v > 0 && std::isfinite(v); }};
-const Attribute kMaxIterations{"max_iterations", true, 2000, "a whole number >= 1",
-                               [](double v) { return v >= 1; }};
-const Attribute kAlpha{"alpha", false, 0.5, "a number in (0, 1]",
-                       [](double v) { return v > 0 && v <= 1; }};
-const Attribute kSingularValues{"singular_values", true, 1, "a whole number >= 0 (0: all)",
-                                [](double v) { return v >= 0; }};
-const Attribute kIterations{"iterations", true, 1, "a whole number >= 1",
-                            [](double v) { return v >= 1; }};
-const Attribute kEpsilon{"epsilon", false, 1e-5, "a finite number >= 0",
-                         [](double v) { return v >= 0 && std::isfinite(v); }};
 
 int run_sparsemax(int dtype, const Buffers &b, const Number *, const saccade_pool *pool) {
     return saccade_sparsemax(dtype, b.first, b.answer, b.count, b.n, pool);
@@ -43,14 +26,8 @@ int run_svpn_fast(int dtype, const Buffers &b, const Number *a, const saccade_po
 }  // namespace
 
 const Op kOps[kOpCount] = {
-    {"Sparsemax", "X [... n]", {"X", nullptr}, Op::kNone, false, 1, 0, {}, run_sparsemax},
-    {"TVMax", "Z [... h w]", {"Z", nullptr}, Op::kNone, true, 2, 3,
-     {kLam, kTolerance, kMaxIterations}, run_tvmax},
-    {"MaskedTVMax", "Z [... h w], sizes [... 2]", {"Z", "sizes"}, Op::kSizes, true, 2, 3,
-     {kLam, kTolerance, kMaxIterations}, run_tvmax},
-    {"SvPN", "Q [... m n]", {"Q", nullptr}, Op::kNone, false, 2, 1, {kAlpha}, run_svpn},
-    {"SvPNFast", "Q [... m n], v0 [n]", {"Q", "v0"}, Op::kVector, false, 2, 4,
-     {kAlpha, kSingularValues, kIterations, kEpsilon}, run_svpn_fast},
+    {kSparsemax, run_sparsemax}, {kTVMax, run_tvmax},       {kMaskedTVMax, run_tvmax},
+    {kSvPN, run_svpn},           {kSvPNFast, run_svpn_fast},
 };
 
 }  // namespace saccade

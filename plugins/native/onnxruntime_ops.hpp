@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The five ops as ONNX Runtime sees them: names, attributes with their ranges, and how each runs.
+// The five ops as ONNX Runtime sees them: their contracts, and how each runs.
 #pragma once
 
+#include "contracts.hpp"
 #include "onnxruntime_api.h"
 #include "saccade_ops.h"
 
 namespace saccade {
-
-struct Attribute {
-    const char *name;
-    bool is_whole;
-    double standard;
-    const char *allowed;
-    bool (*holds)(double);
-};
 
 // What an attribute is; `real` holds the number too where it is whole.
 struct Number {
@@ -38,22 +31,8 @@ struct Buffers {
     int64_t count, m, n;
 };
 
-struct Op {
-    static constexpr size_t kMostAttributes = 4;
-    enum Second { kNone, kSizes, kVector };
-
-    const char *name;
-    const char *shapes;  // in words, for messages
-    const char *input[2];
-    Second second;
-    bool has_error;  // a second output, float32 [...]
-    size_t axes;     // of the first input, after the leading ones
-    size_t attribute_count;
-    Attribute attribute[kMostAttributes];
+struct Op : OpContract {
     int (*run)(int dtype, const Buffers &, const Number *attributes, const saccade_pool *);
-
-    size_t inputs() const { return second == kNone ? 1 : 2; }
-    size_t outputs() const { return has_error ? 2 : 1; }
 };
 
 constexpr size_t kOpCount = 5;

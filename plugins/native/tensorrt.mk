@@ -19,7 +19,8 @@ GENCODE := $(foreach each,$(CUDA_ARCHITECTURES),-gencode arch=compute_$(each),co
 NVCCFLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra
 # The CUDA runtime is linked into the library, and its names stay inside.
 LINK := -shared -cudart static -Xlinker --exclude-libs=ALL -Xlinker --no-undefined
-KERNELS := $(wildcard $(HERE)cuda_*) $(HERE)saccade_ops.h $(wildcard $(HERE)../*/*.cuh)
+KERNELS := $(wildcard $(HERE)cuda_* $(HERE)contract*.hpp) $(HERE)saccade_ops.h \
+	$(wildcard $(HERE)../*/*.cuh)
 # In a checkout only.
 HARNESS := $(wildcard $(HERE)../../tests/native/tensorrt_harness.cpp \
 	$(HERE)../../tests/native/harness_case.hpp)
@@ -47,7 +48,8 @@ $(BUILD)/cuda_ops.o: $(HERE)cuda_ops.cu $(KERNELS)
 		{ cat $(BUILD)/ptxas.log >&2; exit 1; }
 	@$(PYTHON) $(HERE)spills.py $(BUILD)/ptxas.log
 
-$(BUILD)/tensorrt_library.o: $(HERE)tensorrt_library.cpp $(wildcard $(HERE)tensorrt_*.hpp) \
+$(BUILD)/tensorrt_library.o: $(HERE)tensorrt_library.cpp \
+		$(wildcard $(HERE)tensorrt_*.hpp $(HERE)contract*.hpp) \
 		$(HERE)cuda_ops.h $(HERE)saccade_ops.h
 	@mkdir -p $(BUILD)
 	$(NVCC) $(NVCCFLAGS) -isystem $(TENSORRT_INCLUDE_DIR) -c $< -o $@

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attributes as TensorRT carries them: fields with a default and a rule, read from whatever number
-// type they come in, and the messages about those that do not fit.
+// Attributes as TensorRT carries them: fields read from whatever number type they come in, and the
+// messages about those that do not fit the contract.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+
+#include "contracts.hpp"
 
 namespace saccade {
 namespace tensorrt {
@@ -38,49 +40,22 @@ __attribute__((format(printf, 2, 3))) inline void report(nvinfer1::IErrorRecorde
     if (logger == nullptr && recorder == nullptr) std::fprintf(stderr, "%s\n", text);
 }
 
-struct FieldRule {
-    const char *name;
-    bool whole;  // an integer
-    double otherwise;
-    const char *allowed;  // in words, for messages
-    bool (*holds)(double value);
-
-    PluginFieldType type() const {
-        return whole ? PluginFieldType::kINT64 : PluginFieldType::kFLOAT32;
-    }
-};
-
-constexpr int kMostFields = 4;
-
-inline const FieldRule kTVMaxFields[] = {
-    {"lam", false, 0.01, "a finite number >= 0",
-     [](double v) { return v >= 0 && std::isfinite(v); }},
-    {"tolerance", false, 1e-6, "a finite number > 0",
-     [](double v) { return v > 0 && std::isfinite(v); }},
-    {"max_iterations", true, 2000, "a whole number >= 1", [](double v) { return v >= 1; }},
-};
-
-inline const FieldRule kSvPNFastFields[] = {
-    {"alpha", false, 0.5, "a number in (0, 1]", [](double v) { return v > 0 && v <= 1; }},
-    {"singular_values", true, 1, "a whole number >= 0 (0: all)", [](double v) { return v >= 0; }},
-    {"iterations", true, 1, "a whole number >= 1", [](double v) { return v >= 1; }},
-    {"epsilon", false, 1e-5, "a finite number >= 0",
-     [](double v) { return v >= 0 && std::isfinite(v); }},
-};
+inline PluginFieldType type_of(const Attribute &attribute) {
+    return attribute.is_whole ? PluginFieldType::kINT64 : PluginFieldType::kFLOAT32;
+}
 
 // The values of an op's fields in the order of its rules, and the memory that TensorRT reads them
 // from when it writes an engine.
 class Values {
   public:
     // False after a message if a field is unknown or breaks its rule.
-    bool read(const char *op, const FieldRule *rules, int count,
-              const PluginFieldCollection *given) noexcept {
-        rules_ = rules;
-        count_ = count;
-        for (int i = 0; i < count; ++i) number_[i] = rules[i].otherwise;
+    bool read(const OpContract &op, const PluginFieldCollection *given) noexcept {
+        rules_ = op.attribute;
+        count_ = int(op.attribute_count);
+        for (int i = 0; i < count_; ++i) number_[i] = rules_[i].standard;
         const int fields = given == nullptr ? 0 : given->nbFields;
         for (int i = 0; i < fields; ++i)
-            if (!take(op, given->fields[i])) return false;
+            if (!take(op.name, given->fields[i])) return false;
         return true;
     }
 
@@ -89,11 +64,11 @@ class Values {
 
     const PluginFieldCollection *serialized() noexcept {
         for (int i = 0; i < count_; ++i) {
-            if (rules_[i].whole)
+            if (rules_[i].is_whole)
                 stored_[i].whole = int64_t(number_[i]);
             else
                 stored_[i].real = float(number_[i]);
-            fields_[i] = PluginField(rules_[i].name, &stored_[i], rules_[i].type(), 1);
+            fields_[i] = PluginField(rules_[i].name, &stored_[i], type_of(rules_[i]), 1);
         }
         collection_ = {count_, fields_};
         return &collection_;
@@ -111,7 +86,7 @@ class Values {
                        name, int(field.type), int(field.length));
                 return false;
             }
-            if (!rules_[i].holds(value) || (rules_[i].whole && value != std::floor(value))) {
+            if (!rules_[i].holds(value) || (rules_[i].is_whole && value != std::floor(value))) {
                 report(nullptr, "saccade::%s: %s is %g, expected %s.", op, name, value,
                        rules_[i].allowed);
                 return false;
@@ -149,14 +124,14 @@ class Values {
         }
     }
 
-    const FieldRule *rules_ = nullptr;
+    const Attribute *rules_ = nullptr;
     int count_ = 0;
-    double number_[kMostFields] = {};
+    double number_[OpContract::kMostAttributes] = {};
     union {
         float real;
         int64_t whole;
-    } stored_[kMostFields] = {};
-    PluginField fields_[kMostFields];
+    } stored_[OpContract::kMostAttributes] = {};
+    PluginField fields_[OpContract::kMostAttributes];
     PluginFieldCollection collection_{};
 };
 

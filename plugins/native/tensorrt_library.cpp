@@ -10,9 +10,9 @@ using namespace saccade::tensorrt;
 class Creator final : public nvinfer1::IPluginCreatorV3One {
   public:
     explicit Creator(const OpShell &op) noexcept : op_(op) {
-        for (int i = 0; i < op.field_count; ++i)
-            fields_[i] = PluginField(op.fields[i].name, nullptr, op.fields[i].type(), 1);
-        collection_ = {op.field_count, fields_};
+        for (size_t i = 0; i < op.attribute_count; ++i)
+            fields_[i] = PluginField(op.attribute[i].name, nullptr, type_of(op.attribute[i]), 1);
+        collection_ = {int32_t(op.attribute_count), fields_};
     }
 
     const char *getPluginName() const noexcept override { return op_.name; }
@@ -24,13 +24,13 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
     nvinfer1::IPluginV3 *createPlugin(const char *, const PluginFieldCollection *given,
                                       nvinfer1::TensorRTPhase) noexcept override {
         Values values;
-        if (!values.read(op_.name, op_.fields, op_.field_count, given)) return nullptr;
+        if (!values.read(op_, given)) return nullptr;
         return new (std::nothrow) Plugin(op_, values);
     }
 
   private:
     const OpShell &op_;
-    PluginField fields_[kMostFields];
+    PluginField fields_[OpShell::kMostAttributes];
     PluginFieldCollection collection_{};
 };
 

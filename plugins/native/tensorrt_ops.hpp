@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the five plugins differ in: names, tensors, fields, and which kernel is queued.
+// What the five plugins differ in beside their contracts: which kernel is queued.
 #pragma once
 
 #include "cuda_ops.h"
@@ -38,19 +38,11 @@ struct Call {
     Extent extent(int item_rank) const { return extent_of(in[0].dims, item_rank); }
 };
 
-// One letter a tensor: T of the first input's type (float32 or float16), f float32, i int64.
-struct OpShell {
-    const char *name;
-    const char *inputs, *outputs;
-    const char *shapes;  // for messages
-    int item_rank;       // axes that one row, grid or matrix has
-    const FieldRule *fields;
-    int field_count;
+struct OpShell : OpContract {
     size_t (*workspace)(const Extent &most);
     int (*enqueue)(const Call &call, const Values &values);
 
-    int input_count() const { return int(std::strlen(inputs)); }
-    int output_count() const { return int(std::strlen(outputs)); }
+    int item_rank() const { return int(axes); }
 };
 
 inline size_t tvmax_workspace(const Extent &most) {
@@ -94,16 +86,15 @@ inline int enqueue_svpn_fast(const Call &call, const Values &values) {
 }
 
 inline const OpShell kOps[] = {
-    {"Sparsemax", "T", "T", "X [... n]", 1, nullptr, 0,
+    {kSparsemax,
      [](const Extent &e) { return saccade_cuda_sparsemax_workspace_bytes(e.items, e.columns); },
      enqueue_sparsemax},
-    {"TVMax", "T", "Tf", "Z [... h w]", 2, kTVMaxFields, 3, tvmax_workspace, enqueue_tvmax},
-    {"MaskedTVMax", "Ti", "Tf", "Z [... h w], sizes [... 2]", 2, kTVMaxFields, 3, tvmax_workspace,
-     enqueue_masked_tvmax},
-    {"SvPN", "T", "T", "Q [... m n]", 2, kSvPNFastFields, 1,
+    {kTVMax, tvmax_workspace, enqueue_tvmax},
+    {kMaskedTVMax, tvmax_workspace, enqueue_masked_tvmax},
+    {kSvPN,
      [](const Extent &e) { return saccade_cuda_svpn_workspace_bytes(e.items, e.rows, e.columns); },
      enqueue_svpn},
-    {"SvPNFast", "TT", "T", "Q [... m n], v0 [n]", 2, kSvPNFastFields, 4,
+    {kSvPNFast,
      [](const Extent &e) {
          return saccade_cuda_svpn_fast_workspace_bytes(e.items, e.rows, e.columns);
      },

@@ -49,7 +49,7 @@ class Plugin final : public nvinfer1::IPluginV3,
     const char *getPluginVersion() const noexcept override { return kVersion; }
     const char *getPluginNamespace() const noexcept override { return kNamespace; }
 
-    int32_t getNbOutputs() const noexcept override { return op_.output_count(); }
+    int32_t getNbOutputs() const noexcept override { return int(op_.outputs()); }
 
     int32_t configurePlugin(const DynamicPluginTensorDesc *in, int32_t inputs,
                             const DynamicPluginTensorDesc *, int32_t outputs) noexcept override {
@@ -63,7 +63,7 @@ class Plugin final : public nvinfer1::IPluginV3,
                                int32_t inputs) const noexcept override {
         if (!counted(inputs, outputs)) return 1;
         for (int i = 0; i < outputs; ++i)
-            types[i] = op_.outputs[i] == 'T' ? in[0] : DataType::kFLOAT;
+            types[i] = op_.output_types[i] == 'T' ? in[0] : DataType::kFLOAT;
         return 0;
     }
 
@@ -78,7 +78,7 @@ class Plugin final : public nvinfer1::IPluginV3,
         // One error a grid: the leading axes.
         if (outputs > 1) {
             out[1] = in[0];
-            out[1].nbDims -= op_.item_rank;
+            out[1].nbDims -= op_.item_rank();
         }
         return 0;
     }
@@ -89,7 +89,7 @@ class Plugin final : public nvinfer1::IPluginV3,
         const PluginTensorDesc &asked = tensors[position].desc;
         if (asked.format != nvinfer1::TensorFormat::kLINEAR) return false;
         const char letter =
-            position < inputs ? op_.inputs[position] : op_.outputs[position - inputs];
+            position < inputs ? op_.input_types[position] : op_.output_types[position - inputs];
         if (letter == 'f') return asked.type == DataType::kFLOAT;
         if (letter == 'i') return asked.type == DataType::kINT64;
         if (position > 0) return asked.type == tensors[0].desc.type;
@@ -98,7 +98,7 @@ class Plugin final : public nvinfer1::IPluginV3,
 
     size_t getWorkspaceSize(const DynamicPluginTensorDesc *in, int32_t,
                             const DynamicPluginTensorDesc *, int32_t) const noexcept override {
-        return op_.workspace(extent_of(in[0].max, op_.item_rank));
+        return op_.workspace(extent_of(in[0].max, op_.item_rank()));
     }
 
     int32_t onShapeChange(const PluginTensorDesc *in, int32_t inputs, const PluginTensorDesc *,
@@ -139,16 +139,16 @@ class Plugin final : public nvinfer1::IPluginV3,
     }
 
     bool counted(int32_t inputs, int32_t outputs) const noexcept {
-        if (inputs == op_.input_count() && outputs == op_.output_count()) return true;
+        if (inputs == int(op_.inputs()) && outputs == int(op_.outputs())) return true;
         report(recorder_, "saccade::%s: %d inputs and %d outputs, expected %d and %d: %s.",
-               op_.name, int(inputs), int(outputs), op_.input_count(), op_.output_count(),
+               op_.name, int(inputs), int(outputs), int(op_.inputs()), int(op_.outputs()),
                op_.shapes);
         return false;
     }
 
     // Whether the axes fit each other; -1 is an axis that is not known yet.
     bool ranks_fit(const Dims &first, const Dims *second) const noexcept {
-        if (first.nbDims >= op_.item_rank && (second == nullptr || second_fits(first, *second)))
+        if (first.nbDims >= op_.item_rank() && (second == nullptr || second_fits(first, *second)))
             return true;
         char found[2][96] = {};
         text_of(first, found[0], sizeof found[0]);
@@ -160,9 +160,9 @@ class Plugin final : public nvinfer1::IPluginV3,
 
     bool second_fits(const Dims &first, const Dims &second) const noexcept {
         const auto same = [](int64_t a, int64_t b) { return a < 0 || b < 0 || a == b; };
-        if (op_.inputs[1] == 'T')
+        if (!op_.has_sizes())
             return second.nbDims == 1 && same(second.d[0], first.d[first.nbDims - 1]);
-        const int leading = first.nbDims - op_.item_rank;
+        const int leading = first.nbDims - op_.item_rank();
         if (second.nbDims != leading + 1 || !same(second.d[leading], 2)) return false;
         for (int i = 0; i < leading; ++i)
             if (!same(first.d[i], second.d[i])) return false;

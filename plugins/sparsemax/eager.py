@@ -60,14 +60,7 @@ def _forward(x: Tensor) -> Tensor:
         x = x.contiguous()
         p = torch.empty_like(x)
         n = x.shape[-1]
-        kernels.sparsemax(
-            dispatch.CODES[x.dtype],
-            x.data_ptr(),
-            p.data_ptr(),
-            x.numel() // n,
-            n,
-            torch.get_num_threads(),
-        )
+        dispatch.run_kernel(kernels, "sparsemax", (x, p), x.numel() // n, (n,), work=n)
         return p
     if x.numel() == 0:
         return x.new_empty(x.shape)
@@ -84,15 +77,8 @@ def _backward(gradient: Tensor, p: Tensor) -> Tensor:
         return support_rule(p, gradient).to(half)
     out = torch.empty_like(p)
     n = p.shape[-1]
-    kernels.sparsemax_backward(
-        dispatch.CODES[computed],
-        p.data_ptr(),
-        gradient.data_ptr(),
-        out.data_ptr(),
-        p.numel() // n,
-        n,
-        torch.get_num_threads(),
-    )
+    buffers = (p, gradient, out)
+    dispatch.run_kernel(kernels, "sparsemax_backward", buffers, p.numel() // n, (n,), work=n)
     return out if half is computed else out.to(half)
 
 

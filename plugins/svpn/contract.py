@@ -4,10 +4,11 @@
 import numpy as np
 
 from saccade.plugins.contract import Attribute, Port, op
+from saccade.schema import Range
 
 # Singular values at or below this share of the largest count as 0, by type of the computation.
 RANK_THRESHOLD = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-6}
-ALPHA = Attribute("alpha", 0.5, "a number in (0, 1]", lambda v: 0 < v <= 1)
+ALPHA = Attribute("alpha", 0.5, "a number in (0, 1]", Range(0, 1, above=True))
 
 
 def spectral_norm(answer: np.ndarray) -> np.ndarray:

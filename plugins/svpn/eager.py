@@ -10,6 +10,8 @@ from saccade.plugins import derivatives, dispatch
 from saccade.plugins.svpn.contract import RANK_THRESHOLD
 from saccade.plugins.svpn.contract import svpn as contract
 
+_COST = 16  # of an element, in elements of sparsemax
+
 
 def _decomposed(q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The thin SVD with singular values that count as 0 set to it; which matrices are finite.
@@ -34,14 +36,8 @@ def _forward(q: Tensor, alpha: float) -> Tensor:
     if kernels is not None:
         q = q.contiguous()
         y = torch.empty_like(q)
-        kernels.svpn(
-            dispatch.CODES[q.dtype],
-            q.data_ptr(),
-            y.data_ptr(),
-            (math.prod(q.shape[:-2]), m, n),
-            alpha,
-            torch.get_num_threads(),
-        )
+        count, work = math.prod(q.shape[:-2]), m * n * min(m, n) * _COST
+        dispatch.run_kernel(kernels, "svpn", (q, y), count, (m, n, alpha), work=work)
         return y
     if q.numel() == 0:
         return q.new_empty(q.shape)

@@ -5,6 +5,7 @@ import numpy as np
 
 from saccade.plugins.contract import Attribute, Port, op
 from saccade.plugins.svpn.contract import ALPHA, spectral_norm
+from saccade.schema import Range
 
 # A vector shorter than it is not lengthened to 1.
 SMALLEST_NORM = 1e-12
@@ -20,9 +21,9 @@ def _unit(x: np.ndarray) -> np.ndarray:
     outputs=(Port("Y", "... m n"),),
     attributes=(
         ALPHA,
-        Attribute("singular_values", 1, "a whole number >= 0 (0: all)", lambda v: v >= 0),
-        Attribute("iterations", 1, "a whole number >= 1", lambda v: v >= 1),
-        Attribute("epsilon", 1e-5, "a finite number >= 0", lambda v: 0 <= v < float("inf")),
+        Attribute("singular_values", 1, "a whole number >= 0 (0: all)", Range(0)),
+        Attribute("iterations", 1, "a whole number >= 1", Range(1)),
+        Attribute("epsilon", 1e-5, "a finite number >= 0", Range(0)),
     ),
     tolerance={"float64": 1e-10, "float32": 2e-5, "float16": 4e-3},
     scale=spectral_norm,

@@ -11,6 +11,8 @@ from saccade.plugins import derivatives, dispatch
 from saccade.plugins.svpn_fast.contract import SMALLEST_NORM
 from saccade.plugins.svpn_fast.contract import svpn_fast as contract
 
+_COST = 4  # of an element, in elements of sparsemax
+
 
 def _unit(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x, dim=-2, eps=SMALLEST_NORM)
@@ -55,13 +57,12 @@ def _forward(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
     if kernels is not None:
         q, v0 = q.contiguous(), v0.contiguous()
         y = torch.empty_like(q)
-        kernels.svpn_fast(
-            dispatch.CODES[q.dtype],
-            (q.data_ptr(), v0.data_ptr(), y.data_ptr()),
-            (math.prod(q.shape[:-2]), q.shape[-2], q.shape[-1]),
-            numbers,
-            torch.get_num_threads(),
-        )
+        m, n = q.shape[-2:]
+        _, singular_values, iterations, _ = numbers
+        work = m * n * (singular_values or min(m, n)) * iterations * _COST
+        buffers, count = (q, v0, y), math.prod(q.shape[:-2])
+        given = (m, n, *numbers)
+        dispatch.run_kernel(kernels, "svpn_fast", buffers, count, given, work=work, shared=(1,))
         return y
     if q.numel() == 0:
         return q.new_empty(q.shape)

@@ -4,6 +4,7 @@
 TensorRT sorts at most 3,840 cells, and so builds them for grids up to that size.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -11,10 +12,180 @@ from onnx import TensorProto
 
 from saccade.plugins.body_graph import BodyGraph
 from saccade.plugins.ops import OPS
-from saccade.plugins.tvmax.body_problem import LOWEST, Problem, Shifts
-from saccade.plugins.tvmax.body_rounds import solve
+from saccade.plugins.tvmax.body_problem import LOWEST, Problem, Shifts, projection
 from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE
 from saccade.plugins.tvmax.reference import MASKED_AT_MOST
+
+
+def groups(graph: BodyGraph, problem: Problem, u: str) -> str:
+    """The largest cell number of each cell's group [b 1 n]; edges inside the box join."""
+    inside = graph("Less", graph("Abs", u), problem.limit)
+    joined = graph("Cast", inside, to=TensorProto.FLOAT)
+
+    def spread(inner: BodyGraph, _: str, label: str) -> tuple[Sequence[str], str]:
+        ahead = inner("Concat", *problem.shifts.ahead(inner, label), axis=1)
+        edges = inner("Mul", inner("Max", label, ahead), joined)
+        after = inner("Max", label, *problem.shifts.around(inner, edges))
+        # A label is the number of a cell of the group, whose own label is as good or better.
+        for _jump in range(2):
+            cell = inner("Cast", after, to=TensorProto.INT64)
+            after = problem.pick(inner, after, cell)
+        change = inner("ReduceSum", inner("Sub", after, label), keepdims=0)
+        return (after,), inner("Greater", change, 0.0)
+
+    (label,) = graph.loop(problem.shifts.n, [(problem.index, TensorProto.FLOAT)], spread)
+    return label
+
+
+def group_averages(graph: BodyGraph, problem: Problem, x: str, label: str) -> str:
+    """Average of x over the cells of equal label [b 1 n].
+
+    Not every runtime can add up while scattering, so cells are sorted by label: a group's sum is
+    the difference of the running sums at its ends, which are scattered to where its label points.
+    Summed are differences from the cell there: they are small, and so is the rounding.
+    """
+    n, cell = problem.shifts.n, graph("Cast", label, to=TensorProto.INT64)
+    base = problem.pick(graph, x, cell)
+    labels, order = graph.many("TopK", 2, label, n, axis=2)
+    apart = problem.pick(graph, graph("Sub", x, base), order)
+    count = graph("Add", problem.index, 1.0)
+    running = graph("Concat", graph("CumSum", apart, 2), count, axis=1)
+
+    slot = graph("Cast", labels, to=TensorProto.INT64)
+    but_last = graph("Sub", n, [1])
+    early = graph("Slice", slot, [0], but_last, [2])
+    late = graph("Slice", slot, [1], n, [2])
+    same = graph("Equal", early, late)
+    # What is not the end of a group goes to one more slot, which nobody reads.
+    last = graph("Slice", slot, but_last, n, [2])
+    ends = graph("Concat", graph("Where", same, n, early), last, axis=2)
+    starts = graph("Where", same, n, late)
+    before = graph("Slice", running, [0], but_last, [2])
+    empty = graph("Mul", graph("Concat", running, running, axis=2), 0.0)
+    empty = graph("Slice", empty, [0], graph("Add", n, [1]), [2])
+    to, since = (
+        graph("ScatterElements", empty, graph("Concat", at, at, axis=1), values, axis=2)
+        for at, values in ((ends, running), (starts, before))
+    )
+    sums, counts = graph.many("Split", 2, graph("Sub", to, since), axis=1, num_outputs=2)
+    average = graph("Slice", graph("Div", sums, graph("Max", counts, 1.0)), [0], n, [2])
+    return graph("Add", base, problem.pick(graph, average, cell))
+
+
+# Rounds before the first check, and how many more before each later one: a check costs about as
+# much as ten rounds.
+_FIRST_ROUNDS, _MORE_ROUNDS = 12, 4
+
+
+def solve(graph: BodyGraph, problem: Problem, tolerance: str, max_iterations: str) -> list[str]:
+    """p [b 1 n] and a bound [b 1 1] on its distance from the solution.
+
+    Each pass of the loop is some rounds and one check; grids that met the tolerance keep their p.
+    """
+    dual = graph("Mul", problem.limit, 0.0)
+    age = graph("ReduceSum", dual, [1, 2], keepdims=1)
+    p, unbounded = graph("Mul", problem.z, 0.0), graph("Add", age, float("inf"))
+
+    def check(inner: BodyGraph, passes: str, done: str, *state: str) -> tuple[Sequence[str], str]:
+        u, y, age, z, limit, cells, p, error = state
+        now = Problem(z, limit, cells, problem.index, problem.first, problem.shifts)
+        planned = inner("Add", inner("Mul", passes, _MORE_ROUNDS), _FIRST_ROUNDS)
+        rounds = inner("Min", planned, inner("Sub", max_iterations, done))
+        u, y, age = _rounds(inner, now, rounds, u, y, age)
+        x, bound = _best_point(inner, now, u)
+        found, threshold = projection(inner, now, x)
+        better = inner("And", inner("Less", bound, error), inner("Greater", error, tolerance))
+        p, error = inner("Where", better, found, p), inner("Where", better, bound, error)
+        after = _screened(inner, now, x, bound, threshold)
+        u, y = (_in_box(inner, after, each) for each in (u, y))
+        done = inner("Add", done, rounds)
+        go_on = inner(
+            "And", inner("Less", done, max_iterations), _any_above(inner, error, tolerance)
+        )
+        return (done, u, y, age, after.z, after.limit, after.cells, p, error), go_on
+
+    floats = (dual, dual, age, problem.z, problem.limit)
+    initial = [(graph.constant(0), TensorProto.INT64)]
+    initial += [(each, TensorProto.FLOAT) for each in floats]
+    initial += [(problem.cells, TensorProto.BOOL)]
+    initial += [(each, TensorProto.FLOAT) for each in (p, unbounded)]
+    start = _any_above(graph, unbounded, tolerance)
+    return graph.loop(max_iterations, initial, check, start)[-2:]
+
+
+def _any_above(graph: BodyGraph, error: str, tolerance: str) -> str:
+    above = graph("Cast", graph("Greater", error, tolerance), to=TensorProto.FLOAT)
+    # A sum and not a maximum: a batch may be empty.
+    return graph("Greater", graph("ReduceSum", above, keepdims=0), 0.0)
+
+
+def _in_box(graph: BodyGraph, problem: Problem, dual: str) -> str:
+    return graph("Max", graph("Min", dual, problem.limit), graph("Neg", problem.limit))
+
+
+def _rounds(
+    graph: BodyGraph, problem: Problem, count: str, u: str, y: str, age: str
+) -> Sequence[str]:
+    """Projected ascent on the dual from the extrapolated point y, with momentum.
+
+    `age` [b 1 1] counts rounds since a grid's last restart, which comes when a step goes back on
+    the momentum. The step 1/8 is one over the largest eigenvalue of DD'.
+    """
+    least = graph("Neg", problem.limit)
+
+    def one(inner: BodyGraph, _: str, u: str, y: str, age: str) -> tuple[Sequence[str], bool]:
+        x = inner("Mul", problem.primal(inner, y), 0.125)
+        uphill = inner("Sub", x, inner("Concat", *problem.shifts.ahead(inner, x), axis=1))
+        free = inner("Add", y, uphill)
+        after = inner("Max", inner("Min", free, problem.limit), least)
+        moved = inner("Sub", after, u)
+        agrees = inner("Mul", inner("Sub", after, y), moved)
+        against = inner("Less", inner("ReduceSum", agrees, [1, 2], keepdims=1), 0.0)
+        age = inner("Where", against, 0.0, age)
+        momentum = inner("Div", age, inner("Add", age, 3.0))
+        further = inner("Add", after, inner("Mul", momentum, moved))
+        return (after, further, inner("Add", age, 1.0)), True
+
+    return graph.loop(count, [(each, TensorProto.FLOAT) for each in (u, y, age)], one)
+
+
+def _best_point(graph: BodyGraph, problem: Problem, u: str) -> tuple[str, str]:
+    """The better of x = z - D'u and its averages over groups, with its bound.
+
+    Any u in the box certifies any x: ||x - x*|| <= sqrt(2 gap), where the gap is
+    1/2 ||z - D'u - x||^2 + sum over edges of (limit |d| - u d), d = x_i - x_j; both terms are
+    >= 0, so nothing cancels. The second cannot become small for x = z - D'u, whose fused cells
+    differ by rounding; for the averages it is 0 there.
+    """
+    x = problem.primal(graph, u)
+    averages = group_averages(graph, problem, x, groups(graph, problem, u))
+    points = graph("Concat", x, averages, axis=1)
+    rest = graph("Sub", x, points)
+    terms = [graph("Mul", graph("Mul", rest, rest), 0.5)]
+    limits = graph.many("Split", 2, problem.limit, axis=1, num_outputs=2)
+    duals = graph.many("Split", 2, u, axis=1, num_outputs=2)
+    ahead = problem.shifts.ahead(graph, points)
+    for neighbour, limit, dual in zip(ahead, limits, duals, strict=True):
+        d = graph("Sub", points, neighbour)
+        terms.append(graph("Sub", graph("Mul", limit, graph("Abs", d)), graph("Mul", dual, d)))
+    gap = graph("ReduceSum", graph("Sum", *terms), [2], keepdims=1)
+    bounds = graph("Sqrt", graph("Mul", gap, 2.0))
+    of_x, of_averages = graph.many("Split", 2, bounds, axis=1, num_outputs=2)
+    averaged = graph("LessOrEqual", of_averages, of_x)
+    return graph("Where", averaged, averages, x), graph("Min", of_averages, of_x)
+
+
+def _screened(graph: BodyGraph, problem: Problem, x: str, bound: str, threshold: str) -> Problem:
+    """The problem without the cells that cannot have a weight.
+
+    The solution and its threshold are so near x and the threshold of x that a cell below it by
+    sqrt(2) times the bound stays below. What is left converges sooner, as weights rest on few
+    cells.
+    """
+    reach = graph("Add", graph("Mul", bound, 1.5), 1e-6)
+    near = graph("GreaterOrEqual", x, graph("Sub", threshold, reach))
+    return problem.without(graph, graph("And", problem.cells, near))
+
 
 # Runtimes add up a row in an order that depends on where in memory it starts; with rows of whole
 # vectors it is the same order for every grid of a batch.

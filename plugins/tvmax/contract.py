@@ -5,14 +5,15 @@ import numpy as np
 
 from saccade.plugins.contract import Attribute, Port, op
 from saccade.plugins.tvmax.reference import masked_grids, whole_grids
+from saccade.schema import Range
 
 # What float32 arithmetic can certify; a smaller tolerance is raised to it there.
 SMALLEST_FLOAT32_TOLERANCE = 1e-5
 
 _ATTRIBUTES = (
-    Attribute("lam", 0.01, "a finite number >= 0", lambda v: 0 <= v < float("inf")),
-    Attribute("tolerance", 1e-6, "a finite number > 0", lambda v: 0 < v < float("inf")),
-    Attribute("max_iterations", 2000, "a whole number >= 1", lambda v: v >= 1),
+    Attribute("lam", 0.01, "a finite number >= 0", Range(0)),
+    Attribute("tolerance", 1e-6, "a finite number > 0", Range(0, above=True)),
+    Attribute("max_iterations", 2000, "a whole number >= 1", Range(1)),
 )
 _OUTPUTS = (Port("P", "... h w"), Port("error", "...", "float32"))
 # The reference is exact to 1e-9; an answer at the default tolerance is 1e-6 away at most.

@@ -18,6 +18,7 @@ from saccade.plugins.tvmax.contract import masked_tvmax as masked_contract
 from saccade.plugins.tvmax.contract import tvmax as contract
 
 Answer = tuple[Tensor, Tensor, Tensor]
+_COST = 256  # of a cell, in elements of sparsemax
 
 
 class ToleranceWarning(RuntimeWarning):
@@ -81,19 +82,8 @@ def _by_kernel(
     p = torch.empty_like(z)
     error = z.new_empty(z.shape[:-2], dtype=torch.float32)
     labels = torch.empty_like(z, dtype=torch.int32) if groups else None
-    kernels.tvmax(
-        dispatch.CODES[z.dtype],
-        (
-            z.data_ptr(),
-            None if sizes is None else sizes.data_ptr(),
-            p.data_ptr(),
-            error.data_ptr(),
-            None if labels is None else labels.data_ptr(),
-        ),
-        (error.numel(), h, w),
-        attributes,
-        torch.get_num_threads(),
-    )
+    buffers, work = (z, sizes, p, error, labels), h * w * _COST
+    dispatch.run_kernel(kernels, "tvmax", buffers, error.numel(), (h, w, *attributes), work=work)
     return p, error, labels
 
 
@@ -146,13 +136,8 @@ def _backward(gradient: Tensor, p: Tensor, groups: Tensor) -> Tensor:
     if kernels is None:
         return _group_rule(p, groups, gradient).to(given).view(shape)
     out = torch.empty_like(p)
-    kernels.tvmax_backward(
-        dispatch.CODES[computed],
-        (p.data_ptr(), groups.data_ptr(), gradient.data_ptr(), out.data_ptr()),
-        p.numel() // cells,
-        cells,
-        torch.get_num_threads(),
-    )
+    buffers, grids = (p, groups, gradient, out), p.numel() // cells
+    dispatch.run_kernel(kernels, "tvmax_backward", buffers, grids, (cells,), work=cells)
     return out.to(given).view(shape)
 
 

@@ -13,7 +13,7 @@ from golden_refusals import lines_of
 
 from saccade.models.official import invariant_slot_attention as official
 from saccade.models.official.conversion import Official
-from saccade.models.official.flax_layers import Translation
+from saccade.models.official.invariant_slot_attention import Translation
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.decoder import Decoder, Painting, segmentation
@@ -135,7 +135,7 @@ def _attention(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.d
     inputs = torch.from_numpy(data["inputs/inputs"]).to(dtype).requires_grad_()
     state = torch.from_numpy(data["inputs/slots"]).to(dtype).requires_grad_()
     module = SlotAttention(config, inputs.shape[-1])
-    translation = Translation(parameters(data))
+    translation = Translation("", parameters(data))
     official.attention(translation, "", "", config)
     module.load_state_dict(translation.weights)
     module.to(dtype)
@@ -154,7 +154,7 @@ def _attention(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.d
     (found.joined() * torch.from_numpy(data["inputs/cotangent"]).to(dtype)).sum().backward()
     yield "gradient of inputs", inputs.grad, data["out/grad_inputs"]
     yield "gradient of the state", state.grad, data["out/grad_slots"]
-    gradients = Translation(parameters(data, "out/grad_params/"))
+    gradients = Translation("", parameters(data, "out/grad_params/"))
     official.attention(gradients, "", "", config)
     yield from _gradients(module, gradients.weights)
 
@@ -166,7 +166,7 @@ def _decoder(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dty
         | {"attention": MODES[recorded["mode"]], "slots": recorded["K"]}
         | {"slot_dim": recorded["S"]}
     )
-    translation = Translation(parameters(data))
+    translation = Translation("", parameters(data))
     official.decoder(translation, "", "", config)
     module = Decoder(config)
     module.load_state_dict(translation.weights)
@@ -182,7 +182,7 @@ def _encoder(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dty
     config = SlotConfig.from_dict(
         encoder_fields(recorded) | {"height_px": height, "width_px": width}
     )
-    translation = Translation(parameters(data))
+    translation = Translation("", parameters(data))
     official.encoder(translation, "", "", config)
     module = Encoder(config)
     module.load_state_dict(translation.weights)

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from saccade.models.layers.transformer import Block
 from saccade.models.official import sot as official
-from saccade.models.official.conversion import Official
+from saccade.models.official.conversion import Official, Reading
+from saccade.models.official.sot import read_embedding
 from saccade.models.official.sot_head_keys import read_head
-from saccade.models.official.sot_token_keys import read_embedding
-from saccade.models.official.vit_keys import BLOCK, Reading, block_fields
+from saccade.models.official.vit_keys import BLOCK, block_fields
 from saccade.models.sot.config import SoTConfig
-from saccade.models.sot.head import Head
-from saccade.models.sot.model import SoT
-from saccade.models.sot.pooling import (
+from saccade.models.sot.head import (
     ElementPower,
+    Head,
     MultiHeadCrossCovariance,
     Scale,
     cross_covariance,
     square_root,
 )
+from saccade.models.sot.model import SoT
 from saccade.models.sot.tokens import token_embedding
 from saccade.models.sot.vit import sinusoid
 from saccade.plugins.ops import svpn_fast

@@ -13,10 +13,9 @@ import pytest
 from places import TESTS
 
 from saccade.models.image_decoding import decode
-from saccade.models.official.authors_images import authors_images
+from saccade.models.official.authors_images import authors_images, with_published
 from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.convert import SOURCES
-from saccade.models.official.published_images import with_published
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.sot.config import SoTConfig
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_node import one_node_model
 
 from saccade.plugins.contract import Op
-from saccade.plugins.onnx_model import one_node_model
 
 Run = Callable[[Sequence[np.ndarray], dict[str, Any]], tuple[np.ndarray, ...]]
 

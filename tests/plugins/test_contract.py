@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from one_node import one_node_model
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.plugins.onnx_model import attach_bodies, check_nodes, one_node_model
+from saccade.plugins.native import contracts
+from saccade.plugins.onnx_model import attach_bodies, check_nodes
 from saccade.plugins.ops import OPS, masked_tvmax, sparsemax, svpn, svpn_fast, tvmax
 
 GRID = np.zeros((2, 3, 4))
@@ -131,3 +133,7 @@ def test_the_command_lists_ops_and_says_what_is_missing():
     ).stdout
     assert "max_iterations=2000" in table
     assert "[... h w]" in table
+
+
+def test_cpp_reads_the_contracts_as_they_are():
+    assert contracts.HEADER.read_text() == contracts.header(), "write it anew: see its first lines"

@@ -22,8 +22,9 @@ openvino = pytest.importorskip(
 )
 pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
 
-from saccade.export.graph.inlining import inlined  # noqa: E402
-from saccade.plugins.onnx_model import one_node_model  # noqa: E402
+from one_node import one_node_model  # noqa: E402
+
+from saccade.export.graph.precision import inlined  # noqa: E402
 from saccade.plugins.ops import OPS  # noqa: E402
 
 # The other types are in benchmarks/results/ops_runtimes.json. (In float64 it clips infinities.)

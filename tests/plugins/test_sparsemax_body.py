@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from one_node import one_node_model
 from rtx_builds import build, needs_rtx
 
-from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS, sparsemax
 from saccade.plugins.sparsemax.body import sparsemax as body
 

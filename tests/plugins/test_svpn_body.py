@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from one_node import one_node_model
 from rtx_builds import build, needs_rtx
 
-from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
 
 AXES = {"Q": "b 14 14", "v0": "14", "Y": "b 14 14"}

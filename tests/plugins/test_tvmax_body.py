@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_node import one_node_model
 from rtx_builds import build, needs_rtx
 
-from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")

@@ -39,8 +39,8 @@ from saccade.models.data.user_data import npz  # noqa: E402
 from saccade.models.official.given_files import names_from, object_from  # noqa: E402
 from saccade.models.official.reading import read_tensors  # noqa: E402
 from saccade.models.sparo.ranking import read_selection  # noqa: E402
+from saccade.models.training.loop import read_state  # noqa: E402
 from saccade.models.training.options import parse_overrides  # noqa: E402
-from saccade.models.training.state import read_state  # noqa: E402
 from saccade.serving.bench.report import read_report  # noqa: E402
 from saccade.serving.client.embeddings import load_embeddings  # noqa: E402
 

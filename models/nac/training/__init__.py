@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NAC that learns to classify images: module dropout, graph prior, and a score by budget."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.budget import Budget
 from saccade.models.data.datasets import (
     CALIBRATION_SAMPLES,
     Dataset,
@@ -19,17 +17,140 @@ from saccade.models.data.datasets import (
     load_data,
     pixel_moments,
 )
-from saccade.models.families import new_model
-from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.training.auxiliary import Auxiliary
-from saccade.models.nac.training.batches import ImageBatches
-from saccade.models.nac.training.dropout import drawn_modules
+from saccade.models.data.digits import QUADRANTS, compose, digits
+from saccade.models.nac.model import NAC
+from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
 from saccade.models.nac.training.recipes import SETTABLE, recipe_for, with_epochs, with_extra
-from saccade.models.preprocessing import Preprocessing
-from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.task import Task
+from saccade.models.training.options import TrainOptions, chosen_recipe
+from saccade.models.training.task import Recipe, Task
 
-SMALL_BUDGET = 0.125  # the best step is the one whose full and small model are best on average
+_AUGMENTED_COPIES = 3  # of the training digits, drawn anew each epoch
+
+
+class ImageBatches:
+    """Batches by step; what an epoch draws at its beginning is remembered until the next.
+
+    An epoch is once through the data in a new order. Of digits-sum it is `epoch_steps` batches of
+    canvases made of the training digits and of augmented copies that are new in each epoch.
+    """
+
+    def __init__(self, recipe: Recipe, data: Dataset) -> None:
+        self.recipe, self.dataset = recipe, data
+        self.steps: int = recipe.extra["epoch_steps"]
+        self.canvases = recipe.extra["canvases"]
+        self._images, self._labels = data.images, data.labels
+        if self.canvases:
+            self._images, self._labels, _ = digits("train")
+        self._epoch: np.ndarray | None = None  # an order, or the copies
+
+    def at(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The batch of a step, which is counted from 0.
+
+        Shapes: images [b h w c] uint8, labels [b] int64, counts [b 10] float32 (digits-sum only).
+        """
+        augmentation = self.recipe.extra["augmentation"]
+        if step % self.steps == 0 or self._epoch is None:
+            if self.canvases:
+                copies = [augmentation(self._images, rng) for _ in range(_AUGMENTED_COPIES)]
+                self._epoch = np.concatenate(copies)
+            else:
+                self._epoch = rng.permutation(len(self._labels))
+        if self.canvases:
+            return self._canvases(step // self.steps, rng)
+        part = np.array_split(self._epoch, self.steps)[step % self.steps]
+        images = augmentation(self._images[part], rng)
+        return {
+            "images": torch.from_numpy(images),
+            "labels": torch.from_numpy(self._labels[part]),
+        }
+
+    def _canvases(self, epoch: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        images = np.concatenate([self._images, self._epoch])
+        labels = np.tile(self._labels, 1 + _AUGMENTED_COPIES)
+        # Of the first stages of a curriculum a quarter of the canvases stays mixed.
+        curriculum = self.recipe.extra["curriculum_epochs"]
+        stage = epoch / curriculum if curriculum else 1.0
+        present = np.full(self.recipe.batch, min(QUADRANTS, 1 + int(stage * QUADRANTS)))
+        mixed = rng.random(self.recipe.batch) < (0.25 if stage < 1 else 0.0)
+        present[mixed] = rng.integers(1, QUADRANTS + 1, mixed.sum())
+        canvases, counts = compose(images, labels, self.recipe.batch, rng, present)
+        return {
+            "images": torch.from_numpy(canvases),
+            "labels": torch.from_numpy(counts @ np.arange(10) % 10),
+            "counts": torch.from_numpy(counts).float(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What the current epoch drew."""
+        return {"epoch": None if self._epoch is None else torch.from_numpy(self._epoch)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._epoch = None if state["epoch"] is None else state["epoch"].numpy()
+
+
+DIGITS = 10
+SUMS = 9 * 4 + 1  # four digits add up to 0 to 36
+
+
+class Auxiliary(nn.Module):
+    """Linear heads that exist in training only and are thrown away after it.
+
+    A sum modulo 10 alone tells a network next to nothing about single digits. From the state in
+    front of the last layer, and from each module's state behind each propagator, one linear layer
+    predicts how often each digit is on the canvas (squared error) and the plain sum (cross
+    entropy over 0 to 36).
+    """
+
+    DEEP_WEIGHT = 0.5  # of the modules' own predictions, beside the embedding's
+    COUNTS_WEIGHT = 2.0  # squared errors are small beside cross entropies
+
+    def __init__(self, model: NAC) -> None:
+        super().__init__()
+        dim = model.config.dim
+        self.heads = nn.ModuleList(
+            nn.Linear(dim, DIGITS + SUMS) for _ in range(1 + len(model.propagators))
+        )
+        self._states: dict[int, Tensor] = {}
+        self._hooks: list[Any] = [model.head.register_forward_pre_hook(self._remember_embedding)]
+        for index, propagator in enumerate(model.propagators):
+            self._hooks.append(propagator.register_forward_hook(self._remember(index + 1)))
+
+    def _remember_embedding(self, module: nn.Module, inputs: Any) -> None:
+        self._states[0] = inputs[0]
+
+    def _remember(self, index: int) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self._states[index] = output
+
+        return hook
+
+    def loss(self, counts: Tensor) -> Tensor:
+        """Of the model's latest forward pass.
+
+        Shapes: counts [b 10], how often each digit is on the canvas -> scalar.
+        """
+        total = counts.new_zeros(())
+        sums = (counts * torch.arange(DIGITS, device=counts.device)).sum(1).long()
+        for index, head in enumerate(self.heads):
+            predicted = head(self._states[index]).float()
+            weight = self.DEEP_WEIGHT if index else 1.0
+            wanted, wanted_sums = counts, sums
+            if predicted.dim() == 3:
+                modules = predicted.shape[1]
+                wanted = counts.unsqueeze(1).expand(-1, modules, -1)
+                wanted_sums = sums.repeat_interleave(modules)
+            squared = F.mse_loss(predicted[..., :DIGITS], wanted)
+            crossed = F.cross_entropy(predicted[..., DIGITS:].flatten(0, -2), wanted_sums)
+            total = total + weight * (self.COUNTS_WEIGHT * squared + crossed)
+        return total
+
+    def detach(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+
 _ORDER_STEPS = 20  # steps from one ranking of the modules to the next
 
 
@@ -53,28 +174,21 @@ def task(options: TrainOptions) -> Task:
     return NACTask(options, training, validation)
 
 
-class NACTask:
-    """A `training.task.Task`.
+class NACTask(CircuitTask):
+    """A `CircuitTask` on images; the last `whole_share` of the steps may keep all modules."""
 
-    With module dropout a step keeps a share of the modules that is drawn as `dropout_draw` says,
-    from the configuration's smallest to the recipe's largest (in the last `whole_share` of the
-    steps: to all). They are the best connected ones in `dropout_ordered` of the steps, else a
-    random subset.
-    """
-
-    family = "nac"
+    at_once = 50
 
     def __init__(self, options: TrainOptions, training: Dataset, validation: Dataset) -> None:
-        self.training, self.validation = training, validation
-        self.data = training.name
+        self.training = training
+        self.data, self.labels = training.name, training.class_names
         self.data_sha256 = {"train": training.sha256, "validation": validation.sha256}
         self.card = {"validation_images": len(validation.labels)}
         _, height, width, channels = training.images.shape
         recipe = recipe_for(options.data or "digits", height, width)
         recipe = chosen_recipe(options, quick=recipe, shipped=recipe)
         recipe = with_extra(recipe, options.set)
-        self.recipe = with_epochs(recipe, len(training.labels), steps=options.steps)
-        self.extra: Mapping[str, Any] = self.recipe.extra
+        recipe = with_epochs(recipe, len(training.labels), steps=options.steps)
         mean, std = pixel_moments(training.images)
         given = {
             "height_px": height,
@@ -84,11 +198,10 @@ class NACTask:
             "std": std,
             "classes": len(training.class_names),
         }
-        config = chosen_config(NACConfig, options, recipe.config, given, known=SETTABLE)
-        if "module_dropout" not in options.set:
-            fewest = self.extra["keep"][0] / config.modules
-            config = replace(config, module_dropout=min(1.0, fewest))
-        self.model = new_model(NAC, config)
+        super().__init__(options, recipe, given, SETTABLE)
+        self.scored = (validation.images,), validation.labels
+        self.ranked = (training.images[:CALIBRATION_SAMPLES],)
+        self.few = self.extra["validate_images"]
         self.auxiliary = Auxiliary(self.model) if self.extra["counts_weight"] else None
         self.batches = ImageBatches(self.recipe, training)
         self._order: Tensor | None = None
@@ -106,9 +219,7 @@ class NACTask:
         loss = F.cross_entropy(logits, batch["labels"], label_smoothing=smoothing)
         if self.auxiliary is not None:
             loss = loss + self.extra["counts_weight"] * self.auxiliary.loss(batch["counts"])
-        if self.extra["graph_weight"]:
-            loss = loss + self.extra["graph_weight"] * self.model.graph_loss()
-        return loss
+        return self.with_graph_prior(loss)
 
     def _modules(self, step: int, rng: np.random.Generator) -> Tensor | None:
         config = self.model.config
@@ -118,80 +229,20 @@ class NACTask:
 
     def _order_at(self, step: int) -> Tensor:
         if step % _ORDER_STEPS == 0 or self._order is None:
-            self._order = self._rank().cpu().clone()
+            self._order = self.rank().cpu().clone()
         return self._order
 
-    def validate(self) -> dict[str, float]:
-        """Top-1 of the full and of a small model, and first their mean."""
-        self._rank()
-        small = max(SMALL_BUDGET, 1 / self.model.config.modules)
-        most = self.extra["validate_images"]
-        scores = score(self.model, self.validation, sorted({1.0, small}, reverse=True), most=most)
-        return {"mean": (scores["1"] + scores[f"{small:g}"]) / 2} | scores
-
-    def finish(self) -> None:
-        """Rank the modules: a budget keeps the first of them."""
-        if self.auxiliary is not None:
-            self.auxiliary.detach()
-        self._rank()
-
-    def _rank(self) -> Tensor:
-        """The modules' order; where each image has its own circuit, that of training images."""
-        device = self.model.read_out_codes.device
-        images = torch.from_numpy(self.training.images[:CALIBRATION_SAMPLES])
-        return self.model.rank_modules(images.to(device))
-
-    def report(self) -> dict[str, float]:
-        """Top-1 by budget on all validation images."""
-        modules = self.model.config.modules
-        keeping = [each for each in self.extra["budgets"] if Budget(each).of(modules)]
-        return score(self.model, self.validation, keeping)
-
-    def saved(self) -> dict[str, Any]:
-        """Configuration, input, labels, and 256 training images for calibration."""
-        config, training = self.model.config, self.training
-        chosen = calibration_rows(len(training.labels))
-        return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(
-                config.height_px, config.width_px, config.channels, config.mean, config.std
-            ),
-            "labels": training.class_names,
-            "calibration": {"image": training.images[chosen], "labels": training.labels[chosen]},
-        }
+    def calibration(self) -> dict[str, np.ndarray]:
+        """256 training images with their labels."""
+        chosen = calibration_rows(len(self.training.labels))
+        return {"image": self.training.images[chosen], "labels": self.training.labels[chosen]}
 
     def state(self) -> dict[str, Any]:
         """The batches' order, the modules' order and the graph prior's permutation."""
-        return {
-            "batches": self.batches.state(),
-            "order": self._order,
-            "structure": self.model._structure.state(),
-        }
+        return super().state() | {"batches": self.batches.state(), "order": self._order}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
+        super().restore(state)
         self.batches.restore(state["batches"])
         self._order = state["order"]
-        self.model._structure.restore(state["structure"])
-
-
-def score(
-    model: NAC, data: Dataset, budgets: Sequence[float], *, most: int | None = None
-) -> dict[str, float]:
-    """Share of right answers by budget, from the first `most` samples.
-
-    Raises: SaccadeError if a budget keeps no module.
-    """
-    device = model.read_out_codes.device
-    images = torch.from_numpy(data.images[:most]).to(device)
-    labels = torch.from_numpy(data.labels[:most]).to(device)
-    scores = {}
-    for budget in budgets:
-        small = model.prune(budget).eval().fold()
-        with torch.inference_mode():
-            right = sum(
-                int((small(images[i : i + 50]).argmax(1) == labels[i : i + 50]).sum())
-                for i in range(0, len(labels), 50)
-            )
-        scores[f"{budget:g}"] = right / len(labels)
-    return scores

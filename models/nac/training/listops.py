@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NAC that learns ListOps from its characters: new expressions for ever, and their parts."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.budget import Budget
-from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Expressions, Grammar, draw, listops
-from saccade.models.families import new_model
-from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.training.dropout import drawn_modules
-from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Grammar, draw, listops
+from saccade.models.nac.model import NAC
+from saccade.models.nac.training.circuit_task import CircuitTask, drawn_modules
+from saccade.models.training.options import TrainOptions, chosen_recipe
 from saccade.models.training.task import Recipe, Task
 
 CALIBRATION, FIXED_TRAIN = 512, 2_000  # of the training split's fixed draw, whose hash is stored
-SMALL_BUDGET = 0.125  # the best step is the one whose full and small model are best on average
-_BATCH = 250  # of scoring
 
 QUICK = Recipe(
     steps=1_000,
@@ -63,18 +58,14 @@ def task(options: TrainOptions) -> Task:
     return ListOpsTask(options)
 
 
-class ListOpsTask:
-    """A `training.task.Task`.
+class ListOpsTask(CircuitTask):
+    """A `CircuitTask`: each step draws new expressions of the training split."""
 
-    Each step draws new expressions of the training split. A step keeps some of the modules: the
-    best connected ones in `dropout_ordered` of the steps, else a random subset.
-    """
-
-    family, data = "nac", "listops"
+    data, labels = "listops", CLASS_NAMES
+    at_once = 250
 
     def __init__(self, options: TrainOptions) -> None:
-        self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
-        self.extra = self.recipe.extra
+        recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
         known = ("depth", "arguments")
         sizes = {name: options.set[name] for name in known if name in options.set}
         self.grammar = Grammar(max_tokens=options.set.get("max_tokens", 100), **sizes)
@@ -84,17 +75,15 @@ class ListOpsTask:
             "max_tokens": self.grammar.max_tokens,
             "classes": len(CLASS_NAMES),
         }
-        config = chosen_config(NACConfig, options, self.recipe.config, given, known=known)
-        if "module_dropout" not in options.set:
-            config = replace(
-                config, module_dropout=min(1.0, self.extra["keep"][0] / config.modules)
-            )
-        self.model = new_model(NAC, config)
+        super().__init__(options, recipe, given, known)
         self.auxiliary = ListValues(self.model)
         self.training = listops("train", FIXED_TRAIN, grammar=self.grammar)
-        self.validation = listops("validation", grammar=self.grammar)
-        self.data_sha256 = {"train": self.training.sha256, "validation": self.validation.sha256}
-        labels = self.validation.labels
+        validation = listops("validation", grammar=self.grammar)
+        self.data_sha256 = {"train": self.training.sha256, "validation": validation.sha256}
+        labels, kept = validation.labels, slice(CALIBRATION)
+        self.scored = (validation.characters, validation.length), labels
+        self.ranked = (self.training.characters[kept], self.training.length[kept])
+        self.few = self.extra["validate_count"]
         self.card = {
             "grammar": vars(self.grammar),
             "validation_samples": len(labels),
@@ -119,9 +108,7 @@ class ListOpsTask:
     def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
         """Of the answer, the graph prior, and what each list comes to."""
         logits = self.model(batch["characters"], batch["length"], modules=batch.get("modules"))
-        loss = F.cross_entropy(logits, batch["labels"])
-        if self.extra["graph_weight"] and not self.model.config.conditional:
-            loss = loss + self.extra["graph_weight"] * self.model.graph_loss()
+        loss = self.with_graph_prior(F.cross_entropy(logits, batch["labels"]))
         if self.extra["values_weight"]:
             loss = loss + self.extra["values_weight"] * self.auxiliary.loss(batch["values"])
         return loss
@@ -129,54 +116,10 @@ class ListOpsTask:
     def _order(self) -> Tensor:
         return self.model.rank_now().cpu()
 
-    def validate(self) -> dict[str, float]:
-        """Top-1 of the full and of a small model, and first their mean."""
-        self._rank()
-        small = max(SMALL_BUDGET, 1 / self.model.config.modules)
-        scores = self._scores(sorted({1.0, small}, reverse=True), self.extra["validate_count"])
-        return {"mean": (scores["1"] + scores[f"{small:g}"]) / 2} | scores
-
-    def finish(self) -> None:
-        """Rank the modules: a budget keeps the first of them."""
-        self.auxiliary.detach()
-        self._rank()
-
-    def report(self) -> dict[str, float]:
-        """Top-1 by budget on all validation expressions."""
-        modules = self.model.config.modules
-        keeping = [each for each in self.extra["budgets"] if Budget(each).of(modules)]
-        return self._scores(keeping, None)
-
-    def saved(self) -> dict[str, Any]:
-        """Configuration, labels, and 512 training expressions for calibration."""
-        kept = slice(CALIBRATION)
-        return {
-            "config": self.model.config.to_dict(),
-            "preprocessing": None,
-            "labels": CLASS_NAMES,
-            "calibration": {
-                "characters": self.training.characters[kept],
-                "length": self.training.length[kept],
-                "labels": self.training.labels[kept],
-            },
-        }
-
-    def state(self) -> dict[str, Any]:
-        """The graph prior's permutation."""
-        return {"structure": self.model._structure.state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
-        self.model._structure.restore(state["structure"])
-
-    def _rank(self) -> None:
-        device = self.model.read_out_codes.device
-        kept = slice(CALIBRATION)
-        x, length = self.training.characters[kept], self.training.length[kept]
-        self.model.rank_modules(torch.from_numpy(x).to(device), torch.from_numpy(length).to(device))
-
-    def _scores(self, budgets: Sequence[float], most: int | None) -> dict[str, float]:
-        return {f"{each:g}": accuracy(self.model, self.validation, each, most) for each in budgets}
+    def calibration(self) -> dict[str, np.ndarray]:
+        """512 training expressions with their answers."""
+        names = ("characters", "length", "labels")
+        return {name: getattr(self.training, name)[:CALIBRATION] for name in names}
 
 
 class ListValues(nn.Module):
@@ -208,18 +151,3 @@ class ListValues(nn.Module):
     def detach(self) -> None:
         """Take the hook off the model."""
         self._hook.remove()
-
-
-@torch.no_grad()
-def accuracy(model: NAC, data: Expressions, budget: float, most: int | None = None) -> float:
-    """Share of right answers of a budget, from the first `most` expressions.
-
-    Raises: SaccadeError if the budget keeps no module.
-    """
-    small, device = model.prune(budget).fold(), model.read_out_codes.device
-    right, count = 0, len(data.labels[:most])
-    for i in range(0, count, _BATCH):
-        here = slice(i, min(i + _BATCH, count))
-        x, length = (torch.from_numpy(a[here]).to(device) for a in (data.characters, data.length))
-        right += int((small(x, length).argmax(1).cpu().numpy() == data.labels[here]).sum())
-    return right / count

@@ -13,8 +13,6 @@ from saccade.export.artefact.variant import (
 from saccade.models.checkpoint import Checkpoint
 from saccade.serving.bench.sweep.options import SweepOptions
 
-STAGES = ("export", "score", "build", "measure")
-
 
 @dataclass(frozen=True)
 class Point:

@@ -14,6 +14,7 @@ from shutil import copytree
 import hostile_graphs
 import onnx
 import pytest
+from one_node import one_node_model
 from tiny_artefacts import artefacts, onnx_model
 
 from saccade.errors import SaccadeError
@@ -24,7 +25,6 @@ from saccade.export.graph.canonical import serialize
 from saccade.export.graph.limits import check_graph, parse_graph, read_graph
 from saccade.export.graph.trial import tried
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
-from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 from family_folders import exported, family_folder
 from folder_store import stored
+from one_node import one_node_model
 from ops_cases import CASES
 
 from saccade.errors import SaccadeError
@@ -21,9 +22,9 @@ from saccade.export.gate.gate import Reference
 from saccade.export.gate.manifest_checks import contradictions
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.export.graph.half_graph import widened_bytes
-from saccade.export.graph.inlining import inlined
+from saccade.export.graph.precision import inlined
 from saccade.models.checkpoint import load
-from saccade.plugins.onnx_model import all_nodes, one_node_model
+from saccade.plugins.onnx_model import all_nodes
 from saccade.plugins.ops import OPS
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.model_config import parse_config

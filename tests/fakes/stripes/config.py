@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from saccade.models.config_values import ConfigValues
+from saccade.schema import Count
 
 SOURCE = "nobody 2026, Stripes"
 SIDE_PX = 8
@@ -16,12 +17,17 @@ class StripesConfig(ConfigValues):
     """A layer of units on the pixels, and a classifier on those."""
 
     called: ClassVar[str] = "Stripes"
-    units: int = 8
+    height_px: ClassVar[int] = SIDE_PX
+    width_px: ClassVar[int] = SIDE_PX
+    channels: ClassVar[int] = 1
+    mean: ClassVar[tuple[float, ...]] = (0.5,)
+    std: ClassVar[tuple[float, ...]] = (0.5,)
+
+    units: Count = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
         self._check_types()
-        self._expect("units", self.units >= 1, "at least 1")
 
 
 PRESETS = {"stripes-tiny": StripesConfig()}

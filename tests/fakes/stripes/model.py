@@ -9,13 +9,12 @@ from fakes.stripes.config import SIDE_PX, StripesConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.families import folded
-from saccade.models.interface import Part, Setting, TensorSpec, fraction_setting
+from saccade.models.interface import Family, Part, Setting, TensorSpec, fraction_setting
 
 CENTER = 127.5
 
 
-class Stripes(nn.Module):
+class Stripes(nn.Module, Family):
     """Units on the pixels and a classifier; `sign` -1 is the negative of the picture.
 
     Shapes: image [b 8 8 1], sign [b 1] -> logits [b 2] and more, by name.
@@ -53,9 +52,6 @@ class Stripes(nn.Module):
         state["head.weight"] = state["head.weight"][:, : setting.kept]
         other.load_state_dict(state)
         return other.to(self.units.weight).train(self.training)
-
-    def fold(self) -> nn.Module:
-        return folded(self)
 
     def facts(self) -> dict[str, Any]:
         return {"side_px": SIDE_PX}

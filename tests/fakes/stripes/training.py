@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross entropy on pictures of stripes."""
 
-from typing import Any
-
 import numpy as np
 import torch
-from fakes.stripes.config import LABELS, SIDE_PX, StripesConfig
+from fakes.stripes.config import LABELS, StripesConfig
 from fakes.stripes.data import sha256_of, stripes
 from fakes.stripes.model import Stripes
 from torch import Tensor
 from torch.nn import functional as F
 
 from saccade.models.families import new_model
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.task import Recipe
+from saccade.models.training.task import Recipe, Task
 
 RECIPE = Recipe(steps=40, batch=32, learning_rate=0.02, warm_up_steps=4, validate_every=20)
 
@@ -24,10 +21,10 @@ def task(options: TrainOptions) -> "StripesTask":
     return StripesTask(options)
 
 
-class StripesTask:
+class StripesTask(Task):
     """A `training.task.Task`."""
 
-    family, data = "stripes", "stripes"
+    family, data, labels = "stripes", "stripes", LABELS
 
     def __init__(self, options: TrainOptions) -> None:
         self.recipe = chosen_recipe(options, quick=RECIPE, shipped=RECIPE)
@@ -49,16 +46,6 @@ class StripesTask:
         found = self.model(images, torch.ones(len(images), 1))["logits"].argmax(1)
         return {"direction": float((found == labels).double().mean())}
 
-    def finish(self) -> None:
-        pass
-
-    def saved(self) -> dict[str, Any]:
+    def calibration(self) -> dict[str, np.ndarray]:
         images, labels = self.training[0][:256], self.training[1][:256]
-        return {
-            "config": self.model.config.to_dict(),
-            "preprocessing": Preprocessing(SIDE_PX, SIDE_PX, 1, (0.5,), (0.5,)),
-            "labels": LABELS,
-            "calibration": {
-                "image": images, "labels": labels, "sign": np.ones((256, 1), np.float32),
-            },
-        }  # fmt: skip
+        return {"image": images, "labels": labels, "sign": np.ones((256, 1), np.float32)}

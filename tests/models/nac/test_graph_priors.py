@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from saccade.models.nac.graph_orders import degree_order, spectral_order
-from saccade.models.nac.graph_priors import GraphStructure, structure_loss
-from saccade.models.nac.graph_targets import target_links
+from saccade.models.nac.graph_priors import (
+    GraphStructure,
+    prior_signatures,
+    structure_loss,
+    target_links,
+)
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.skmdpa import link_probability, signature_distance
-from saccade.models.nac.start_signatures import prior_signatures
+from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
 
 PRIORS = ("scale-free", "planted-partition", "ring-of-cliques", "erdos-renyi")
 SPECTRAL = PRIORS[1:3]
@@ -120,7 +123,7 @@ def test_collapse_is_undone() -> None:
 
     def mean_link() -> float:
         distance = signature_distance(signatures.detach(), signatures.detach())
-        return off_diagonal(link_probability(distance, 0.25)).mean().item()
+        return off_diagonal(evaluation_bias(distance, 0.25).exp()).mean().item()
 
     assert mean_link() > 0.999
     for _ in range(150):
@@ -137,7 +140,7 @@ def test_signatures_start_at_the_prior(prior: str) -> None:
     settings = config(prior, 96)
     signatures, target = prior_signatures(settings), target_links(settings)
     assert torch.equal(signatures, prior_signatures(settings))
-    links = link_probability(signature_distance(signatures, signatures), settings.epsilon)
+    links = evaluation_bias(signature_distance(signatures, signatures), settings.epsilon).exp()
     assert off_diagonal(links).mean() == pytest.approx(off_diagonal(target).mean(), rel=0.25)
     if prior != "erdos-renyi":
         pairs = torch.stack([off_diagonal(links), off_diagonal(target)])

@@ -12,7 +12,7 @@ from saccade.errors import SaccadeError, ShapeError
 from saccade.models.interface import part_named
 from saccade.models.nac.circuit import SampleCircuit, sample_circuit
 from saccade.models.nac.model import NAC, NACConfig
-from saccade.models.nac.skmdpa import link_probability, signature_distance
+from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
 
 LINK = np.array([[1, 0.9, 0.2, 0.8], [0.9, 1, 0.1, 0.6], [0.2, 0.1, 1, 0.3], [0.8, 0.6, 0.3, 1]])
 ATTENTION = np.array([[0.7, 0.2, 0.1, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0.25, 0.25, 0.25, 0.25]])
@@ -51,14 +51,14 @@ def test_a_models_answer_becomes_a_circuit() -> None:
     assert circuit.attention.shape == (6, length)
     np.testing.assert_allclose(circuit.attention.sum(1), 1, atol=1e-5)
     signatures = NAC(NACConfig(input="bytes", max_tokens=9, **small)).generator.signatures
-    expected = link_probability(signature_distance(signatures, signatures), 0.25)
+    expected = evaluation_bias(signature_distance(signatures, signatures), 0.25).exp()
     np.testing.assert_allclose(circuit.link, expected.detach().numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ("image", "pair", "words", "dense"))
 def test_pictures_are_drawn_and_repeat(kind: str) -> None:
     pytest.importorskip("matplotlib")
-    from saccade.models.nac.circuit_drawing import circuit_png
+    from saccade.models.nac.picture import circuit_png
 
     image = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
     attention = np.tile(ATTENTION, (1, 2)) / 2 if kind == "pair" else ATTENTION

@@ -10,6 +10,7 @@ from fixed_fold import folded_in_order
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from saccade.models.nac.components import OUTPUTS
 from saccade.models.nac.model import NAC, NACConfig
 
 SMALL = {"modules": 16, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24, "seed": 1}
@@ -134,15 +135,15 @@ def test_pruned_is_full_with_masked_modules(case: str) -> None:
     def mask_bias(_: torch.nn.Module, inputs: tuple) -> tuple:
         return (*inputs[:-1], masked[None] if inputs[-1] is None else inputs[-1] + masked)
 
-    expected = pruned.outputs(**arguments)
+    expected = pruned.details(**arguments)
     selected = model(**arguments, modules=model.module_order[:6])
     assert (selected - expected["logits"]).abs().max() < 1e-12
-    unmasked = model.outputs(**arguments)
+    unmasked = model.details(**arguments)
     for layer in (*model.propagators, model.read_out):
         layer.register_forward_pre_hook(mask_bias)
-    found = model.outputs(**arguments)
-    for name, value in expected.items():
-        assert (found[name] - value).abs().max() < 1e-12, name
+    found = model.details(**arguments)
+    for name in OUTPUTS:
+        assert (found[name] - expected[name]).abs().max() < 1e-12, name
     assert (unmasked["logits"] - expected["logits"]).abs().max() > 1e-4
 
 
@@ -150,9 +151,8 @@ def test_pruned_is_full_with_masked_modules(case: str) -> None:
 def test_outputs_agree_and_every_weight_learns(case: str) -> None:
     model = nac(**CASES[case])
     arguments = given(model)
-    outputs = model.outputs(**arguments)
+    outputs = model.details(**arguments)
     assert torch.equal(outputs["logits"], model(**arguments))
-    assert torch.equal(outputs["embedding"], model.embed(**arguments))
     assert torch.allclose(outputs["probabilities"], outputs["logits"].softmax(-1))
     assert torch.allclose(outputs["embedding"].norm(dim=-1), torch.ones(3).double())
     torch.manual_seed(0)
@@ -177,11 +177,10 @@ def test_fold_is_the_same_function_at_every_budget(case: str) -> None:
     for budget in (1, 0.5, 0.25, 0.125) if case != "one module" else (1,):
         pruned = model.prune(budget)
         folded = folded_in_order(pruned)
-        expected, found = pruned.outputs(**arguments), folded.outputs(**arguments)
+        expected, found = pruned.details(**arguments), folded.details(**arguments)
         for name, value in expected.items():
             assert (found[name] - value).abs().max() < 1e-10, (budget, name)
         assert torch.equal(folded(**arguments), found["logits"])
-        assert torch.equal(folded.embed(**arguments), found["embedding"])
 
 
 def test_fold_can_be_told_from_another_function() -> None:

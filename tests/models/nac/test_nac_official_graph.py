@@ -15,12 +15,16 @@ from torch.nn import functional as F
 from saccade.errors import SaccadeError
 from saccade.models.checkpoint import load
 from saccade.models.nac.graph_orders import hungarian_order
-from saccade.models.nac.graph_priors import GraphStructure, structure_loss
-from saccade.models.nac.graph_targets import target_links
+from saccade.models.nac.graph_priors import (
+    GraphStructure,
+    drawn_graph,
+    hinge_signatures,
+    structure_loss,
+    target_links,
+)
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.noise import dropped_path, noised
-from saccade.models.nac.skmdpa import link_probability, sampled_bias, signature_distance, skmdpa
-from saccade.models.nac.start_signatures import drawn_graph, hinge_signatures
+from saccade.models.nac.skmdpa import evaluation_bias, sampled_bias, signature_distance, skmdpa
 from saccade.models.training.train import TrainOptions, train
 
 OFFICIAL = {
@@ -85,7 +89,7 @@ def test_with_bandwidth_one_no_circuit_is_sparse() -> None:
     least = math.exp(-1 - 1 / (modules - 1))
 
     def mean_link(signatures: torch.Tensor) -> float:
-        links = link_probability(signature_distance(signatures, signatures), 1.0)
+        links = evaluation_bias(signature_distance(signatures, signatures), 1.0).exp()
         return ((links.sum() - links.trace()) / (modules * (modules - 1))).item()
 
     assert min(mean_link(each) for each in (*tried, opposed)) > least

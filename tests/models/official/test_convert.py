@@ -257,8 +257,9 @@ def test_a_trunk_from_a_second_file(
 def test_every_source_says_what_it_takes() -> None:
     for source in SOURCES.values():
         assert set(source.takes) <= set(OPTIONAL)
-        assert source.module == "fake.source" or hasattr(
-            import_module(f"saccade.models.official.{source.module}"), "convert"
+        module, _, name = source.module.partition(":")
+        assert module == "fake.source" or hasattr(
+            import_module(f"saccade.models.official.{module}"), name or "convert"
         )
 
 

@@ -139,7 +139,7 @@ def test_validation_scores_every_image_from_its_own_start(job):
 
 
 def test_worlds_have_a_slot_for_each_object_and_the_background(tmp_path):
-    from saccade.models.slot_attention.training.scenes import scene_source
+    from saccade.models.slot_attention.training import scene_source
 
     kinds = {"tetrominoes": ("t-sa", 4), "shapes": ("ts-sa", 5)}
     for name, (attention, slots) in kinds.items():

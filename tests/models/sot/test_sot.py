@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from saccade.errors import SaccadeError, ShapeError  # noqa: E402
 from saccade.models.families import build  # noqa: E402
 from saccade.models.sot.config import AUTHORS, PRESETS, SoTConfig  # noqa: E402
+from saccade.models.sot.head import normalization  # noqa: E402
+from saccade.models.sot.head import pooling as head_pooling  # noqa: E402
 from saccade.models.sot.model import SoT  # noqa: E402
-from saccade.models.sot.pooling import normalization  # noqa: E402
-from saccade.models.sot.pooling import pooling as head_pooling  # noqa: E402
 from saccade.plugins.ops import svpn_fast  # noqa: E402
 
 TINY = SoTConfig(

@@ -7,8 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
 from saccade.errors import SaccadeError  # noqa: E402
-from saccade.models.sot.training import task  # noqa: E402
-from saccade.models.sot.training.images import patch_side  # noqa: E402
+from saccade.models.sot.training import patch_side, task  # noqa: E402
 from saccade.models.training.options import TrainOptions  # noqa: E402
 
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "mlp_dim": 16, "m": 4, "n": 4, "pool_heads": 2}

@@ -15,7 +15,7 @@ from saccade.leftovers import only_writer
 from saccade.models.checkpoint import load
 from saccade.models.data.datasets import load_data
 from saccade.models.nac.training import recipes as nac_recipes
-from saccade.models.nac.training import score
+from saccade.models.nac.training.circuit_task import score
 from saccade.models.nac.training.recipes import recipe_for
 from saccade.models.training import loop
 from saccade.models.training.options import overrides_words, parse_overrides
@@ -42,7 +42,8 @@ def test_learns_digits_and_says_how_well(tmp_path: Path) -> None:
     training = {image.tobytes() for image in load_data("digits", "train").images}
     assert all(image.tobytes() in training for image in checkpoint.calibration["image"])
     model = checkpoint.build()
-    again = score(model, load_data("digits", "validation"), (1.0, 0.25))
+    held_out = load_data("digits", "validation")
+    again = score(model, [held_out.images], held_out.labels, (1.0, 0.25), at_once=50)
     assert again == {key: checkpoint.card["validation"][key] for key in ("1", "0.25")}
     assert torch.equal(model.module_order.sort().values, torch.arange(8))
     with options.log_path.open() as file:

@@ -13,7 +13,7 @@ from torch import nn
 from saccade.errors import SaccadeError
 from saccade.models.nac.config import NACConfig
 from saccade.models.nac.training import recipes as nac_recipes
-from saccade.models.nac.training.dropout import drawn_modules
+from saccade.models.nac.training.circuit_task import drawn_modules
 from saccade.models.training import loop
 from saccade.models.training.loop import Average, adamw, rate_at
 from saccade.models.training.task import Recipe

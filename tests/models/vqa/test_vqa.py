@@ -12,10 +12,10 @@ import torch
 from fixed_fold import folded_in_order
 
 from saccade.errors import SaccadeError
-from saccade.models.vqa.components import question_tokens, vqa_facts
 from saccade.models.vqa.config import PRESETS, VQAConfig
 from saccade.models.vqa.mcan import Attention
 from saccade.models.vqa.model import VQA
+from saccade.models.vqa.questions import question_tokens
 from saccade.models.vqa.tv_dykstra import tv_dykstra
 from saccade.plugins.ops import sparsemax, tvmax
 
@@ -184,13 +184,13 @@ def test_the_authors_rounds_end_early_but_lead_to_the_answer() -> None:
 
 def test_what_a_client_needs() -> None:
     words = ("what", "is", "red")
-    facts = vqa_facts(replace(FLAT, words=words, tokens=7, question_length=5))
+    facts = VQA(replace(FLAT, words=words, tokens=7, question_length=5)).facts()
     assert question_tokens(facts, "What is blue?", truncate=True).tolist() == [1, 4, 5, 3, 2]
     listed = ("PAD", "UNK", "what", "is", "red")
-    facts = vqa_facts(replace(FLAT, words=listed, vocabulary="listed", tokens=5))
+    facts = VQA(replace(FLAT, words=listed, vocabulary="listed", tokens=5)).facts()
     assert question_tokens(facts, "Is what's-this red?")[:5].tolist() == [3, 1, 1, 4, 0]
     with pytest.raises(SaccadeError, match="--vocabulary"):
-        question_tokens(vqa_facts(FLAT), "is it red ?")
+        question_tokens(VQA(FLAT).facts(), "is it red ?")
 
 
 WRONG_INPUTS = {

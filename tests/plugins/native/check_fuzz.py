@@ -46,6 +46,7 @@ def run(sanitized: Path, name: str) -> subprocess.CompletedProcess:
     ]
     environment = {
         **os.environ,
+        "PYTHONPATH": str(TESTS / "plugins"),
         "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",

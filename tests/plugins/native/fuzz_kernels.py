@@ -15,10 +15,10 @@ import onnx
 import onnxruntime as ort
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from one_node import one_node_model
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.plugins.contract import Op
-from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
 
 # Values at the edges of what each attribute may be, and beyond them.

@@ -7,10 +7,10 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from one_node import one_node_model
 from ops_implementations import built_library
 from places import ROOT
 
-from saccade.plugins.onnx_model import one_node_model
 from saccade.plugins.ops import OPS
 
 BACKEND = ROOT / "model_repository" / "onnxruntime_backend"

@@ -1,23 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
 """How slot attention learns: to paint the picture again, without ever seeing a mask."""
 
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.errors import SaccadeError
+from saccade.models.data.datasets import load_data
+from saccade.models.data.shapes import scene_batch, scenes
+from saccade.models.data.tetrominoes import PIECES, tetromino_batch, tetrominoes
 from saccade.models.families import new_model
-from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.decoder import segmentation
 from saccade.models.slot_attention.fold import reordered_attention
 from saccade.models.slot_attention.initial import initial_states
 from saccade.models.slot_attention.model import SlotModel, random_pose
-from saccade.models.slot_attention.training.scenes import SOURCE_FIELDS, SceneSource, scene_source
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
-from saccade.models.training.task import Recipe
+from saccade.models.training.task import Recipe, Task
+
+SOURCE_FIELDS = ("positions", "side_px")  # of --set, for generated scenes
+_SIDES = {"tetrominoes": 20, "shapes": 32}
+# The functions of each world: a fixed split, and scenes without end.
+_DRAWN: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "tetrominoes": (tetrominoes, tetromino_batch),
+    "shapes": (scenes, scene_batch),
+}
+_MOST_OBJECTS = {"tetrominoes": PIECES, "shapes": 4}
+
+
+@dataclass(frozen=True)
+class SceneSource:
+    """Pictures to learn from and to score.
+
+    Shapes: draw(rng, n) -> images [n h w c] uint8; validation: suffix of the score's name,
+            images, masks [n h w] uint8 or None; calibration(n) -> arrays by name.
+    """
+
+    name: str
+    sha256: Mapping[str, str]
+    fields: Mapping[str, Any]  # of the configuration
+    draw: Callable[[np.random.Generator, int], np.ndarray]
+    validation: tuple[tuple[str, np.ndarray, np.ndarray | None], ...]
+    calibration: Callable[[int], dict[str, np.ndarray]]
+
+
+def scene_source(options: TrainOptions, validation: int) -> SceneSource:
+    """The source that the options name; none: tetrominoes.
+
+    Raises: SaccadeError if there is no such data, or --set has fields that it does not.
+    """
+    name = options.data or "tetrominoes"
+    if name in _SIDES:
+        return _generated(name, options, validation)
+    given = sorted(set(SOURCE_FIELDS) & set(options.set))
+    if given:
+        raise SaccadeError(
+            f"--set {given[0]}: only generated scenes have it, found data '{name}'. "
+            "Leave it out, or pass --data tetrominoes or shapes."
+        )
+    return _pictures(name, options, validation)
+
+
+def _generated(name: str, options: TrainOptions, validation: int) -> SceneSource:
+    side = options.set.get("side_px", _SIDES[name])
+    if type(side) is not int:
+        raise SaccadeError(f"--set side_px={side}: expected a whole number, such as 20, 24 or 35.")
+    positions = options.set.get("positions", "anywhere")
+    splits, batches = _DRAWN[name]
+    like = splits("validation", validation, side_px=side, positions=positions)
+    scored = [("", like.images, like.masks)]
+    if positions != "anywhere":
+        other = splits("validation", validation, side_px=side)
+        scored.append(("_anywhere", other.images, other.masks))
+
+    def draw(rng: np.random.Generator, count: int) -> np.ndarray:
+        images: np.ndarray = batches(rng, count, side_px=side, positions=positions).images
+        return images
+
+    def calibration(count: int) -> dict[str, np.ndarray]:
+        some = splits("train", count, side_px=side, positions=positions)
+        return {"image": some.images, "masks": some.masks}
+
+    # Training scenes are drawn for ever; the split's first ones stand for them.
+    train = calibration(256)
+    return SceneSource(
+        name=name if positions == "anywhere" else f"{name} ({positions})",
+        sha256={
+            "train": _digest(train["image"], train["masks"]),
+            "validation": _digest(like.images, like.masks),
+        },
+        fields=_fields(name, side),
+        draw=draw,
+        validation=tuple(scored),
+        calibration=calibration,
+    )
+
+
+def _fields(name: str, side: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "height_px": side,
+        "width_px": side,
+        "decoder_height": side,
+        "decoder_width": side,
+        "slots": _MOST_OBJECTS[name] + 1,  # one for the background
+        "attention": "t-sa",
+    }
+    if name == "shapes":
+        fields |= {"encoder_strides": (2, 1, 1), "attention": "ts-sa"}
+    return fields
+
+
+def _pictures(name: str, options: TrainOptions, validation: int) -> SceneSource:
+    training = load_data(name, "train", side_px=options.side_px, also=("tetrominoes",))
+    held_out = load_data(name, "validation", side_px=options.side_px)
+    images = training.images
+    _, height, width, channels = images.shape
+    fields = _fields("shapes", height) | {"width_px": width, "decoder_width": width}
+    fields |= {"channels": channels, "mean": (0.0,) * channels, "std": (1.0,) * channels}
+    return SceneSource(
+        name=training.name,
+        sha256={"train": training.sha256, "validation": held_out.sha256},
+        fields=fields,
+        draw=lambda rng, count: images[rng.integers(len(images), size=count)],
+        validation=(("", held_out.images[:validation], None),),
+        calibration=lambda count: {"image": images[np.arange(count) % len(images)]},
+    )
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    digest = hashlib.sha256(repr([each.shape for each in arrays]).encode())
+    for each in arrays:
+        digest.update(each.tobytes())
+    return digest.hexdigest()
+
 
 SMALL = {
     "encoder_channels": (64, 64, 64),
@@ -32,7 +153,6 @@ SMALL = {
 # Times the first weights of the decoder's grid: small ones paint blobs for thousands of steps.
 GRID_GAIN = 4.0
 # Tables 4: Adam, so no decay of the weights; the learning rate is higher and the run shorter.
-_ADAM: dict[str, Any] = {"weight_decay": 0.0, "betas": (0.9, 0.999), "clip_norm": 0.5}
 QUICK = Recipe(
     steps=1000,
     batch=32,
@@ -40,16 +160,17 @@ QUICK = Recipe(
     config=SMALL,
     warm_up_steps=100,
     extra={"validation": 128},
-    **_ADAM,
+    weight_decay=0.0,
+    betas=(0.9, 0.999),
+    clip_norm=0.5,
 )
-SHIPPED = Recipe(
+SHIPPED = replace(
+    QUICK,
     steps=9_000,
     batch=16,
     learning_rate=8e-4,
-    config=SMALL,
     warm_up_steps=300,
     extra={"validation": 320},
-    **_ADAM,
 )
 # What else differs by `attention`: the baseline knows places from a learned embedding.
 KINDS: dict[str, dict[str, Any]] = {
@@ -72,10 +193,11 @@ def task(options: TrainOptions) -> "SlotTask":
     return SlotTask(options, recipe, source)
 
 
-class SlotTask:
+class SlotTask(Task):
     """A `training.task.Task`. Positions and scales that slots begin with are new in every step."""
 
     family = "slot-attention"
+    model: SlotModel
 
     def __init__(self, options: TrainOptions, recipe: Recipe, source: SceneSource) -> None:
         self.recipe, self.source = recipe, source
@@ -127,19 +249,9 @@ class SlotTask:
         ari = adjusted_rand_index(masks, found).mean()
         return {"fg_ari" + suffix: float(fg_ari), "ari" + suffix: float(ari)} | error
 
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-    def saved(self) -> dict[str, Any]:
-        """Configuration, input, and calibration images with their masks where they are known."""
-        config = self.model.config
-        size = (config.height_px, config.width_px, config.channels)
-        return {
-            "config": config.to_dict(),
-            "preprocessing": Preprocessing(*size, config.mean, config.std),
-            "labels": (),
-            "calibration": self.source.calibration(CALIBRATION),
-        }
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Images, with their masks where they are known."""
+        return self.source.calibration(CALIBRATION)
 
 
 @torch.no_grad()

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a NAC's training does on any data: module dropout, graph prior, a score by budget."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.models.budget import Budget
+from saccade.models.families import new_model
+from saccade.models.nac.model import NAC, NACConfig
+from saccade.models.training.options import TrainOptions, chosen_config
+from saccade.models.training.task import Recipe, Task
+
+SMALL_BUDGET = 0.125  # the best step is the one whose full and small model are best on average
+
+
+class CircuitTask(Task):
+    """A `training.task.Task` of a NAC; `extra` of its recipe has `graph_weight`, `keep`, `budgets`.
+
+    With module dropout a step keeps a share of the modules that is drawn as `dropout_draw` says.
+    They are the best connected ones in `dropout_ordered` of the steps, else a random subset.
+    """
+
+    family = "nac"
+    model: NAC
+    scored: tuple[tuple[np.ndarray, ...], np.ndarray]  # inputs of validation samples, their labels
+    ranked: tuple[np.ndarray, ...]  # inputs that tell the modules' order where it depends on them
+    few: int  # samples of validation while training
+    at_once: int  # samples of one pass of scoring
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        recipe: Recipe,
+        given: Mapping[str, Any],
+        known: Sequence[str],
+    ) -> None:
+        self.recipe, self.extra = recipe, recipe.extra
+        config = chosen_config(NACConfig, options, recipe.config, given, known=known)
+        if "module_dropout" not in options.set:
+            fewest = self.extra["keep"][0] / config.modules
+            config = replace(config, module_dropout=min(1.0, fewest))
+        self.model = new_model(NAC, config)
+
+    def with_graph_prior(self, loss: Tensor) -> Tensor:
+        """The loss and the distance of the links from the prior."""
+        if self.extra["graph_weight"]:
+            loss = loss + self.extra["graph_weight"] * self.model.graph_loss()
+        return loss
+
+    def validate(self) -> dict[str, float]:
+        """Top-1 of the full and of a small model, and first their mean."""
+        self.rank()
+        small = max(SMALL_BUDGET, 1 / self.model.config.modules)
+        scores = self.scores(sorted({1.0, small}, reverse=True), most=self.few)
+        return {"mean": (scores["1"] + scores[f"{small:g}"]) / 2} | scores
+
+    def report(self) -> dict[str, float]:
+        """Top-1 by budget on all validation samples."""
+        modules = self.model.config.modules
+        return self.scores([each for each in self.extra["budgets"] if Budget(each).of(modules)])
+
+    def scores(self, budgets: Sequence[float], *, most: int | None = None) -> dict[str, float]:
+        """Top-1 by budget on the first `most` validation samples."""
+        inputs, labels = self.scored
+        given = tuple(each[:most] for each in inputs)
+        return score(self.model, given, labels[:most], budgets, at_once=self.at_once)
+
+    def finish(self) -> None:
+        """Rank the modules: a budget keeps the first of them."""
+        if self.auxiliary is not None:
+            self.auxiliary.detach()
+        self.rank()
+
+    def rank(self) -> Tensor:
+        """The modules' order; where each sample has its own circuit, that of training samples."""
+        device = self.model.read_out_codes.device
+        return self.model.rank_modules(*(torch.from_numpy(each).to(device) for each in self.ranked))
+
+    def state(self) -> dict[str, Any]:
+        """The graph prior's permutation."""
+        return {"structure": self.model._structure.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.model._structure.restore(state["structure"])
+
+
+@torch.inference_mode()
+def score(
+    model: NAC,
+    inputs: Sequence[np.ndarray],
+    labels: np.ndarray,
+    budgets: Sequence[float],
+    *,
+    at_once: int,
+) -> dict[str, float]:
+    """Share of right answers by budget.
+
+    Shapes: inputs the model's arguments, [n ...] each; labels [n].
+    Raises: SaccadeError if a budget keeps no module.
+    """
+    device, scores = model.read_out_codes.device, {}
+    for budget in budgets:
+        small, right = model.prune(budget).eval().fold(), 0
+        for at in range(0, len(labels), at_once):
+            part = slice(at, at + at_once)
+            given = (torch.from_numpy(each[part]).to(device) for each in inputs)
+            right += int((small(*given).argmax(1).cpu().numpy() == labels[part]).sum())
+        scores[f"{budget:g}"] = right / len(labels)
+    return scores
+
+
+def drawn_modules(
+    config: NACConfig, rng: np.random.Generator, *, most: int, rank: Callable[[], Tensor]
+) -> Tensor | None:
+    """Modules to keep, or none for all: a share from `module_dropout` to that of `most` modules.
+
+    They are the best connected ones, the first of `rank`, in `dropout_ordered` of the steps, else
+    a random subset.
+
+    Shapes: -> int64 [m].
+    """
+    if config.module_dropout >= 1:
+        return None
+    least, largest = config.module_dropout, min(1.0, most / config.modules)
+    if config.dropout_draw == "uniform":
+        share = rng.uniform(least, largest)
+    else:
+        share = math.exp(rng.uniform(math.log(least), math.log(largest)))
+    keep = max(1, math.floor(share * config.modules + 0.5))
+    if rng.random() >= config.dropout_ordered:
+        return torch.from_numpy(rng.permutation(config.modules)[:keep])
+    return rank()[:keep]

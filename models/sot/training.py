@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a second-order transformer learns to classify images or texts, whatever its head."""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saccade.errors import SaccadeError
+from saccade.models.data.augment import Augmentation
+from saccade.models.data.datasets import calibration_rows, load_data, pixel_moments
+from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
+from saccade.models.data.shapes import Scenes, scene_batch, scenes
+from saccade.models.data.token_states import TokenStates, token_states
+from saccade.models.families import new_model
+from saccade.models.interface import Setting
+from saccade.models.sot.config import SMALL
+from saccade.models.sot.model import SoT, SoTConfig
+from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.task import Recipe, Task
+
+Labelled = tuple[dict[str, np.ndarray], np.ndarray]  # inputs by name, labels
+SCENE_PX = 48  # 256 for calibration stay within the 3 MiB of a shipped file
+_SEEN = 1_000  # images that tell mean and deviation
+_ONE = (1, 1)  # object a scene
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where training and validation samples come from.
+
+    Shapes: draw answers inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64;
+            validation and calibration hold the same.
+    """
+
+    name: str
+    sha256: Mapping[str, str]
+    class_names: tuple[str, ...]
+    fields: Mapping[str, Any]  # of the configuration, that the data decides
+    draw: Callable[[np.random.Generator, int], Labelled]
+    validation: Labelled
+    calibration: Labelled
+
+
+def _image_fields(images: np.ndarray, seen: np.ndarray, classes: int) -> dict[str, Any]:
+    """The size of the images and the moments of those that were looked at; 8 tokens on a side."""
+    _, height, width, channels = images.shape
+    mean, std = pixel_moments(seen)
+    return {
+        "height_px": height,
+        "width_px": width,
+        "channels": channels,
+        "patch_px": patch_side(height, width),
+        "mean": mean,
+        "std": std,
+        "classes": classes,
+    }
+
+
+def image_source(options: TrainOptions, *, validation: int, calibration: int) -> Source:
+    """The source that the options name: `shapes` (the default), digits, a folder, or an .npz.
+
+    Raises: SaccadeError if there is no such data.
+    """
+    name = options.data or "shapes"
+    if name == "shapes":
+        return _shapes(validation, calibration)
+    training = load_data(name, "train", side_px=options.side_px)
+    held_out = load_data(name, "validation", side_px=options.side_px)
+    images, labels = training.images, training.labels
+    jitter = Augmentation(shift_px=images.shape[1] / 12, degrees=10, zoom=0.1)
+
+    def draw(rng: np.random.Generator, count: int) -> Labelled:
+        chosen = rng.integers(len(labels), size=count)
+        return {"image": jitter(images[chosen], rng)}, labels[chosen]
+
+    some = calibration_rows(len(labels), calibration)
+    return Source(
+        name=training.name,
+        sha256={"train": training.sha256, "validation": held_out.sha256},
+        class_names=training.class_names,
+        fields=_image_fields(held_out.images, images[:_SEEN], len(training.class_names)),
+        draw=draw,
+        validation=({"image": held_out.images}, held_out.labels),
+        calibration=({"image": images[some]}, labels[some]),
+    )
+
+
+def patch_side(height: int, width: int) -> int:
+    """The common divisor of both sides, at least 2 where there is one, nearest to an eighth.
+
+    Units: pixels.
+    """
+    common = math.gcd(height, width)
+    divisors = [each for each in range(2, common + 1) if common % each == 0] or [1]
+    return min(divisors, key=lambda each: abs(each - max(height, width) / 8))
+
+
+def _shapes(validation: int, calibration: int) -> Source:
+    held_out = scenes("validation", validation, side_px=SCENE_PX, objects=_ONE)
+    known = scenes("train", calibration, side_px=SCENE_PX, objects=_ONE)
+
+    def draw(rng: np.random.Generator, count: int) -> Labelled:
+        return _labelled(scene_batch(rng, count, side_px=SCENE_PX, objects=_ONE))
+
+    return Source(
+        name="shapes",
+        sha256={"train": _digest(known.images), "validation": _digest(held_out.images)},
+        class_names=SCENE_LABELS,
+        fields=_image_fields(held_out.images, known.images, len(SCENE_LABELS)),
+        draw=draw,
+        validation=_labelled(held_out),
+        calibration=_labelled(known),
+    )
+
+
+def _labelled(drawn: Scenes) -> Labelled:
+    labels = np.array([scene_label(objects) for objects in drawn.objects], np.int64)
+    return {"image": drawn.images}, labels
+
+
+def _digest(images: np.ndarray) -> str:
+    return hashlib.sha256(repr(images.shape).encode() + images.tobytes()).hexdigest()
+
+
+def _rows(data: TokenStates, rows: np.ndarray) -> Labelled:
+    return {name: each[rows] for name, each in data.inputs.items()}, data.labels[rows]
+
+
+def text_source(options: TrainOptions, *, calibration: int) -> Source:
+    """The token states in the .npz that the options name.
+
+    Raises: SaccadeError if there is none, it cannot be used, or `--set` contradicts it.
+    """
+    if options.data is None:
+        raise SaccadeError(
+            "--set input=tokens: texts come as the states of a language model, and none are "
+            "generated here. Pass --data with an .npz of tokens, lengths and labels."
+        )
+    train, held_out = (token_states(options.data, split) for split in ("train", "validation"))
+    _, most, width = train.tokens.shape
+    fields = {
+        "input": "tokens",
+        "max_tokens": most,
+        "dim": width,
+        "classes": len(train.class_names),
+        "heads": 1,  # a text's states have no trunk here
+    }
+    for name in ("max_tokens", "dim", "classes"):
+        if options.set.get(name, fields[name]) != fields[name]:
+            raise SaccadeError(
+                f"--set {name}={options.set[name]}: the data says {fields[name]}. Leave it out."
+            )
+    total = len(train.labels)
+    return Source(
+        name=train.name,
+        sha256={"train": train.sha256, "validation": held_out.sha256},
+        class_names=train.class_names,
+        fields=fields,
+        draw=lambda rng, count: _rows(train, rng.integers(total, size=count)),
+        validation=(held_out.inputs, held_out.labels),
+        calibration=_rows(train, calibration_rows(total, calibration)),
+    )
+
+
+CALIBRATION, VALIDATION = 256, 1000
+_BATCH = 100  # samples of one pass in validation
+QUICK = Recipe(steps=1200, batch=64, learning_rate=1e-3, config=SMALL)
+SHIPPED = Recipe(
+    steps=3_000, batch=64, learning_rate=1e-3, config=SMALL, warm_up_steps=200, ema=0.999
+)
+
+
+def task(options: TrainOptions) -> "SoTTask":
+    """A SoT on shapes (the default: one object, its colour and shape), digits, or own images.
+
+    With `--set input=tokens` on an .npz of token states. Every head learns by the same recipe:
+    `--set fusion=class` is the baseline.
+    Raises: SaccadeError if the data or the configuration cannot be used.
+    """
+    recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+    if options.set.get("input") == "tokens":
+        source = text_source(options, calibration=CALIBRATION)
+    else:
+        source = image_source(options, validation=VALIDATION, calibration=CALIBRATION)
+    return SoTTask(options, recipe, source)
+
+
+class SoTTask(Task):
+    """A `training.task.Task`: cross entropy, of both classifiers with late fusion."""
+
+    family = "sot"
+    model: SoT
+
+    def __init__(self, options: TrainOptions, recipe: Recipe, source: Source) -> None:
+        config = chosen_config(SoTConfig, options, recipe.config, source.fields)
+        self.recipe, self.source = recipe, source
+        self.data, self.data_sha256 = source.name, source.sha256
+        self.labels = source.class_names
+        kind = "texts" if config.input == "tokens" else "images"
+        self.card = {f"validation_{kind}": len(source.validation[1])}
+        self.model = new_model(SoT, config)
+
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The model's inputs by name, such as image [b h w c] uint8, and labels [b]."""
+        inputs, labels = self.source.draw(rng, self.recipe.batch)
+        return _tensors(inputs | {"labels": labels})
+
+    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+        """Cross entropy of the fused logits; with late fusion of each classifier."""
+        x, length = _given(batch)
+        return self.model.loss(x, batch["labels"], length)
+
+    def validate(self) -> dict[str, float]:
+        """Top-1 of the model as it is trained."""
+        return score(self.model, self.source.validation, self.model.settings()[:1])
+
+    def report(self) -> dict[str, float]:
+        """Top-1 of every head that the model is exported with."""
+        return score(self.model, self.source.validation, self.model.settings())
+
+    def calibration(self) -> dict[str, np.ndarray]:
+        """256 training samples."""
+        inputs, labels = self.source.calibration
+        return inputs | {"labels": labels}
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(each) for name, each in arrays.items()}
+
+
+def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """What the model takes: an image alone, or tokens with their length."""
+    if "tokens" in inputs:
+        return inputs["tokens"], inputs["length"]
+    return inputs["image"], None
+
+
+@torch.inference_mode()
+def score(model: SoT, data: Labelled, settings: Sequence[Setting]) -> dict[str, float]:
+    """Share of right answers by setting.
+
+    Shapes: data the inputs [n ...] by name and labels [n] int64.
+    """
+    device = next(model.parameters()).device
+    inputs, labels = _tensors(data[0]), torch.from_numpy(data[1]).to(device)
+    scores = {}
+    for setting in settings:
+        chosen = model.at(setting).eval()
+        right = 0
+        for at in range(0, len(labels), _BATCH):
+            part = slice(at, at + _BATCH)
+            x, length = _given({name: each[part].to(device) for name, each in inputs.items()})
+            right += int((chosen(x, length).argmax(1) == labels[part]).sum())
+        scores[setting.label] = right / len(labels)
+    return scores

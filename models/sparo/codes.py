@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes of many images and texts by slot, of a model in memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from saccade.models.sparo.model import Sparo
+from saccade.models.sparo.pooling import Pooled
+from saccade.models.sparo.text_tokens import encode_texts
+
+_CHUNK = 200
+
+
+@torch.no_grad()
+def image_slots(model: Sparo, images: np.ndarray) -> np.ndarray:
+    """Codes of images, by slot where there are slots.
+
+    Shapes: images [n h w c] uint8 -> [n l v], or [n 1 e] of a baseline.
+    """
+    device = model.image.position.device
+    parts = [torch.from_numpy(images[i : i + _CHUNK]) for i in range(0, len(images), _CHUNK)]
+    return _gathered([model.encode_image(part.to(device)) for part in parts])
+
+
+@torch.no_grad()
+def text_slots(model: Sparo, texts: Sequence[str]) -> np.ndarray:
+    """Codes of texts, by slot where there are slots.
+
+    Shapes: -> [len(texts) l v], or [len(texts) 1 e] of a baseline.
+    """
+    device = model.image.position.device
+    tokens = torch.from_numpy(encode_texts(model.facts(), texts))
+    return _gathered([model.encode_text(part.to(device)) for part in tokens.split(_CHUNK)])
+
+
+def _gathered(pooled: Sequence[Pooled]) -> np.ndarray:
+    found = [each.code.unsqueeze(1) if each.slots is None else each.slots for each in pooled]
+    return torch.cat(found).float().cpu().numpy()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image and the text tower of SPARO: tokens for what pools them."""
+
+import torch
+from torch import Tensor, nn
+
+from saccade.errors import ShapeError
+from saccade.models.layers.pixels import check_image
+from saccade.models.layers.transformer import Block
+from saccade.models.sparo.config import SparoConfig
+
+
+def _blocks(config: SparoConfig, layers: int, width: int, heads: int, hidden: int) -> nn.ModuleList:
+    return nn.ModuleList(
+        Block(width, heads, hidden, activation=config.activation, eps=config.eps)
+        for _ in range(layers - config.reduce_depth)
+    )
+
+
+class ImageTower(nn.Module):
+    """The tokens of an image; the first is the class token.
+
+    Shapes: image [b h w c], values 0 to 255 of any type -> [b n image_width], the class token
+            and then rows of patches from the top left.
+    Source: Dosovitskiy et al. 2021; with `pre_norm` the trunk of CLIP, without that of DINO.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: SparoConfig) -> None:
+        super().__init__()
+        width = config.image_width
+        self.size = (config.height_px, config.width_px, config.channels)
+        self.register_buffer("mean", torch.tensor(config.mean), persistent=False)
+        self.register_buffer("std", torch.tensor(config.std), persistent=False)
+        self.patches = nn.Conv2d(
+            config.channels, width, config.patch_px, config.patch_px, bias=config.patch_bias
+        )
+        std = width**-0.5
+        self.class_token = nn.Parameter(std * torch.randn(width))
+        self.position = nn.Parameter(std * torch.randn(config.image_tokens, width))
+        self.norm_input = nn.LayerNorm(width, eps=config.eps) if config.pre_norm else nn.Identity()
+        sizes = (width, config.image_heads, config.image_hidden)
+        self.blocks = _blocks(config, config.image_layers, *sizes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        check_image(image, self.size)
+        pixels = (image.to(self.mean.dtype) / 255 - self.mean) / self.std
+        x = self.patches(pixels.permute(0, 3, 1, 2)).flatten(2).mT
+        x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1) + self.position
+        x = self.norm_input(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class TextTower(nn.Module):
+    """The tokens of a text, each having seen those in front of it.
+
+    Shapes: tokens [b context_length] int64 -> [b context_length text_width].
+    Source: Radford et al. 2021 (CLIP), section 2.4.
+    """
+
+    causal: Tensor
+
+    def __init__(self, config: SparoConfig) -> None:
+        super().__init__()
+        width, n = config.text_width, config.context_length
+        self.end_token = config.end_token
+        self.embedding = nn.Embedding(config.vocabulary, width)
+        self.position = nn.Parameter(0.01 * torch.randn(n, width))
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        sizes = (width, config.text_heads, config.text_hidden)
+        self.blocks = _blocks(config, config.text_layers, *sizes)
+        behind = torch.full((n, n), -torch.inf).triu(1)
+        self.register_buffer("causal", behind, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = self.position.shape[0]
+        if tokens.dim() != 2 or tokens.shape[1] != length:
+            raise ShapeError(
+                f"tokens: found shape {list(tokens.shape)}, expected [b, {length}]. "
+                "Encode each text to the model's whole context length."
+            )
+        # Not self.embedding(tokens): its node in a graph would take the output's name.
+        chosen = self.embedding.weight.index_select(0, tokens.flatten())
+        x = chosen.unflatten(0, (-1, length)) + self.position
+        for block in self.blocks:
+            x = block(x, self.causal)
+        return x
+
+    def end(self, tokens: Tensor) -> Tensor:
+        """The first position of the end token; the last position where there is none.
+
+        Shapes: tokens [b n] int64 -> [b] int64.
+        """
+        n = tokens.shape[1]
+        if self.end_token:
+            ends = tokens == self.end_token
+        else:
+            ends = tokens == tokens.amax(1, keepdim=True)
+        places = torch.arange(n, device=tokens.device).expand_as(tokens)
+        return torch.where(ends, places, n - 1).amin(1)

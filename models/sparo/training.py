@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two towers that learn which sentence belongs to which scene: SPARO and its baselines."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from saccade.errors import SaccadeError
+from saccade.models.data.captions import (
+    CAPTION_TOKENS,
+    CAPTION_WORDS,
+    CaptionedScenes,
+    caption,
+    captioned,
+)
+from saccade.models.data.datasets import CALIBRATION_SAMPLES, Dataset, load_data, pixel_moments
+from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
+from saccade.models.data.shapes import Scenes, scenes
+from saccade.models.families import new_model
+from saccade.models.scores.retrieval import recalls
+from saccade.models.sparo.codes import image_slots, text_slots
+from saccade.models.sparo.config import SMALL, SparoConfig
+from saccade.models.sparo.model import Sparo
+from saccade.models.sparo.ranking import rank_slots
+from saccade.models.sparo.text_tokens import encode_texts
+from saccade.models.sparo.zero_shot import encode_classes, prompts, zero_shot_logits
+from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
+from saccade.models.training.task import Recipe, Task
+from saccade.models.word_tokens import split_words
+
+TEMPLATES = ("a {}",)
+
+
+class Source(Protocol):
+    """Images, sentences about them, and scores on validation data.
+
+    Shapes: images [n h w c] uint8.
+    """
+
+    name: str
+    images: np.ndarray
+    fields: dict[str, Any]  # of the configuration, that the data decides
+    labels: tuple[str, ...]
+    sha256: dict[str, str]
+    card: dict[str, Any]
+
+    def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
+        """One for each chosen image."""
+        ...
+
+    def scores(self, model: Sparo) -> dict[str, float]:
+        """On validation data, the one that chooses the best step first."""
+        ...
+
+    def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Images and their classes, at most so many.
+
+        Shapes: -> [n h w c] uint8, [n] int64.
+        """
+        ...
+
+
+def sha256_of_scenes(drawn: Scenes) -> str:
+    """Of the pixels and of everything that is said about them."""
+    digest = hashlib.sha256(np.ascontiguousarray(drawn.images).tobytes())
+    digest.update(repr(drawn.objects).encode())
+    return digest.hexdigest()
+
+
+def matching_scores(model: Sparo, data: CaptionedScenes) -> dict[str, float]:
+    """R@1 and R@5 both ways over different sentences, and how often the true one is nearer.
+
+    `r1` is the mean of R@1 both ways.
+    """
+    images = image_slots(model, data.images).reshape(len(data.images), -1)
+    first = {text: i for i, text in reversed(list(enumerate(data.captions)))}
+    kept = np.array(sorted(first.values()))
+    texts = text_slots(model, data.captions).reshape(len(images), -1)
+    scores = recalls(images[kept], texts[kept])
+    false = text_slots(model, data.negatives).reshape(len(data.negatives), -1)
+    images_of = images[data.owner]
+    right = (images_of * texts[data.owner]).sum(1) > (images_of * false).sum(1)
+    by_kind = {
+        f"hard_negatives_{kind}": float(right[np.array(data.kinds) == kind].mean())
+        for kind in sorted(set(data.kinds))
+    }
+    r1 = (scores["text_r1"] + scores["image_r1"]) / 2
+    return {"r1": r1, **scores, "hard_negatives": float(right.mean()), **by_kind}
+
+
+def zero_shot_top1(
+    model: Sparo, images: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> float:
+    """Share of images whose class has the nearest prompt.
+
+    Shapes: images [n h w c] uint8, labels [n].
+    """
+    classes = encode_classes(
+        lambda texts: text_slots(model, texts).reshape(len(texts), -1), names, TEMPLATES
+    )
+    codes = image_slots(model, images).reshape(len(images), -1)
+    return float((zero_shot_logits(codes, classes, 1.0).argmax(1) == labels).mean())
+
+
+def vocabulary_fields(words: tuple[str, ...], context_length: int) -> dict[str, Any]:
+    """Fields of a model whose texts are of these words."""
+    return {"words": words, "vocabulary": len(words) + 4, "context_length": context_length}
+
+
+class ShapesSource:
+    """Scenes drawn once, with a new sentence whenever one is asked for."""
+
+    name = "shapes"
+    labels = SCENE_LABELS
+
+    def __init__(self, count: int, validation: int, side_px: int) -> None:
+        self.training = scenes("train", count, side_px=side_px)
+        held_out = scenes("validation", validation, side_px=side_px)
+        self.images, self.side_px = self.training.images, side_px
+        self.validation = captioned(held_out)
+        self.fields = vocabulary_fields(CAPTION_WORDS, CAPTION_TOKENS)
+        self.sha256 = {
+            "train": sha256_of_scenes(self.training),
+            "validation": sha256_of_scenes(held_out),
+        }
+        self.card = {"chance_r1": 1 / len(set(self.validation.captions))}
+
+    def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
+        """A true one for each chosen scene."""
+        return [caption(self.training.objects[index], rng) for index in chosen]
+
+    def scores(self, model: Sparo) -> dict[str, float]:
+        """Mean R@1 both ways, hard negatives by kind, zero-shot top-1 of one-object scenes."""
+        images = self.labelled("validation", len(self.validation.images))
+        zero_shot = zero_shot_top1(model, *images, self.labels)
+        return matching_scores(model, self.validation) | {"zero_shot_top1": zero_shot}
+
+    def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Scenes of one object."""
+        drawn = scenes(split, count, side_px=self.side_px, objects=(1, 1))
+        return drawn.images, np.array([scene_label(each) for each in drawn.objects], np.int64)
+
+
+class LabelsSource:
+    """A folder of class folders, an .npz or digits: an image's sentence names its class."""
+
+    def __init__(self, data: str, validation: int, side_px: int) -> None:
+        self.data: dict[str, Dataset] = {
+            split: load_data(data, split, side_px=side_px) for split in ("train", "validation")
+        }
+        train = self.data["train"]
+        self.name, self.images, self.labels = train.name, train.images, train.class_names
+        self.count = validation
+        said = [split_words(each.format(name)) for name in self.labels for each in TEMPLATES]
+        words = tuple(sorted({word for each in said for word in each}))
+        _, height, width, channels = self.images.shape
+        mean, std = pixel_moments(self.images)
+        self.fields = vocabulary_fields(words, max(map(len, said)) + 2) | {
+            "height_px": height,
+            "width_px": width,
+            "channels": channels,
+            "mean": mean,
+            "std": std,
+            "patch_px": _patch(height, width),
+        }
+        self.sha256 = {split: each.sha256 for split, each in self.data.items()}
+        self.card = {"sentences": list(TEMPLATES)}
+
+    def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
+        """A template with the name of the class."""
+        places = rng.integers(len(TEMPLATES), size=len(chosen))
+        names = [self.labels[label] for label in self.data["train"].labels[chosen]]
+        return [TEMPLATES[i].format(name) for i, name in zip(places, names, strict=True)]
+
+    def scores(self, model: Sparo) -> dict[str, float]:
+        """Zero-shot top-1."""
+        images, labels = self.labelled("validation", self.count)
+        return {"zero_shot_top1": zero_shot_top1(model, images, labels, self.labels)}
+
+    def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Images of a split, the same on every call."""
+        found = self.data[split]
+        chosen = np.random.default_rng(0).permutation(len(found.labels))[:count]
+        return found.images[chosen], found.labels[chosen]
+
+
+def _patch(height: int, width: int) -> int:
+    """The smallest patch with which an image has at most 64 of them."""
+    fitting = [
+        side for side in range(1, min(height, width) + 1) if not (height % side + width % side)
+    ]
+    return next(side for side in fitting if height * width // side**2 <= 64 or side == fitting[-1])
+
+
+LARGEST_SCALE = math.log(100)  # of the logits, as CLIP limits it
+_RECIPE = {
+    "without_decay": ("bias", "norm", "position", "class_token", "logit_scale"),
+    "weight_decay": 0.1,
+    "warm_up_steps": 100,
+    "ema": 0.99,
+}
+QUICK = Recipe(
+    steps=1_000,
+    batch=128,
+    learning_rate=2e-3,
+    config=SMALL | {"patch_px": 8, "image_layers": 3},
+    extra={"scenes": 8_000, "validation_images": 300},
+    **_RECIPE,  # type: ignore[arg-type]
+)
+SHIPPED = replace(QUICK, steps=4_000, extra={"scenes": 40_000, "validation_images": 500})
+
+
+def task(options: TrainOptions) -> Task:
+    """A small CLIP on generated scenes, or on images whose sentences name their class.
+
+    `--set pooling=cls` or gap trains a baseline alike. Where slots replace the last block of both
+    towers (reduce_depth), a baseline keeps it.
+
+    Raises: SaccadeError if the data or the configuration cannot be used.
+    """
+    return SparoTask(options)
+
+
+class SparoTask(Task):
+    """A `training.task.Task`: a new sentence for an image in every step."""
+
+    family = "sparo"
+    model: Sparo
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.recipe = chosen_recipe(options, quick=QUICK, shipped=SHIPPED)
+        depth = {} if options.set.get("pooling", "sparo") != "sparo" else {"reduce_depth": 1}
+        self.source = _source(options, self.recipe)
+        given = self.source.fields | depth
+        config = chosen_config(SparoConfig, options, self.recipe.config, given)
+        if config.height_px != self.source.images.shape[1] or not config.text:
+            raise SaccadeError(
+                f"the images are {self.source.images.shape[1]} px high and have sentences, found "
+                f"height_px {config.height_px} and text {config.text}. Change --set."
+            )
+        self.model = new_model(Sparo, config)
+        self.data, self.data_sha256 = self.source.name, self.source.sha256
+        self.labels = self.source.labels
+        sizes = {"pooling": config.pooling, "training_images": len(self.source.images)}
+        self.card = sizes | self.source.card
+
+    def batch(self, step: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Images [b h w c] uint8, tokens [b n] int64."""
+        total = len(self.source.images)
+        chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
+        tokens = encode_texts(self.model.facts(), self.source.sentences(chosen, rng))
+        images = torch.from_numpy(self.source.images[chosen])
+        return {"image": images, "tokens": torch.from_numpy(tokens)}
+
+    def loss(self, batch: dict[str, Tensor], step: int) -> Tensor:
+        """Cross entropy both ways; equal sentences of a batch share what is right.
+
+        Source: Radford et al. 2021 (CLIP), figure 3.
+        """
+        image = self.model.encode_image(batch["image"]).code
+        text = self.model.encode_text(batch["tokens"]).code
+        logits = self.model.logit_scale.clamp(max=LARGEST_SCALE).exp() * image @ text.mT
+        equal = (batch["tokens"][:, None] == batch["tokens"]).all(-1).to(logits.dtype)
+        target = equal / equal.sum(1, keepdim=True)
+        return (F.cross_entropy(logits, target) + F.cross_entropy(logits.mT, target)) / 2
+
+    def validate(self) -> dict[str, float]:
+        """What the data scores first, and hard negatives where it has them."""
+        scores = self.source.scores(self.model)
+        first = next(iter(scores))
+        return {name: scores[name] for name in (first, "hard_negatives") if name in scores}
+
+    def finish(self) -> None:
+        """Order slots by what each knows alone of the classes, on validation images."""
+        if self.model.config.pooling != "sparo":
+            return
+        images, labels = self.source.labelled("validation", self._validation)
+        texts = [text for each in prompts(self.source.labels, TEMPLATES) for text in each]
+        classes = text_slots(self.model, texts)
+        classes = classes.reshape(len(self.source.labels), len(TEMPLATES), *classes.shape[1:])
+        order, _ = rank_slots(image_slots(self.model, images), labels, classes)
+        self.model.slot_order.copy_(torch.tensor(order))
+
+    def report(self) -> dict[str, float]:
+        """All scores of the data."""
+        return self.source.scores(self.model)
+
+    @property
+    def _validation(self) -> int:
+        count: int = self.recipe.extra["validation_images"]
+        return count
+
+    def calibration(self) -> dict[str, np.ndarray]:
+        """Images that have a class, and sentences about others."""
+        images, labels = self.source.labelled("train", CALIBRATION_SAMPLES)
+        again = np.arange(CALIBRATION_SAMPLES) % len(images)  # a small data set has fewer
+        images, labels = images[again], labels[again]
+        rng = np.random.default_rng(0)
+        texts = self.source.sentences(np.arange(len(images)) % len(self.source.images), rng)
+        tokens = encode_texts(self.model.facts(), texts)
+        return {"image": images, "labels": labels, "tokens": tokens}
+
+
+def _source(options: TrainOptions, recipe: Recipe) -> Source:
+    count = recipe.extra["validation_images"]
+    if options.data in (None, "shapes"):
+        side_px = options.set.get("height_px", recipe.config["height_px"])
+        return ShapesSource(recipe.extra["scenes"], count, side_px)
+    return LabelsSource(options.data, count, options.side_px)
