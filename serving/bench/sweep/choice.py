@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.export.artefact.frontier import Entry
-from saccade.export.artefact.manifest import read_folder
-from saccade.export.artefact.variant_files import grouped
 from saccade.path_fields import PathFields
 from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
@@ -86,7 +85,7 @@ class Choice:
         return _rendered(self)
 
 
-def choose(folder: Path | str, options: ChooseOptions) -> Choice:
+def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choice:
     """The variant that the router over this folder takes.
 
     Raises: SaccadeError for a value out of range, a folder without artefacts, figures of another
@@ -95,8 +94,9 @@ def choose(folder: Path | str, options: ChooseOptions) -> Choice:
     parameter, value = options.asked()
     rules: Any = import_module("saccade.model_repository.router.choose")
     known: Any = import_module("saccade.model_repository.router.routes")
-    routes, entries = _routes(_artefacts(Path(folder)), options.device, known)
-    _check_measured(routes, parameter, Path(folder))
+    folder = ArtefactFolder.open(folder)
+    routes, entries = _routes(_artefacts(folder), options.device, known)
+    _check_measured(routes, parameter, folder)
     try:
         if parameter == "budget" and (named := rules.by_setting(routes, value)):
             value = named.budget
@@ -136,25 +136,24 @@ def _measured_on(entries: Sequence[Entry]) -> str | None:
     return f"{entries[0].device}, {entries[0].runtime}{by}"
 
 
-def _artefacts(folder: Path) -> Path:
-    if not (folder / SWEEP).exists():
+def _artefacts(folder: ArtefactFolder) -> ArtefactFolder:
+    if not (folder.path / SWEEP).exists():
         return folder
-    artefacts = folder / "artefacts"
+    artefacts = folder.path / "artefacts"
     if not (artefacts / FRONTIER).exists():
         raise SaccadeError(
             f"{folder}: its sweep has not come to an end, so that there is no {FRONTIER} yet. "
             "Run the same `saccade sweep` again: it goes on."
         )
-    return artefacts
+    return ArtefactFolder(artefacts)
 
 
-def _routes(folder: Path, device: str | None, known: Any) -> tuple[Any, dict[str, Entry]]:
-    variants = grouped(read_folder(folder))
-    check_alike(folder, variants)
-    measured = measurements(folder, variants, device)
-    first = variants[0].main.variant
+def _routes(folder: ArtefactFolder, device: str | None, known: Any) -> tuple[Any, dict[str, Entry]]:
+    folder.check_files()
+    check_alike(folder)
+    measured, variants = measurements(folder, device), folder.variants
     plan = RouterPlan(
-        model=first.model,
+        model=folder.model,
         variants=variants,
         preprocessing=None,
         labels=(),
@@ -163,10 +162,10 @@ def _routes(folder: Path, device: str | None, known: Any) -> tuple[Any, dict[str
         run_batch={each.name: _ANY_BATCH for each in variants},
     )
     routes = tuple(known.Route(**route_fields(plan, each)) for each in variants)
-    return known.Routes(first.model, first.family, None, {}, routes), measured
+    return known.Routes(plan.model, plan.family, None, {}, routes), measured
 
 
-def _check_measured(routes: Any, parameter: str, folder: Path) -> None:
+def _check_measured(routes: Any, parameter: str, folder: ArtefactFolder) -> None:
     needed = {"min_score": "lower_bound", "max_latency_ms": "p95_ms"}.get(parameter)
     if needed and all(getattr(each, needed) is None for each in routes.variants):
         without = "a server" if parameter == "max_latency_ms" else "any measurement"
