@@ -45,8 +45,8 @@ def random_images(folder: Path, count: int) -> np.ndarray:
 
     Shapes: uint8 [count h w c].
     """
-    from saccade.export.artefact.manifest import read_folder
+    from saccade.export.artefact.folder import ArtefactFolder
 
-    declared = read_folder(folder)[0].preprocessing
+    declared = ArtefactFolder(folder).manifests[0].preprocessing
     shape = (count, declared.height_px, declared.width_px, declared.channels)
     return np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)

@@ -16,7 +16,7 @@ import numpy as np
 from bench_folder import bench_folder, random_images
 from result_file import write_result
 
-from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.machine import this_machine
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.served import encoded_request
@@ -34,7 +34,8 @@ def main() -> None:
     options = _options()
     budgets = (1.0, 0.125)
     folder = options.folder or bench_folder(options.build, modules=options.modules, budgets=budgets)
-    router = read_folder(folder)[0].variant.model
+    variant = ArtefactFolder(folder).manifests[0].variant
+    router = variant.model
     images = random_images(folder, 32)
     dear, cheap = (
         Stream(f"budget {budget:g}", router, CLIENTS, _requests(router, images, budget))
@@ -58,7 +59,7 @@ def main() -> None:
     times = [_times(one, cheap.name) for one in rounds]
     result = {
         "benchmark": "cheap requests beside dear ones, through the router",
-        "configuration": {"model": router, "modules": read_folder(folder)[0].variant.total},
+        "configuration": {"model": router, "modules": variant.total},
         "machine": this_machine().to_dict(),
         "clients_each": CLIENTS,
         "seconds": options.seconds,

@@ -31,7 +31,7 @@ from memory_watch import grown, memory_of
 from result_file import write_result
 
 from saccade.errors import ServerFailed
-from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.exported import ExportOptions, export
 from saccade.machine import cpu_seconds, family_of, this_machine
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, StreamResult
@@ -283,7 +283,7 @@ def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, 
 
 
 def _requests(folder: Path, images: int) -> dict[str, list[bytes]]:
-    manifest = read_folder(folder)[0]
+    manifest = ArtefactFolder(folder).manifests[0]
     declared = manifest.preprocessing
     shape = (images, declared.height_px, declared.width_px, declared.channels)
     pictures = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)

@@ -18,7 +18,7 @@ import numpy as np
 from bench_folder import bench_folder, random_images
 from result_file import write_result
 
-from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.machine import this_machine
 from saccade.serving.bench.in_process import BATCHES, Calls, best_batch, sample
@@ -138,7 +138,7 @@ def _options() -> argparse.Namespace:
 
 def _subjects(folder: Path, seconds: float) -> list[Subject]:
     images, found = random_images(folder, 64), []
-    for manifest in read_folder(folder):
+    for manifest in ArtefactFolder(folder).manifests:
         run = onnx_runner(onnx_session(folder / manifest.file.name, threads=1))
         calls = {size: Calls(size) for size in BATCHES}
         for _ in range(4):

@@ -27,7 +27,7 @@ from typing import Any
 from result_file import write_result
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.manifest import read_manifests
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.export.runtimes.half_products import half_products
 from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
@@ -72,13 +72,14 @@ def exported_forms(artefact: Path | None, budget: str, device: str) -> dict[str,
     import torch
 
     forms: dict[str, Form] = {}
-    for manifest in read_manifests(artefact) if artefact else ():
+    folder = ArtefactFolder(artefact) if artefact else None
+    for manifest in folder.manifests if folder else ():
         if f"{manifest.variant.budget:g}" != budget or manifest.variant.precision not in PRECISIONS:
             continue
         if device == "cuda":
-            runners = peers_of(artefact, manifest)
+            runners = peers_of(folder, manifest)
         else:
-            runners = {"onnxruntime": onnx_runner(onnx_session(artefact / manifest.file.name))}
+            runners = {"onnxruntime": onnx_runner(onnx_session(folder.file(manifest)))}
         for name, runner in runners.items():
 
             def run(images: Any, runner: Runner = runner) -> Any:

@@ -5,14 +5,14 @@ With `"fake": "fake_runtime:FAKE"` in the registry every verb knows it.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest, read_manifests
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import Manifest
 from saccade.export.runtimes.options import BuildOptions
 from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.export.runtimes.runtime import Packages
@@ -84,25 +84,27 @@ class FakeRuntime:
     def has_kernels(self) -> bool:
         return False
 
-    def build(self, artefact: Path, options: BuildOptions) -> FakeFiles:
-        out = options.out or artefact / "engines" / self.name
+    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> FakeFiles:
+        out = options.out or artefact.path / "engines" / self.name
         with new_folder(out, force=options.force) as folder:
-            for each in read_manifests(artefact):
-                data = (artefact / each.file.name).read_bytes()
+            for each in artefact.manifests:
+                data = artefact.file(each).read_bytes()
                 (folder / f"{each.variant.name}.fake").write_bytes(data[::-1])
         return FakeFiles(out)
 
-    def load(self, folder: Path, manifest: Manifest, ops: Ops, *, threads: int = 1) -> Runner:
+    def load(
+        self, folder: ArtefactFolder, manifest: Manifest, ops: Ops, *, threads: int = 1
+    ) -> Runner:
         return run_file(built_file(folder, manifest))
 
-    def peers(self, folder: Path, manifest: Manifest) -> Mapping[str, Runner]:
-        there = (folder / "engines" / self.name).is_dir()
+    def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
+        there = (folder.path / "engines" / self.name).is_dir()
         return {self.name: run_file(built_file(folder, manifest))} if there else {}
 
 
-def built_file(folder: Path, manifest: Manifest) -> Path:
+def built_file(folder: ArtefactFolder, manifest: Manifest) -> Path:
     """Raises: SaccadeError if it was not built."""
-    path = folder / "engines" / FakeRuntime.name / f"{manifest.variant.name}.fake"
+    path = folder.path / "engines" / FakeRuntime.name / f"{manifest.variant.name}.fake"
     if not path.is_file():
         raise SaccadeError(f"{path}: missing. Build it with: saccade build {folder} --engine fake")
     return path
@@ -136,14 +138,10 @@ class ServedFake:
         pass
 
     def component_files(
-        self,
-        folder: Path,
-        variants: Sequence[VariantParts],
-        options: RepositoryOptions,
-        max_images: int,
+        self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
     ) -> dict[str, ServedFiles]:
         found = {}
-        for manifest in (part for each in variants for part in each.parts.values()):
+        for manifest in folder.manifests:
             path = built_file(folder, manifest)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             files = {f"1/{SERVED_FILE}": StoredFile(path, digest)}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import (
     Cost,
     FileEntry,
@@ -21,7 +22,6 @@ from saccade.export.artefact.manifest import (
     ParentEntry,
     Parity,
     VariantEntry,
-    read_manifests,
     write_manifest,
 )
 from saccade.export.gate.metrics import FLOORS, THRESHOLDS
@@ -47,6 +47,16 @@ OUTPUTS = (
 )
 LIMIT = {"relative_error": THRESHOLDS["fp32"]["relative_error"]}
 PREPROCESSING = Preprocessing(4, 4, 1, (0.5,), (0.5,))
+FIGURES = {"inferences_per_second": 1.0, "p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0}
+ENTRY: dict[str, Any] = {
+    "variant": FULL, "sha256": "0" * 64, "budget": 1.0, "precision": "fp32",
+    "runtime": "onnxruntime 1", "device": "here", "top5": None, "grpc": None, "dominated_by": None,
+    "score": {
+        "name": "accuracy", "value": 0.5, "higher_is_better": True, "unit": "", "n": 1,
+        "interval": [0.4, 0.6], "data": "d", "data_sha256": "0" * 64,
+    },
+    "in_process": {"threads": 1, "best_batch": 1, "batch_1": FIGURES},
+}  # fmt: skip
 
 
 def onnx_model(seed: int = 0) -> onnx.ModelProto:
@@ -150,7 +160,7 @@ def _checkpoint(path: Path) -> ParentEntry:
 def engines(folder: Path, out: Path, capability: str = "8.9", **changes: Any) -> Path:
     """Write a folder as `saccade build` does, a plan of a few bytes for each variant."""
     out.mkdir(parents=True)
-    for manifest in read_manifests(folder):
+    for manifest in ArtefactFolder(folder).manifests:
         name = manifest.variant.name
         data = f"ftrt {name} {capability}".encode()
         (out / f"{name}.plan").write_bytes(data)

@@ -12,12 +12,10 @@ import numpy as np
 
 from saccade import limits
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import read_folder
 from saccade.export.artefact.variant import known_roles
-from saccade.export.artefact.variant_files import VariantParts, grouped
-from saccade.files import json_bytes, read_bounded, write_atomically
+from saccade.export.artefact.variant_files import VariantParts
+from saccade.files import read_bounded
 from saccade.json_text import parse_json
-from saccade.leftovers import only_writer
 from saccade.models.scores.intervals import paired_bootstrap
 from saccade.plugins.execution import OPS, Ops
 
@@ -133,36 +131,18 @@ def read_frontier(path: Path) -> Frontier:
     return Frontier(model, entries)
 
 
-def merge(folder: Path, model: str, entries: Iterable[Entry]) -> Frontier:
-    """Add measurements to the frontier of an artefact folder, in one atomic write.
-
-    A new one replaces an old one of the same bytes, runtime, device and way to run custom ops;
-    those of bytes that are no longer in the folder are dropped.
-    Raises: SaccadeError if the file that is there cannot be read or is another model's.
-    """
-    path = folder / FILE_NAME
-    with only_writer(path, wait_s=30):  # else two that add at once would lose one's
-        frontier = _merged(folder, path, model, entries)
-        write_atomically(path, json_bytes(frontier.to_dict()))
-    return frontier
-
-
-def _merged(folder: Path, path: Path, model: str, entries: Iterable[Entry]) -> Frontier:
-    old = read_frontier(path) if path.exists() else Frontier(model, ())
-    if old.model != model:
-        raise SaccadeError(
-            f"{path}: is the frontier of {old.model!r}, expected {model!r}. Remove it."
-        )
-    present = {variant.sha256: variant for variant in grouped(read_folder(folder))}
+def merged(old: Frontier, entries: Iterable[Entry], variants: Iterable[VariantParts]) -> Frontier:
+    """The old measurements of these variants, and the new ones in the place of the same."""
+    present = {variant.sha256: variant for variant in variants}
     kept = (
         with_ops(entry, present[entry.sha256]) for entry in old.entries if entry.sha256 in present
     )
-    merged = {entry.key: entry for entry in (*kept, *entries)}
+    found = {entry.key: entry for entry in (*kept, *entries)}
 
     def order(entry: Entry) -> tuple[str, str, float, str, str]:
         return entry.device, entry.runtime, -entry.budget, entry.variant, entry.ops or ""
 
-    return Frontier(model, tuple(sorted(merged.values(), key=order)))
+    return Frontier(old.model, tuple(sorted(found.values(), key=order)))
 
 
 def with_ops(entry: Entry, variant: VariantParts) -> Entry:

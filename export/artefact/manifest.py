@@ -2,7 +2,7 @@
 """The JSON beside each artefact: what it is, where it comes from, what was proved of it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest_checks import (
     MOST_CHARACTERS,
     MOST_LABELS,
+    Contradiction,
+    believed,
     check_equal,
     check_hashes,
     check_tensors,
 )
-from saccade.export.artefact.variant import known_roles, variant_name
-from saccade.files import json_bytes, sha256_of, write_atomically
+from saccade.export.artefact.variant import variant_name
+from saccade.files import json_bytes, write_atomically
 from saccade.models.budget import Budget
 from saccade.models.families import FAMILIES
 from saccade.models.interface import TensorSpec
@@ -146,7 +148,15 @@ def read_manifest(path: Path) -> Manifest:
     Raises: SaccadeError for a missing or foreign file, an unknown version, an unknown or
         missing key, a wrong type, and a name that contradicts another or leaves the folder.
     """
-    content = read_json(path)
+    return manifest_of(read_json(path), path)
+
+
+def manifest_of(given: Mapping[str, Any], path: Path) -> Manifest:
+    """The manifest that stands in a file, from its JSON object.
+
+    Raises: as `read_manifest`.
+    """
+    content = dict(given)
     schema, version = content.pop("schema", None), content.pop("version", None)
     if schema != SCHEMA:
         raise SaccadeError(f"{path}: schema is {schema!r}, expected {SCHEMA!r}. {AGAIN}")
@@ -162,10 +172,11 @@ def read_manifest(path: Path) -> Manifest:
     if version < VERSION:
         _add_floor(content)
     manifest: Manifest = typed(Manifest, content, f"{path}: ")
-    _check_counts(manifest, path)
-    _check_names(manifest, path)
-    check_tensors(path, manifest.inputs, manifest.outputs, AGAIN)
-    _check_labels(manifest, path)
+    with believed(path, AGAIN):
+        _check_counts(manifest)
+        _check_names(manifest, path.name)
+        check_tensors(manifest.inputs, manifest.outputs)
+        _check_labels(manifest)
     return manifest
 
 
@@ -177,131 +188,49 @@ def _add_floor(content: dict[str, Any]) -> None:
         parity.setdefault("floor", floor)
 
 
-def read_folder(folder: Path) -> list[Manifest]:
-    """The manifests of an artefact folder, largest budget first, each file's hash checked.
-
-    Raises: SaccadeError for what `read_manifests` refuses and a file that is not its manifest's.
-    """
-    manifests = read_manifests(folder)
-    for manifest in manifests:
-        check_file(folder, manifest)
-    return manifests
-
-
-def read_manifests(folder: Path) -> list[Manifest]:
-    """The manifests of an artefact folder, largest budget first; the files are not opened.
-
-    The parts of a variant are neighbours, first the one that answers a plain request.
-
-    Raises: SaccadeError if there is none, an artefact lacks its manifest, or the manifests do
-        not belong to one model and one checkpoint.
-    """
-    if not folder.is_dir():
-        raise SaccadeError(f"{folder}: no such folder. Make it with: saccade export CHECKPOINT")
-    manifests = [read_manifest(path) for path in sorted(folder.glob("*" + SUFFIX))]
-    if not manifests:
-        raise SaccadeError(f"{folder}: no {SUFFIX} in it. Make it with: saccade export CHECKPOINT")
-    known = {each.file.name for each in manifests}
-    if strays := sorted({path.name for path in folder.glob("*.onnx")} - known):
-        raise SaccadeError(f"{folder / strays[0]}: has no manifest. Remove it, or export again.")
-    first = manifests[0]
-    for each in manifests:
-        if (each.variant.model, each.parent) != (first.variant.model, first.parent):
-            raise SaccadeError(
-                f"{folder}: {each.variant.name} and {first.variant.name} come from different "
-                "models or checkpoints. Export each into its own folder."
-            )
-    return sorted(manifests, key=_order)
-
-
-def images_text(folder: Path, manifests: Sequence[Manifest]) -> tuple[str, ...]:
-    """What becomes of an image, a line for each way that the manifests say it, in words."""
-    lines: dict[str, None] = {}
-    for each in manifests:
-        if each.preprocessing is None:
-            continue
-        text = f"images: {each.preprocessing.described()}"
-        if read_json(folder / (each.variant.name + SUFFIX))["version"] == SQUASHING:
-            text += (
-                f". The manifest has version {SQUASHING}, which knew no other way than to squash: "
-                "convert or train and export again to keep the shape of images"
-            )
-        lines[text] = None
-    return tuple(lines)
-
-
-def _order(manifest: Manifest) -> tuple[float, str, str, int]:
-    entry = manifest.variant
-    return -entry.budget, entry.precision, entry.setting, known_roles().index(entry.role)
-
-
-def check_file(folder: Path, manifest: Manifest) -> None:
-    """The artefact is there and has the bytes that its manifest promises.
-
-    Raises: SaccadeError otherwise.
-    """
-    path = folder / manifest.file.name
-    if not path.is_file():
-        raise SaccadeError(f"{path}: missing, though its manifest is there. {AGAIN}")
-    if (found := sha256_of(path)) != manifest.file.sha256:
-        raise SaccadeError(
-            f"{path}: SHA-256 is {found[:12]}..., its manifest says {manifest.file.sha256[:12]}... "
-            f"The file was changed after its export. {AGAIN}"
-        )
-    if (size := path.stat().st_size) != manifest.file.bytes:
-        raise SaccadeError(
-            f"{path}: has {size} bytes, its manifest says {manifest.file.bytes}. {AGAIN}"
-        )
-
-
-def _check_names(manifest: Manifest, path: Path) -> None:
+def _check_names(manifest: Manifest, file: str) -> None:
     entry = manifest.variant
     name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
-    claims = (
-        (entry.name, name, "variant name"),
-        (path.name, name + SUFFIX, "file name of the manifest"),
-        (Path(manifest.file.name).stem, name, "artefact's stem"),
-    )
-    check_equal(path, claims, AGAIN)
-    if entry.setting.startswith("b") and entry.setting != entry.budget.label:
-        raise SaccadeError(
-            f"{path}: setting {entry.setting!r} has budget {entry.budget:g}. {AGAIN}"
+    check_equal(
+        (
+            (entry.name, name, "variant name"),
+            (file, name + SUFFIX, "file name of the manifest"),
+            (Path(manifest.file.name).stem, name, "artefact's stem"),
         )
-    for file in (manifest.file.name, manifest.parent.name):
-        if not FILE_NAME.fullmatch(file) or len(file) > _FILE_NAME_CHARACTERS:
-            raise SaccadeError(
-                f"{path}: {file!r:.80} is not the plain name of a file in the same folder. {AGAIN}"
-            )
-    check_hashes(path, (manifest.file.sha256, manifest.parent.sha256), AGAIN)
+    )
+    if entry.setting.startswith("b") and entry.setting != entry.budget.label:
+        raise Contradiction(f"setting {entry.setting!r} has budget {entry.budget:g}")
+    for other in (manifest.file.name, manifest.parent.name):
+        if not FILE_NAME.fullmatch(other) or len(other) > _FILE_NAME_CHARACTERS:
+            raise Contradiction(f"{other!r:.80} is not the plain name of a file in the same folder")
+    check_hashes((manifest.file.sha256, manifest.parent.sha256))
     if entry.family not in FAMILIES:
-        raise SaccadeError(
-            f"{path}: family {entry.family!r:.80} is not known to this release, which has "
-            f"{', '.join(sorted(FAMILIES))}. Use the release that wrote it, or export again."
+        raise Contradiction(
+            f"family {entry.family!r:.80} is not known to this release, which has "
+            f"{', '.join(sorted(FAMILIES))}. Use the release that wrote it"
         )
     if not entry.unit.isprintable() or len(entry.unit) > MOST_CHARACTERS:
-        raise SaccadeError(f"{path}: unit {entry.unit!r:.80} is not a word. {AGAIN}")
+        raise Contradiction(f"unit {entry.unit!r:.80} is not a word")
 
 
-def _check_labels(manifest: Manifest, path: Path) -> None:
+def _check_labels(manifest: Manifest) -> None:
     most = max(map(len, manifest.labels), default=0)
     if len(manifest.labels) > MOST_LABELS or most > MOST_CHARACTERS:
-        raise SaccadeError(
-            f"{path}: has {len(manifest.labels)} labels of up to {most} characters, expected at "
-            f"most {MOST_LABELS} of {MOST_CHARACTERS}. {AGAIN}"
+        raise Contradiction(
+            f"has {len(manifest.labels)} labels of up to {most} characters, expected at most "
+            f"{MOST_LABELS} of {MOST_CHARACTERS}"
         )
 
 
-def _check_counts(manifest: Manifest, path: Path) -> None:
+def _check_counts(manifest: Manifest) -> None:
     entry = manifest.variant
     if not 1 <= entry.kept <= entry.total:
-        raise SaccadeError(
-            f"{path}: keeps {entry.kept} of {entry.total} {entry.unit} at budget "
-            f"{entry.budget:g}. {AGAIN}"
+        raise Contradiction(
+            f"keeps {entry.kept} of {entry.total} {entry.unit} at budget {entry.budget:g}"
         )
     if not 0 < manifest.parity.floor <= 1:
-        raise SaccadeError(
-            f"{path}: parity.floor is {manifest.parity.floor:g}, expected above 0 and at most 1. "
-            f"{AGAIN}"
+        raise Contradiction(
+            f"parity.floor is {manifest.parity.floor:g}, expected above 0 and at most 1"
         )
     if unknown := set(manifest.parity.overridden) - set(manifest.parity.thresholds):
-        raise SaccadeError(f"{path}: overrides {sorted(unknown)} have no threshold. {AGAIN}")
+        raise Contradiction(f"overrides {sorted(unknown)} have no threshold")

@@ -3,7 +3,8 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from saccade.errors import SaccadeError
@@ -20,43 +21,51 @@ MOST_NUMBERS = 2**31  # of one sample of one tensor
 MOST_LABELS, MOST_CHARACTERS = 100_000, 1_000  # ImageNet-21k has 21,843 labels
 
 
-def check_equal(path: Path, claims: Iterable[tuple[str, str, str]], again: str) -> None:
+class Contradiction(ValueError):
+    """What is wrong in a file's content; its name, and what to do, are its reader's to say."""
+
+
+@contextmanager
+def believed(path: Path, again: str) -> Iterator[None]:
+    """Raises: SaccadeError for a contradiction in that file, with what to do about it."""
+    try:
+        yield
+    except Contradiction as error:
+        raise SaccadeError(f"{path}: {error}. {again}") from error
+
+
+def check_equal(claims: Iterable[tuple[str, str, str]]) -> None:
     """What a manifest says, held against what follows from it: found, expected, what it is.
 
-    Raises: SaccadeError for the first that differs, ending with what to do.
+    Raises: Contradiction for the first that differs.
     """
     for found, expected, what in claims:
         if found != expected:
-            raise SaccadeError(f"{path}: {what} is {found!r}, expected {expected!r}. {again}")
+            raise Contradiction(f"{what} is {found!r}, expected {expected!r}")
 
 
-def check_hashes(path: Path, digests: Iterable[str], again: str) -> None:
-    """Raises: SaccadeError for the first that is no SHA-256, ending with what to do."""
+def check_hashes(digests: Iterable[str]) -> None:
+    """Raises: Contradiction for the first that is no SHA-256."""
     for digest in digests:
         if not _SHA256.fullmatch(digest):
-            raise SaccadeError(f"{path}: {digest!r:.80} is not a SHA-256 in hexadecimal. {again}")
+            raise Contradiction(f"{digest!r:.80} is not a SHA-256 in hexadecimal")
 
 
-def check_tensors(
-    path: Path, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], again: str
-) -> None:
-    """Raises: SaccadeError for inputs or outputs that are none, ending with what to do."""
+def check_tensors(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Raises: Contradiction for inputs or outputs that are none."""
     if not inputs or not outputs:
-        raise SaccadeError(f"{path}: inputs or outputs are empty. {again}")
+        raise Contradiction("inputs or outputs are empty")
     if (count := len(inputs) + len(outputs)) > MOST_TENSORS:
-        raise SaccadeError(
-            f"{path}: has {count} inputs and outputs, expected at most {MOST_TENSORS}. {again}"
-        )
+        raise Contradiction(f"has {count} inputs and outputs, expected at most {MOST_TENSORS}")
     for spec in (*inputs, *outputs):
         if not spec.axes.split() or not all(_AXIS.fullmatch(axis) for axis in spec.axes.split()):
-            raise SaccadeError(
-                f"{path}: axes {spec.axes!r:.80} of {spec.name!r:.80} are not words and numbers. "
-                f"{again}"
+            raise Contradiction(
+                f"axes {spec.axes!r:.80} of {spec.name!r:.80} are not words and numbers"
             )
-        _check_tensor(path, spec, again)
+        _check_tensor(spec)
 
 
-def _check_tensor(path: Path, spec: TensorSpec, again: str) -> None:
+def _check_tensor(spec: TensorSpec) -> None:
     numbers = math.prod(int(axis) for axis in spec.axes.split() if axis.isdecimal())
     for fits, found, expected in (
         (spec.name.isprintable(), f"name {spec.name!r:.80}", "no control characters"),
@@ -67,4 +76,4 @@ def _check_tensor(path: Path, spec: TensorSpec, again: str) -> None:
         (numbers <= MOST_NUMBERS, f"axes {spec.axes!r:.80}", f"{MOST_NUMBERS} numbers at most"),
     ):
         if not fits:
-            raise SaccadeError(f"{path}: a tensor has {found}, expected {expected}. {again}")
+            raise Contradiction(f"a tensor has {found}, expected {expected}")

@@ -4,19 +4,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest, read_folder
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import Manifest
 from saccade.export.artefact.variant import choose_settings
 from saccade.export.graph.trial import refuse_untried
 from saccade.export.runtimes.runners import Runner, run_in_batches, torch_runner
-from saccade.export.runtimes.runtime import DEFAULT, Runtime, has_custom_ops, ops_of, runtime_named
+from saccade.export.runtimes.runtime import Runtime, has_custom_ops, loaded, ops_of
 from saccade.models.budget import BudgetLike
-from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Family, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import Ops
@@ -74,45 +74,49 @@ class Subject:
         return self.preprocessing
 
 
-def subjects_of(
-    path: Path,
-    budget: Sequence[BudgetLike] = (),
-    runtime: str = DEFAULT,
-    *,
-    kernels: bool = True,
+def subjects_of_folder(
+    folder: ArtefactFolder, runtime: Runtime, *, kernels: bool = True
 ) -> list[Subject]:
-    """The variants of an artefact folder in a runtime, or of a checkpoint at these budgets (all).
+    """The variants of an artefact folder in a runtime.
 
-    Raises: SaccadeError if there is neither.
+    Raises: SaccadeError for a file that cannot be opened within limits, or does not run here.
     """
-    if path.is_dir():
-        found = read_folder(path)
-        refuse_untried(path, found)
-        groups = groupby(found, key=lambda each: (each.variant.setting, each.variant.precision))
-        runs = runtime_named(runtime)
-        ops = ops_of(runs, found, kernels=kernels)
-        return [_exported(path, list(manifests), runs, ops) for _, manifests in groups]
-    checkpoint = load(path)
+    refuse_untried(folder, folder.manifests)
+    groups = groupby(
+        folder.manifests, key=lambda each: (each.variant.setting, each.variant.precision)
+    )
+    ops = ops_of(runtime, folder.manifests, kernels=kernels)
+    return [_exported(folder, list(manifests), runtime, ops) for _, manifests in groups]
+
+
+def subjects_of_checkpoint(
+    checkpoint: Checkpoint, budget: Sequence[BudgetLike] = ()
+) -> list[Subject]:
+    """A checkpoint at these budgets, at the largest where none is given.
+
+    Raises: SaccadeError for a budget that the family does not know.
+    """
     model = cast(Family, checkpoint.build())
     settings = choose_settings(model, budget) if budget else model.settings()[:1]
     return [
-        _built(checkpoint, model.at(setting), f"{path.stem}-{setting.label}")
+        _built(checkpoint, model.at(setting), f"{checkpoint.path.stem}-{setting.label}")
         for setting in settings
     ]
 
 
-def trained_on(path: Path) -> str | None:
-    """The data that a checkpoint, or that of a folder, learned by its card, if it is made here."""
-    checkpoint = path / read_folder(path)[0].parent.name if path.is_dir() else path
-    data = load(checkpoint).card.get("data") if checkpoint.is_file() else None
+def trained_on(checkpoint: Checkpoint | None) -> str | None:
+    """The data that a checkpoint learned by its card, if it is made here."""
+    data = checkpoint.card.get("data") if checkpoint else None
     return data if data in _GENERATED else None
 
 
-def _exported(folder: Path, manifests: Sequence[Manifest], runtime: Runtime, ops: Ops) -> Subject:
+def _exported(
+    folder: ArtefactFolder, manifests: Sequence[Manifest], runtime: Runtime, ops: Ops
+) -> Subject:
     first = manifests[0]
+    runners = loaded(runtime, folder, manifests, ops)
     parts = {
-        each.variant.role: Function(each.inputs, runtime.load(folder, each, ops))
-        for each in manifests
+        each.variant.role: Function(each.inputs, runners[each.variant.role]) for each in manifests
     }
     entry = first.variant
     return Subject(

@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest, check_file, read_manifests
-from saccade.export.gate.gate import Reference, parent_path
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.gate.gate import Reference
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.export.gate.report import GateReport
 from saccade.export.graph.half_graph import widened_bytes
 from saccade.export.runtimes.runners import onnx_runner, onnx_session
-from saccade.models.checkpoint import load
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import available_library
 from saccade.progress import progress
@@ -80,32 +80,31 @@ def bisect(gate: GateReport) -> BisectReport:
 
     Raises: SaccadeError if the folder is not in order, or its checkpoint is not there.
     """
-    folder, every = gate.folder, read_manifests(gate.folder)
+    folder = gate.artefacts or ArtefactFolder(gate.folder)
     measured = {each.name for each in gate.variants if each.parity is not None}
-    manifests = [each for each in every if each.variant.name in measured]
-    reference = Reference(load(parent_path(folder, every)))
+    manifests = [each for each in folder.manifests if each.variant.name in measured]
+    reference = Reference(folder.parent)
     rows = []
     with progress("bisect", len(manifests)) as advance:
         for manifest in manifests:
             advance(0, note=manifest.variant.name)
-            check_file(folder, manifest)
             setting = reference.setting(manifest.variant)
             model = reference.variant(setting)
             samples = reference.samples(model, setting, manifest.variant.role)
             inputs = {name: each[:_SAMPLES] for name, each in samples.inputs.items()}
             rows.append(departure(folder, manifest, manifests, inputs))
             advance()
-    return BisectReport(folder, tuple(rows))
+    return BisectReport(gate.folder, tuple(rows))
 
 
 def departure(
-    folder: Path, manifest: Manifest, manifests: Sequence[Manifest], inputs: Arrays
+    folder: ArtefactFolder, manifest: Manifest, manifests: Sequence[Manifest], inputs: Arrays
 ) -> Departure:
     """The first node of one variant that departs.
 
     Shapes: inputs as the graph's, [n ...].
     """
-    entry, path = manifest.variant, folder / manifest.file.name
+    entry, path = manifest.variant, folder.file(manifest)
     # ONNX Runtime's processor kernels have no bf16: there the structure is compared.
     own = widened_bytes(path) if entry.precision == "bf16" else path.read_bytes()
     other = _float32(manifest, manifests)
@@ -114,8 +113,7 @@ def departure(
         against, plain = "its nodes as they stand", own
         found = _asked(own, inputs, kernels=kernels)
     else:
-        check_file(folder, other)
-        against, plain = other.variant.name, (folder / other.file.name).read_bytes()
+        against, plain = other.variant.name, folder.file(other).read_bytes()
         found = _asked(own, inputs, optimized=False)
     expected = _asked(plain, inputs, optimized=False)
     nodes = _shared_nodes(own, plain)

@@ -12,14 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.manifest import (
-    Manifest,
-    Parity,
-    VariantEntry,
-    check_file,
-    images_text,
-    read_manifests,
-)
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import Manifest, Parity, VariantEntry
 from saccade.export.artefact.variant import setting_text
 from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
 from saccade.export.gate.report import GateReport, VariantReport
@@ -35,8 +29,7 @@ from saccade.export.runtimes.runners import (
     torch_runner,
 )
 from saccade.export.runtimes.runtime import DEFAULT, peers_of, runtime_named
-from saccade.files import sha256_of
-from saccade.models.checkpoint import Checkpoint, load
+from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Family, Part, Setting, part_named
 from saccade.plugins.native.library import available_library
 from saccade.progress import progress
@@ -214,7 +207,7 @@ def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
     return [onnx_runner(session) for session in sessions]
 
 
-def verify(folder: Path | str, gate: GateSizes | None = None) -> GateReport:
+def verify(folder: ArtefactFolder | Path | str, gate: GateSizes | None = None) -> GateReport:
     """Run the gate again on everything in an artefact folder, from its own checkpoint.
 
     A file that was changed, or that is another model's, is a row that did not pass; the others
@@ -224,12 +217,12 @@ def verify(folder: Path | str, gate: GateSizes | None = None) -> GateReport:
     Raises: SaccadeError if there is no such folder, a manifest is wrong, or the checkpoint is
         missing or not the one that the manifests name.
     """
-    folder = Path(folder)
-    manifests = read_manifests(folder)
+    folder = ArtefactFolder.open(folder)
+    manifests = folder.manifests
     require("torch", extra="export")
     require("onnx", extra="export")
     runtime_named(DEFAULT).require()
-    reference = Reference(load(parent_path(folder, manifests)), gate)
+    reference = Reference(folder.parent, gate)
     wrong = tried(folder, manifests)
     rows = []
     with progress("verify", len(manifests)) as advance:
@@ -237,18 +230,17 @@ def verify(folder: Path | str, gate: GateSizes | None = None) -> GateReport:
             advance(0, note=manifest.variant.name)
             rows.append(_verify_variant(folder, manifest, reference, wrong))
             advance()
-    return GateReport(folder, tuple(rows), images_text(folder, manifests))
+    return GateReport(folder.path, tuple(rows), folder.images_text(), folder)
 
 
 def _verify_variant(
-    folder: Path, manifest: Manifest, reference: Reference, wrong: Mapping[str, str]
+    folder: ArtefactFolder, manifest: Manifest, reference: Reference, wrong: Mapping[str, str]
 ) -> VariantReport:
     from saccade.export.gate.manifest_checks import contradictions
 
     name = manifest.variant.name
     try:
-        check_file(folder, manifest)
-        path, entry = folder / manifest.file.name, manifest.variant
+        path, entry = folder.file(manifest), manifest.variant
         if path.name in wrong:
             return VariantReport(name, None, (wrong[path.name],))
         setting = reference.setting(entry)
@@ -269,23 +261,3 @@ def _verify_variant(
     except SaccadeError as error:
         return VariantReport(name, None, (str(error),))
     return VariantReport.of(name, parity)
-
-
-def parent_path(folder: Path, manifests: list[Manifest]) -> Path:
-    """The checkpoint that the folder's files were made of.
-
-    Raises: SaccadeError if it is missing, or another one.
-    """
-    parent = manifests[0].parent
-    path = folder / parent.name
-    if not path.is_file():
-        raise SaccadeError(
-            f"{path}: missing, but the reference is computed from it. Copy the checkpoint with "
-            f"SHA-256 {parent.sha256[:12]}... there, or export again."
-        )
-    if (found := sha256_of(path)) != parent.sha256:
-        raise SaccadeError(
-            f"{path}: SHA-256 is {found[:12]}..., the manifests name {parent.sha256[:12]}... as "
-            "their parent. Put that checkpoint back, or export this one."
-        )
-    return path

@@ -2,10 +2,11 @@
 """What the gate found, for a program and for a terminal."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Parity
 from saccade.export.gate.metrics import FLOORS, THRESHOLDS, exceeded
 
@@ -48,6 +49,8 @@ class GateReport:
     folder: Path
     variants: tuple[VariantReport, ...]
     images: tuple[str, ...] = ()  # what the manifests say becomes of an image, in words
+    # As it was read and hashed, for what comes after; none: only the figures are known.
+    artefacts: ArtefactFolder | None = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
 from saccade.worker import Limits, Worker
 
@@ -29,14 +30,14 @@ def limits_for(file_bytes: int) -> Limits:
 
 
 def tried(
-    folder: Path, manifests: Iterable[Manifest], limits: Limits | None = None
+    folder: ArtefactFolder, manifests: Iterable[Manifest], limits: Limits | None = None
 ) -> dict[str, str]:
     """By file name, what is wrong with a folder's files that cannot be opened within the limits.
 
     Bytes that this process knows by their hash are not tried again.
     """
     unknown = [each for each in manifests if each.file.sha256 not in _KNOWN]
-    paths = [folder / each.file.name for each in unknown]
+    paths = [folder.path / each.file.name for each in unknown]
     sizes = [path.stat().st_size for path in paths if path.is_file()]
     limits = limits or limits_for(max(sizes, default=0))
     wrong: dict[Path, str] = {}
@@ -46,8 +47,12 @@ def tried(
     return {path.name: reason for path, reason in wrong.items()}
 
 
-def refuse_untried(folder: Path, manifests: Iterable[Manifest]) -> None:
-    """Raises: SaccadeError for the first file of a folder that cannot be opened within limits."""
+def refuse_untried(folder: ArtefactFolder, manifests: Sequence[Manifest]) -> None:
+    """Raises: SaccadeError for the first file of a folder that has other bytes than its manifest
+    promises, or cannot be opened within limits.
+    """
+    for manifest in manifests:
+        folder.file(manifest)
     for reason in tried(folder, manifests).values():
         raise SaccadeError(reason)
 

@@ -4,11 +4,12 @@
 from pathlib import Path
 
 from saccade.errors import MissingPackage, SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.runtimes.options import BuildOptions
 from saccade.export.runtimes.runtime import Built, Runtime, runtime_named, runtimes
 
 
-def build(artefact: Path | str, options: BuildOptions) -> Built:
+def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Built:
     """Build every variant of an artefact folder for one runtime.
 
     The folder appears when every variant was built, or not at all.
@@ -16,7 +17,7 @@ def build(artefact: Path | str, options: BuildOptions) -> Built:
     Raises: GateFailed if a variant would run in other types than it promises, SaccadeError for
         an option or a file that cannot be built, MissingPackage if the runtime is not installed.
     """
-    return builder(options.engine).build(Path(artefact), options)
+    return builder(options.engine).build(ArtefactFolder.open(artefact), options)
 
 
 def builder(engine: str | None) -> Runtime:

@@ -3,9 +3,9 @@
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 
 from saccade.errors import SaccadeError, require
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
 from saccade.export.runtimes.gpu import gpu_at_hand
 from saccade.export.runtimes.options import BuildOptions
@@ -47,23 +47,25 @@ class OnnxRuntime:
     def has_kernels(self) -> bool:
         return available_library() is not None
 
-    def build(self, artefact: Path, options: BuildOptions) -> Built:
+    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
         raise SaccadeError(f"{self.title} runs the exported files: there is nothing to build.")
 
-    def load(self, folder: Path, manifest: Manifest, ops: Ops, *, threads: int = 1) -> Runner:
+    def load(
+        self, folder: ArtefactFolder, manifest: Manifest, ops: Ops, *, threads: int = 1
+    ) -> Runner:
         library = available_library() if ops == "kernels" and manifest.custom_ops else None
-        path = folder / manifest.file.name
-        return onnx_runner(onnx_session(path, threads=threads, kernels=library))
+        session = onnx_session(folder.file(manifest), threads=threads, kernels=library)
+        return onnx_runner(session)
 
-    def peers(self, folder: Path, manifest: Manifest) -> Mapping[str, Runner]:
+    def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
         """Its CUDA provider, where there is a GPU and it has that."""
         if gpu_at_hand() is None:
             return {}
         onnxruntime = require(self.name, extra="cpu")
         if CUDA not in onnxruntime.get_available_providers():
             return {}
-        path = folder / manifest.file.name
-        return {f"{self.name}-cuda": onnx_runner(onnx_session(path, provider=CUDA))}
+        session = onnx_session(folder.file(manifest), provider=CUDA)
+        return {f"{self.name}-cuda": onnx_runner(session)}
 
 
 ONNXRUNTIME = OnnxRuntime()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
 from saccade.export.runtimes.options import BuildOptions
 from saccade.export.runtimes.runners import Runner
@@ -120,21 +121,23 @@ class Runtime(Protocol):
         """Whether custom ops run by our kernels here, else by their function bodies."""
         ...
 
-    def build(self, artefact: Path, options: BuildOptions) -> Built:
+    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
         """Build a file of each variant.
 
         Raises: SaccadeError for what cannot be built, MissingPackage if it is not installed.
         """
         ...
 
-    def load(self, folder: Path, manifest: Manifest, ops: Ops, *, threads: int = 1) -> Runner:
+    def load(
+        self, folder: ArtefactFolder, manifest: Manifest, ops: Ops, *, threads: int = 1
+    ) -> Runner:
         """One file of an artefact folder, ready to run.
 
         Raises: SaccadeError if it is not built, or does not run here.
         """
         ...
 
-    def peers(self, folder: Path, manifest: Manifest) -> Mapping[str, Runner]:
+    def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
         """What of it this machine has that the gate holds to the reference beside the file itself.
 
         Raises: SaccadeError for what should run here and does not.
@@ -159,7 +162,17 @@ def runtimes() -> tuple[Runtime, ...]:
     return tuple(map(runtime_named, RUNTIMES))
 
 
-def peers_of(folder: Path, manifest: Manifest) -> dict[str, Runner]:
+def loaded(
+    runtime: Runtime, folder: ArtefactFolder, manifests: Iterable[Manifest], ops: Ops
+) -> dict[str, Runner]:
+    """The parts of a variant, ready to run on one thread, by role.
+
+    Raises: SaccadeError for one that is not built, or does not run here.
+    """
+    return {each.variant.role: runtime.load(folder, each, ops) for each in manifests}
+
+
+def peers_of(folder: ArtefactFolder, manifest: Manifest) -> dict[str, Runner]:
     """Every further way to run that file which this machine has, by what it is called.
 
     Raises: SaccadeError for one that should run here and does not.

@@ -2,19 +2,19 @@
 """Score and speed of every variant of an artefact folder, in process and through a server."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.export.artefact.frontier import Entry, mark_dominated, merge, read_frontier
-from saccade.export.artefact.manifest import Manifest, read_folder
-from saccade.export.artefact.variant_files import VariantParts, grouped
-from saccade.export.evaluation.evaluate import evaluate
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.frontier import Entry, mark_dominated
+from saccade.export.evaluation.evaluate import scores_of
 from saccade.export.evaluation.load_inputs import inputs_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.runtimes.runtime import Runtime, ops_of, runtime_named
+from saccade.export.evaluation.subject import subjects_of_folder
+from saccade.export.runtimes.runtime import Runtime, runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import this_machine
 from saccade.models.scores.results import Found
@@ -25,7 +25,7 @@ from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
 from saccade.serving.bench.scored import entry_of_found
-from saccade.serving.bench.servers import servers
+from saccade.serving.bench.servers import behind, by_precision
 from saccade.serving.bench.work import Work, works_of
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.runtimes.registry import served_runtime
@@ -51,7 +51,7 @@ class BenchReport:
         return {**self.full, "folder": str(self.folder), "variants": variants}
 
 
-def bench(folder: Path, options: BenchOptions) -> BenchReport:
+def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchReport:
     """Measure every variant, write the report, and set the folder's frontier.json.
 
     Nothing is written before everything is measured: an interrupted run leaves the previous
@@ -64,8 +64,8 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
     runtime.require()
     if options.server:
         check_served_here(runtime)
-        check_installation(find_installation())
-    subject = _subject(Path(folder), runtime, options)
+    subject = _subject(ArtefactFolder.open(folder), runtime, options)
+    variants = subject.folder.variants
     machine, server = this_machine(runtime.label()), None
     works = [work for each in subject.works.values() for work in each]
     with progress("bench", _steps(works, options)) as advance:
@@ -77,7 +77,7 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
         )
         entries = tuple(
             entry_of_found(variant, subject.found[variant.name], measured, machine, subject.ops)
-            for variant in subject.variants
+            for variant in variants
         )
         samples = {name: raw_samples(each, measured) for name, each in subject.found.items()}
         if options.server:
@@ -87,7 +87,7 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
     full = content(
         [
             Measurement(variant, subject.found[variant.name], entry, samples[variant.name])
-            for entry, variant in zip(entries, subject.variants, strict=True)
+            for entry, variant in zip(entries, variants, strict=True)
         ],
         options,
     )
@@ -95,7 +95,7 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
         # Before the report appears: a run that was killed between can be repeated as it was.
-        merge(subject.folder, subject.model, entries)
+        subject.folder.merge(entries)
     return BenchReport(options.out, full)
 
 
@@ -103,46 +103,37 @@ def bench(folder: Path, options: BenchOptions) -> BenchReport:
 class _Subject:
     """What is measured, what it scored, and what it is asked."""
 
-    folder: Path
-    manifests: Sequence[Manifest]
-    variants: tuple[VariantParts, ...]
+    folder: ArtefactFolder
     found: Mapping[str, Found]
     works: Mapping[str, Sequence[Work]]
     ops: Ops
 
-    @property
-    def model(self) -> str:
-        return self.manifests[0].variant.model
-
 
 def check_served_here(runtime: Runtime) -> None:
-    """Raises: SaccadeError if the server of this machine does not run what this runtime does."""
+    """Raises: SaccadeError if no server of this machine runs what this runtime does."""
     if runtime.served is None or not served_runtime(runtime.name).bundled:
         raise SaccadeError(
             f"--runtime {runtime.name}: the bundled server does not run it. Measure it without a "
             "server: --no-server"
         )
+    check_installation(find_installation())
 
 
-def _subject(folder: Path, runtime: Runtime, options: BenchOptions) -> _Subject:
-    manifests = read_folder(folder)
-    if (folder / FRONTIER).exists():
-        read_frontier(folder / FRONTIER)  # a broken one is refused now, not after the work
-    variants = grouped(manifests)
-    asked = EvaluateOptions(
-        options.data,
-        task=options.task,
-        limit=options.limit,
-        runtime=runtime.name,
-        op_library=options.op_library,
-    )
-    found = {each.variant: each for each in evaluate(folder, asked).found}
-    ops = ops_of(runtime, manifests, kernels=options.op_library)
+def _subject(folder: ArtefactFolder, runtime: Runtime, options: BenchOptions) -> _Subject:
+    folder.frontier  # noqa: B018 - a broken one is refused now, not after the work
+    subjects = subjects_of_folder(folder, runtime, kernels=options.op_library)
+    asked = EvaluateOptions(options.data, task=options.task, limit=options.limit)
+    scores = scores_of(subjects, asked, lambda: folder.checkpoint)
+    found = {each.variant: each for each in scores}
+    runners = {
+        each.name: {role: part.run for role, part in each.parts.items()} for each in subjects
+    }
     works = {}
-    for variant in variants:
+    for variant in folder.variants:
         inputs = inputs_of(variant, options.data or found[variant.name].data, DISTINCT_REQUESTS)
-        works[variant.name] = works_of(folder, variant, inputs, runtime, ops)
-    return _Subject(folder, manifests, variants, found, works, ops)
+        works[variant.name] = works_of(variant, inputs, runners[variant.name])
+    ops = next((each.ops for each in subjects if each.ops), None)
+    return _Subject(folder, found, works, ops)
 
 
 def _steps(works: Sequence[Work], options: BenchOptions) -> int:
@@ -162,9 +153,11 @@ def _through_servers(
     precision = {entry.variant: entry.precision for entry in entries}
     found: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
     kernels = subject.ops == "kernels"
-    with servers(
-        subject.folder, subject.manifests, entries, runtime=options.runtime, op_library=kernels
-    ) as running:
+    with ExitStack() as stack:
+        running = {
+            name: stack.enter_context(behind(each, runtime=options.runtime, op_library=kernels))
+            for name, each in by_precision(subject.folder, entries).items()
+        }
         streams = {
             name: served.streams(
                 each.url,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.export.artefact.frontier import Entry, Score
+from saccade.export.artefact.manifest import Manifest
 from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.runtimes.runtime import has_custom_ops
 from saccade.machine import Machine
@@ -35,6 +36,7 @@ def entry_of_found(
             inside[role] = measured[name, role].summary()
     top5 = [each.value for each in found.scores if each.name == _BESIDE_THE_SCORE]
     entry = variant.main.variant
+    saved = entry_of(entry.family).embedding_saved
     return Entry(
         variant=variant.name,
         sha256=variant.sha256,
@@ -46,7 +48,7 @@ def entry_of_found(
         top5=round(top5[0], 6) if top5 else None,
         in_process=inside,
         grpc=None,
-        embedding_bytes=_embedding_bytes(variant),
+        embedding_bytes=embedding_bytes(variant.main) if saved else None,
         ops=ops if has_custom_ops(variant.parts.values()) else None,
     )
 
@@ -94,9 +96,10 @@ def _score(found: Found) -> Score:
     )
 
 
-def _embedding_bytes(variant: VariantParts) -> int | None:
-    if not entry_of(variant.main.variant.family).embedding_saved:
+def embedding_bytes(manifest: Manifest) -> int | None:
+    """Of one embedding, where the variant answers with one of a fixed size."""
+    spec = next((each for each in manifest.outputs if each.name == "embedding"), None)
+    axes = spec.axes.split()[1:] if spec else []
+    if spec is None or not all(axis.isdigit() for axis in axes):
         return None
-    spec = next(each for each in variant.main.outputs if each.name == "embedding")
-    numbers = math.prod(int(axis) for axis in spec.shape[1:])
-    return numbers * np.dtype(spec.dtype).itemsize
+    return math.prod(map(int, axes)) * np.dtype(spec.dtype).itemsize

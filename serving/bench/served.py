@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants behind a server: the requests, a check of their answers, and interleaved rounds."""
+"""Variants behind a server: the requests, a check of their answers, and what rounds add up to."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from saccade.errors import ServerFailed
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.models.interface import Arrays
-from saccade.progress import Advance
-from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
+from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.load_requests import Answer, ask, png_files, request
 from saccade.serving.bench.work import Work
 
-WARMUP_S = 0.15
-_Key = TypeVar("_Key", bound=Hashable)
 Place = tuple[str, str, str]  # variant, role (empty for plain requests), name of the point
 
 
@@ -70,32 +67,6 @@ def routed_to(url: str, work: Work) -> str:
     """The variant that the router chooses for a budget."""
     answer = ask(url, work.routed(0, "variant"))["variant"]
     return answer[0].decode() if isinstance(answer, list) else ""
-
-
-def measure(
-    generator: LoadGenerator,
-    streams: Mapping[_Key, Stream],
-    *,
-    seconds: float,
-    rounds: int,
-    seed: int,
-    advance: Advance,
-) -> dict[_Key, list[LoadResult]]:
-    """Each stream alone, once a round, in an order drawn anew: drift meets all alike.
-
-    Units: seconds a stream over all rounds.
-    Raises: ServerFailed if any request fails.
-    """
-    rng = np.random.default_rng(seed)
-    keys = list(streams)
-    found: dict[_Key, list[LoadResult]] = {key: [] for key in keys}
-    for _ in range(rounds):
-        for index in rng.permutation(len(keys)):
-            key = keys[index]
-            result = generator.run([streams[key]], seconds=seconds / rounds, warmup_s=WARMUP_S)
-            found[key].append(refuse_errors(result, generator.url))
-            advance(1, streams[key].name)
-    return found
 
 
 def point(stream: Stream, results: list[LoadResult]) -> dict[str, float]:

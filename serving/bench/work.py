@@ -3,17 +3,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from saccade.export.artefact.variant_files import VariantParts, encoded, filled
 from saccade.export.runtimes.runners import Runner
-from saccade.export.runtimes.runtime import Runtime
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.interface import Arrays
-from saccade.plugins.execution import Ops
 from saccade.serving.bench.load_requests import png_files, request
 
 
@@ -67,19 +64,12 @@ class Work:
 
 
 def works_of(
-    folder: Path,
-    variant: VariantParts,
-    inputs: Mapping[str, Arrays],
-    runtime: Runtime,
-    ops: Ops,
+    variant: VariantParts, inputs: Mapping[str, Arrays], runners: Mapping[str, Runner]
 ) -> list[Work]:
-    """What is measured of one variant in that runtime: plain requests first.
+    """What is measured of one variant: plain requests first.
 
-    Shapes: inputs by role, [n ...] each.
+    Shapes: inputs by role, [n ...] each; runners by role.
     """
-    runners = {
-        role: runtime.load(folder, part, ops, threads=1) for role, part in variant.parts.items()
-    }
     entry = variant.main.variant
     family = entry_of(entry.family)
     whole = imported(family.whole)(variant.facts, runners) if family.whole else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels without training: prompts to class vectors, and image codes against them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.files import read_lines
 from saccade.models.sparo import zero_shot
 from saccade.models.sparo.zero_shot import default_templates, prompts
@@ -70,15 +70,13 @@ def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | N
     )
 
 
-def class_vectors(
-    folder: Path, variants: Sequence[VariantParts], labelling: Labelling
-) -> dict[str, np.ndarray]:
+def class_vectors(folder: ArtefactFolder, labelling: Labelling) -> dict[str, np.ndarray]:
     """By variant, a vector a label, computed here with the variant's text part.
 
     Raises: SaccadeError if the model has no text part.
     """
     found = {}
-    for variant in variants:
+    for variant in folder.variants:
         if not {"image", "text"} <= set(variant.parts):
             raise SaccadeError(
                 f"--labels: {variant.name} has no text part, so no label can be turned into a "
@@ -86,7 +84,7 @@ def class_vectors(
             )
         written = labelling.of(variant.facts)
         tokens = text_tokens(written.prompts(), variant.facts)
-        run = _text_part(folder / variant.parts["text"].file.name)
+        run = _text_part(folder.file(variant.parts["text"]))
         codes = [run(tokens[at : at + _TEXTS_A_RUN]) for at in range(0, len(tokens), _TEXTS_A_RUN)]
         found[variant.name] = written.vectors(np.concatenate(codes))
     return found

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.export.artefact.frontier import Entry, Frontier, read_frontier, with_ops
+from saccade.export.artefact.frontier import Entry, Frontier, with_ops
 from saccade.export.artefact.manifest import Manifest
 from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.runtimes.runtime import DEFAULT, runtime_named
@@ -19,13 +20,13 @@ from saccade.serving.repository.runtimes.registry import served_runtime
 _TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
-def check_alike(folder: Path, variants: Sequence[VariantParts], runtime: str = DEFAULT) -> None:
+def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
     """All variants take the same and answer the same kind of thing, in what the runtime reads.
 
     Raises: SaccadeError naming the two that differ, and in what.
     """
-    first, served = variants[0], served_runtime(runtime)
-    for variant in variants:
+    first, served = folder.variants[0], served_runtime(runtime)
+    for variant in folder.variants:
         if set(variant.parts) != set(first.parts):
             raise SaccadeError(
                 f"{folder}: {variant.name} has the parts {_roles(variant)}, {first.name} has "
@@ -34,18 +35,21 @@ def check_alike(folder: Path, variants: Sequence[VariantParts], runtime: str = D
         for role, manifest in variant.parts.items():
             _check_labels(manifest)
             served.check_manifest(manifest)
-            _check_same(folder, manifest, first.parts[role])
+            if differing := _difference(manifest, first.parts[role]):
+                raise SaccadeError(
+                    f"{folder}: {manifest.variant.name} and {first.parts[role].variant.name} "
+                    f"differ in {differing}, so that one router cannot stand before both. Export "
+                    "them together."
+                )
             _check_tensor_names(manifest)
 
 
-def chosen(
-    folder: Path, variants: Sequence[VariantParts], precisions: Sequence[str], runtime: str
-) -> tuple[VariantParts, ...]:
-    """The variants of these precisions, of all where none is named.
+def chosen(folder: ArtefactFolder, precisions: Sequence[str], runtime: str) -> ArtefactFolder:
+    """The folder with the variants of these precisions, of all where none is named.
 
     Raises: SaccadeError if the folder has none of one, or the runtime cannot run one.
     """
-    there = sorted({each.main.variant.precision for each in variants})
+    there = sorted({each.main.variant.precision for each in folder.variants})
     if missing := sorted(set(precisions) - set(there)):
         raise SaccadeError(
             f"{folder}: has no variant in {missing[0]}, only in {', '.join(there)}. Name one of "
@@ -59,7 +63,8 @@ def chosen(
             f"{folder}: has variants in {refused[0]}, which {runs.title} {runs.refusal}. Leave "
             f"them out with --precisions {','.join(rest)}, or serve plans of them."
         )
-    return tuple(each for each in variants if each.main.variant.precision in wanted)
+    kept = [each for each in folder.variants if each.main.variant.precision in wanted]
+    return folder.only(kept) if len(kept) < len(folder.variants) else folder
 
 
 def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
@@ -83,11 +88,7 @@ def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
 
 
 def measurements(
-    folder: Path,
-    variants: Sequence[VariantParts],
-    device: str | None,
-    runtime: str = DEFAULT,
-    ops: Ops = None,
+    folder: ArtefactFolder, device: str | None, runtime: str = DEFAULT, ops: Ops = None
 ) -> dict[str, Entry]:
     """By variant, the figures of one device and version of the runtime; empty where there are none.
 
@@ -96,13 +97,10 @@ def measurements(
 
     Raises: SaccadeError if other bytes were measured, or several devices.
     """
-    path = folder / FRONTIER
-    if not path.exists():
+    frontier, path = folder.frontier, folder.path / FRONTIER
+    if frontier is None or not frontier.entries:
         return {}
-    frontier = read_frontier(path)
-    if not frontier.entries:
-        return {}
-    known = {variant.name: variant for variant in variants}
+    known = {variant.name: variant for variant in folder.variants}
     for entry in frontier.entries:
         variant = known.get(entry.variant)
         found = variant.sha256 if variant else "no such variant"
@@ -168,19 +166,13 @@ def _check_tensor_names(manifest: Manifest) -> None:
             )
 
 
-def _check_same(folder: Path, manifest: Manifest, first: Manifest) -> None:
-    differing = [
-        field
-        for field in ("inputs", "preprocessing", "labels")
-        if getattr(manifest, field) != getattr(first, field)
-    ]
-    if [each.name for each in manifest.outputs] != [each.name for each in first.outputs]:
-        differing.append("outputs")
-    if differing:
-        raise SaccadeError(
-            f"{folder}: {manifest.variant.name} and {first.variant.name} differ in "
-            f"{differing[0]}, so that one router cannot stand before both. Export them together."
-        )
+def _difference(one: Manifest, other: Manifest) -> str | None:
+    """The first thing in which two files differ for who stands before them."""
+    for field in ("inputs", "preprocessing", "labels"):
+        if getattr(one, field) != getattr(other, field):
+            return field
+    same = [each.name for each in one.outputs] == [each.name for each in other.outputs]
+    return None if same else "outputs"
 
 
 def _roles(variant: VariantParts) -> str:

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """An artefact folder to a model repository: one folder that a Triton server loads."""
 
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.export.artefact.frontier import Entry
-from saccade.export.artefact.manifest import read_folder
-from saccade.export.artefact.variant_files import VariantParts, grouped
+from saccade.export.artefact.frontier import Entry, Frontier
+from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.graph.trial import refuse_untried
 from saccade.files import json_bytes, new_folder, refuse_existing
 from saccade.models.preprocessing import Preprocessing
@@ -31,35 +30,34 @@ from saccade.serving.repository.runtimes.served_runtime import ServedFiles
 from saccade.serving.repository.stored_sample import samples
 
 
-def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
+def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> Deployment:
     """Write the repository of every variant in an artefact folder and of the router over them.
 
     Raises: SaccadeError if the output exists, an artefact does not fit its manifest, a plan does
         not fit its artefact, the frontier measured other bytes, the variants cannot stand
         behind one router, or a server would not load what comes of them.
     """
-    folder, out = Path(folder), options.out
+    folder, out = ArtefactFolder.open(folder), options.out
     texts = [each for each in (options.labels, options.templates) if each is not None]
-    inputs = [folder, *map(Path, options.engines), *texts]
+    inputs = [folder.path, *map(Path, options.engines), *texts]
     refuse_existing(out, force=options.force, inputs=inputs)
     labelling = read_labelling(options.labels, options.templates)
-    manifests = read_folder(folder)
-    refuse_untried(folder, manifests)
-    every = grouped(manifests)
-    variants = chosen(folder, every, options.precisions, options.runtime)
-    check_alike(folder, variants, options.runtime)
+    refuse_untried(folder, folder.manifests)
+    folder = chosen(folder, options.precisions, options.runtime)
+    check_alike(folder, options.runtime)
+    variants = folder.variants
     declared = variants[0].preprocessing
     preprocessing = _caps(declared, options) if declared else None
     max_images = preprocessing.max_images if preprocessing else options.max_images or MAX_BATCH
-    served = served_runtime(options.runtime).component_files(folder, variants, options, max_images)
+    served = served_runtime(options.runtime).component_files(folder, options, max_images)
     ops = _ops(served.values())
-    measured = _measurements(folder, variants, options, ops)
+    measured = _measurements(folder, options, ops)
     router = RouterPlan(
-        model=variants[0].main.variant.model,
+        model=folder.model,
         variants=variants,
         preprocessing=preprocessing,
         labels=labelling.labels if labelling else variants[0].labels,
-        classes=class_vectors(folder, variants, labelling) if labelling else {},
+        classes=class_vectors(folder, labelling) if labelling else {},
         measured=measured,
         run_batch={
             each.name: _run_batch(each, measured.get(each.name), options, served)
@@ -67,7 +65,7 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
         },
         max_images=max_images,
     )
-    kept = samples(folder, variants)
+    kept = samples(folder)
     parts = [
         PartPlan(
             manifest,
@@ -81,7 +79,7 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
     ]
     try:
         with new_folder(out, force=options.force) as partial:
-            return _write(folder, partial, parts, router, ops)
+            return _write(partial, parts, router, folder.frontier, ops)
     except OSError as error:
         raise SaccadeError(
             f"{out}: cannot be written ({error.strerror}). Make room, or choose another place "
@@ -90,13 +88,17 @@ def deploy(folder: Path | str, options: RepositoryOptions) -> Deployment:
 
 
 def _write(
-    folder: Path, partial: Path, parts: Sequence[PartPlan], router: RouterPlan, ops: Ops
+    partial: Path,
+    parts: Sequence[PartPlan],
+    router: RouterPlan,
+    frontier: Frontier | None,
+    ops: Ops,
 ) -> Deployment:
     for part in parts:
         write_part(partial / part.name, part)
     write_router(partial / router.model, router)
-    if router.measured:
-        shutil.copyfile(folder / FRONTIER, partial / FRONTIER)
+    if frontier and router.measured:
+        (partial / FRONTIER).write_bytes(json_bytes(frontier.to_dict()))
     deployment = Deployment(
         folder=parts[0].options.out,
         model=router.model,
@@ -118,18 +120,15 @@ def _hold_to_rules(folder: Path) -> None:
         raise SaccadeError(f"A server would not load this repository: {broken[0]} Export again.")
 
 
-def _measurements(
-    folder: Path, variants: Sequence[VariantParts], options: RepositoryOptions, ops: Ops
-) -> dict[str, Entry]:
+def _measurements(folder: ArtefactFolder, options: RepositoryOptions, ops: Ops) -> dict[str, Entry]:
     """The figures to route by; that there are some of custom ops run otherwise is said."""
     found, every = (
-        measurements(folder, variants, options.device, options.runtime, wanted)
-        for wanted in (ops, None)
+        measurements(folder, options.device, options.runtime, wanted) for wanted in (ops, None)
     )
     otherwise = {each.ops for each in every.values() if each.ops} - {ops}
     if ops and otherwise and ops not in {each.ops for each in found.values()}:
         print(
-            f"{folder / FRONTIER}: was measured with custom ops by {otherwise.pop()}, and the "
+            f"{folder.path / FRONTIER}: was measured with custom ops by {otherwise.pop()}, and the "
             f"repository runs them by {ops}: it routes these variants by budget only. Measure "
             f"them again with: saccade bench {folder}",
             file=sys.stderr,

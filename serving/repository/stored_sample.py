@@ -5,8 +5,9 @@ The server warms up with the sample; `saccade preflight` asks it and compares th
 of the file that was exported, by ONNX Runtime with the function bodies, whatever runs it later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import numpy as np
 
 from saccade import limits
 from saccade.errors import MissingPackage, SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantParts
-from saccade.export.runtimes.runners import onnx_runner, onnx_session
+from saccade.export.runtimes.onnxruntime import ONNXRUNTIME
+from saccade.export.runtimes.runners import Runner
 from saccade.files import read_regular
+from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, TensorSpec, part_named
 
 FOLDER = "warmup"  # the server looks for warm-up data in a folder of this name
@@ -43,21 +46,23 @@ class Sample:
         return {name: each.shape for name, each in self.inputs.items()} if self.real else {}
 
 
-def samples(folder: Path, variants: Sequence[VariantParts]) -> dict[str, Sample]:
+def samples(folder: ArtefactFolder) -> dict[str, Sample]:
     """The sample of every part, by the part's name: the first that the checkpoint keeps.
 
     Zeros where the checkpoint is not in the folder, or torch is not here to read it.
 
     Raises: SaccadeError if another checkpoint lies there, or ONNX Runtime refuses a file.
     """
-    drawn = _Drawn(folder / variants[0].main.parent.name)
-    found = {}
-    for variant in variants:
-        for manifest in variant.parts.values():
-            real = drawn.inputs(manifest)
-            inputs = real or {spec.name: _zeros(spec) for spec in manifest.inputs}
-            answers = _answers(folder / manifest.file.name, manifest, inputs)
-            found[manifest.variant.name] = Sample(inputs, answers, real is not None)
+    try:
+        checkpoint = folder.checkpoint and folder.parent
+    except MissingPackage:
+        checkpoint = None
+    drawn, found = _Drawn(checkpoint) if checkpoint else None, dict[str, Sample]()
+    for manifest in folder.manifests:
+        real = drawn.inputs(manifest) if drawn else None
+        inputs = real or {spec.name: _zeros(spec) for spec in manifest.inputs}
+        answers = _answers(partial(ONNXRUNTIME.load, folder, manifest, "bodies"), manifest, inputs)
+        found[manifest.variant.name] = Sample(inputs, answers, real is not None)
     return found
 
 
@@ -106,11 +111,10 @@ def read_sample(path: Path) -> Sample:
 
 
 class _Drawn:
-    """The checkpoint's samples; it is read, and its model built, once and only if asked for."""
+    """The checkpoint's samples; its model is built once and only if asked for."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._checkpoint: Any = None
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
         self._model: Any = None
 
     def inputs(self, manifest: Manifest) -> dict[str, np.ndarray] | None:
@@ -118,10 +122,6 @@ class _Drawn:
 
         Shapes: each [1 ...].
         """
-        if self._checkpoint is None:
-            self._checkpoint = _checkpoint(self._path, manifest.parent.sha256)
-        if not self._checkpoint:
-            return None
         first = {name: each[:1] for name, each in self._checkpoint.calibration.items()}
         for source in (lambda: first, lambda: self._made(manifest, first)):
             given = source()
@@ -139,23 +139,6 @@ class _Drawn:
         return part.real(first) if part.real else {}
 
 
-def _checkpoint(path: Path, sha256: str) -> Any:
-    from saccade.models.checkpoint import load
-
-    if not path.exists():
-        return False
-    try:
-        found = load(path)
-    except MissingPackage:
-        return False
-    if found.sha256 != sha256:
-        raise SaccadeError(
-            f"{path}: SHA-256 is {found.sha256[:12]}..., its variants were exported from "
-            f"{sha256[:12]}.... Export again, or remove the file to warm up with zeros."
-        )
-    return found
-
-
 def _fits(found: np.ndarray | None, spec: TensorSpec) -> bool:
     if found is None or found.dtype != spec.dtype or found.ndim != len(spec.shape):
         return False
@@ -167,9 +150,11 @@ def _zeros(spec: TensorSpec) -> np.ndarray:
     return np.zeros([axis if isinstance(axis, int) else 1 for axis in spec.shape], spec.dtype)
 
 
-def _answers(path: Path, manifest: Manifest, inputs: Arrays) -> dict[str, np.ndarray]:
+def _answers(
+    load: Callable[[], Runner], manifest: Manifest, inputs: Arrays
+) -> dict[str, np.ndarray]:
     try:
-        found = onnx_runner(onnx_session(path))(inputs)
+        found = load()(inputs)
     except MissingPackage:
         return {}
     except SaccadeError:

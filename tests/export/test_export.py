@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 from quick_gate import FEW_SAMPLES  # noqa: E402
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
-from saccade.export.artefact.manifest import read_folder  # noqa: E402
+from saccade.export.artefact.folder import ArtefactFolder  # noqa: E402
 from saccade.export.exported import ExportOptions, export  # noqa: E402
 from saccade.export.graph.cost import cost_of  # noqa: E402
 from saccade.export.runtimes.runners import onnx_session  # noqa: E402
@@ -39,7 +39,7 @@ def test_folder(tiny_folder: Path, tiny_checkpoint: Path) -> None:
     files = {f"{name}{suffix}" for name in NAMES for suffix in (".onnx", ".manifest.json")}
     assert {path.name for path in tiny_folder.iterdir()} == {*files, "nac.safetensors"}
     assert (tiny_folder / "nac.safetensors").read_bytes() == tiny_checkpoint.read_bytes()
-    manifests = read_folder(tiny_folder)
+    manifests = ArtefactFolder(tiny_folder).manifests
     checkpoint = load(tiny_checkpoint)
     assert [each.variant.name for each in manifests] == NAMES
     assert [each.variant.kept for each in manifests] == [16, 8, 4, 2]
@@ -127,7 +127,7 @@ def test_conditional_on_its_image_and_an_override(
         out, name="nac-c", budget=(0.5,), threshold={"score_points": 5}, force=True
     )
     exported = export(checkpoint, options, FEW_SAMPLES)
-    (manifest,) = read_folder(out)
+    (manifest,) = ArtefactFolder(out).manifests
     assert exported.manifests == (manifest,)
     assert manifest.variant.name == "nac-c-b0500-fp32"
     assert manifest.parity.overridden == ("score_points",)
@@ -184,7 +184,7 @@ def test_refuses_a_checkpoint_it_cannot_prove(
 def test_cost_by_part(tiny_folder: Path) -> None:
     """Counted by hand from the folded algebra: U modules, N tokens, width d, R read-outs."""
     d, ffn, n, r = 32, 48, 16, 2
-    for manifest in read_folder(tiny_folder):
+    for manifest in ArtefactFolder(tiny_folder).manifests:
         u = manifest.variant.kept
         assert manifest.cost.multiply_adds.by_part == {
             "tokenizer": n * 4 * d,

@@ -341,7 +341,7 @@ def run_python(code: str) -> str:
         "saccade",
         "saccade.serving.client.client",
         "saccade.serving.commands.cli",
-        "saccade.export.artefact.manifest",
+        "saccade.export.artefact.folder",
     ],
 )
 def test_importing_does_not_load_frameworks(module):

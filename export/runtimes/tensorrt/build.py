@@ -9,13 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import (
-    FileEntry,
-    Manifest,
-    ParentEntry,
-    check_file,
-    read_manifests,
-)
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import FileEntry, Manifest, ParentEntry
 from saccade.export.artefact.variant import PRECISIONS
 from saccade.export.graph.trial import refuse_untried
 from saccade.export.runtimes.gpu import gpu_at_hand
@@ -88,7 +83,7 @@ class Engines:
         return rendered(self.folder, self.manifests)
 
 
-def build(artefact: Path | str, options: BuildOptions) -> Engines:
+def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Engines:
     """Write `<variant>.plan` and its manifest for each variant of an artefact folder.
 
     The folder appears when every variant was built, or not at all. Each engine is built in a
@@ -97,11 +92,11 @@ def build(artefact: Path | str, options: BuildOptions) -> Engines:
     Raises: GateFailed if a network has other types than its variant promises, SaccadeError for
         an option or a file that cannot be built, MissingPackage without TensorRT.
     """
-    artefact = Path(artefact)
+    artefact = ArtefactFolder.open(artefact)
     manifests = chosen_variants(artefact, options.variant)
     jobs = _jobs(artefact, manifests, options)
     out = options.out or default_out(artefact, jobs[0].engine, jobs[0].compute_capabilities)
-    refuse_existing(out, force=options.force, inputs=[artefact])
+    refuse_existing(out, force=options.force, inputs=[artefact.path])
     cache = options.timing_cache
     with _no_empty_parent(out), new_folder(out, force=options.force) as folder:
         built = build_all(artefact, manifests, jobs, folder, cache)
@@ -126,18 +121,17 @@ def _no_empty_parent(out: Path) -> Iterator[None]:
         raise
 
 
-def default_out(artefact: Path, engine: str, capabilities: tuple[str, ...]) -> Path:
+def default_out(artefact: ArtefactFolder, engine: str, capabilities: tuple[str, ...]) -> Path:
     """Where engines of that kind lie unless `--out` says otherwise."""
-    return artefact / "engines" / f"{engine}-{'+'.join(capabilities)}"
+    return artefact.path / "engines" / f"{engine}-{'+'.join(capabilities)}"
 
 
-def chosen_variants(artefact: Path, wanted: tuple[str, ...]) -> list[Manifest]:
+def chosen_variants(artefact: ArtefactFolder, wanted: tuple[str, ...]) -> list[Manifest]:
     """The manifests of the wanted variants, all where none is named; each file's hash checked.
 
     Raises: SaccadeError for a name that the folder does not have, with the export that makes it.
     """
-    manifests = read_manifests(artefact)
-    names = [each.variant.name for each in manifests]
+    names = [each.variant.name for each in artefact.manifests]
     for name in wanted:
         if name not in names:
             precision = name.rpartition("-")[2]
@@ -146,15 +140,13 @@ def chosen_variants(artefact: Path, wanted: tuple[str, ...]) -> list[Manifest]:
                 f"{artefact}: has no variant {name!r}, only {', '.join(names)}. A variant's type "
                 f"lies in its graph, which is made with: saccade export CHECKPOINT{flag}"
             )
-    chosen = [each for each in manifests if not wanted or each.variant.name in wanted]
-    for each in chosen:
-        check_file(artefact, each)
+    chosen = [each for each in artefact.manifests if not wanted or each.variant.name in wanted]
     refuse_untried(artefact, chosen)
     return chosen
 
 
 def build_all(
-    artefact: Path,
+    artefact: ArtefactFolder,
     manifests: Sequence[Manifest],
     jobs: Sequence[Job],
     folder: Path,
@@ -183,20 +175,20 @@ def build_all(
     return built
 
 
-def _proof(artefact: Path, manifest: Manifest) -> Callable[[Network], None]:
+def _proof(artefact: ArtefactFolder, manifest: Manifest) -> Callable[[Network], None]:
     promise = promise_of(artefact, manifest)
 
     def prove(network: Network) -> None:
         check_bindings(promise.name, network, manifest.inputs, manifest.outputs)
         prove_types(promise, network)
         # What was parsed is what the plan's manifest will name, whoever exports meanwhile.
-        check_file(artefact, manifest)
+        artefact.file(manifest)
 
     return prove
 
 
 def _seen_on_gpu(
-    folder: Path, engine: EngineManifest, artefact: Path, manifest: Manifest
+    folder: Path, engine: EngineManifest, artefact: ArtefactFolder, manifest: Manifest
 ) -> EngineManifest:
     """The manifest, with what the inspector showed where the GPU that it is for is at hand."""
     gpu = gpu_at_hand()
@@ -207,7 +199,9 @@ def _seen_on_gpu(
     return replace(engine, options={**engine.options, "inspector": seen})
 
 
-def _jobs(artefact: Path, manifests: Sequence[Manifest], options: BuildOptions) -> list[Job]:
+def _jobs(
+    artefact: ArtefactFolder, manifests: Sequence[Manifest], options: BuildOptions
+) -> list[Job]:
     batch, axes = read_range(options.batch, "--batch"), read_axes(options.axis)
     if options.workspace_mib is not None and not 1 <= options.workspace_mib <= _MOST_MIB:
         raise SaccadeError(f"--workspace-mib {options.workspace_mib}: expected 1 to {_MOST_MIB:,}.")
@@ -226,7 +220,7 @@ def _jobs(artefact: Path, manifests: Sequence[Manifest], options: BuildOptions) 
         Job(
             name=manifest.variant.name,
             engine=engine,
-            onnx=artefact / manifest.file.name,
+            onnx=artefact.file(manifest),
             profiles=profile,
             compute_capabilities=capabilities,
             workspace_mib=options.workspace_mib,

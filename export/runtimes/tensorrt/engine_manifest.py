@@ -16,7 +16,13 @@ from saccade.export.artefact.manifest import (
     ParentEntry,
     VariantEntry,
 )
-from saccade.export.artefact.manifest_checks import check_equal, check_hashes, check_tensors
+from saccade.export.artefact.manifest_checks import (
+    Contradiction,
+    believed,
+    check_equal,
+    check_hashes,
+    check_tensors,
+)
 from saccade.export.artefact.variant import variant_name
 from saccade.files import json_bytes, write_atomically
 from saccade.models.interface import TensorSpec
@@ -94,10 +100,11 @@ def read_engine_manifest(path: Path) -> EngineManifest:
     except SaccadeError as error:
         # What reads JSON serves the manifests of `saccade export` too.
         raise SaccadeError(str(error).replace(EXPORT_AGAIN, AGAIN)) from error
-    _check_names(manifest, path)
-    _check_hashes(manifest, path)
-    check_tensors(path, manifest.inputs, manifest.outputs, AGAIN)
-    _check_profiles(manifest, path)
+    with believed(path, AGAIN):
+        _check_names(manifest, path.name)
+        _check_hashes(manifest)
+        check_tensors(manifest.inputs, manifest.outputs)
+        _check_profiles(manifest)
     return manifest
 
 
@@ -175,46 +182,42 @@ def _refuse_link(path: Path) -> None:
         )
 
 
-def _check_names(manifest: EngineManifest, path: Path) -> None:
+def _check_names(manifest: EngineManifest, file: str) -> None:
     entry = manifest.variant
     name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
-    claims = (
-        (entry.name, name, "variant name"),
-        (path.name, name + SUFFIX, "file name of the manifest"),
-        (manifest.file.name, name + PLAN_SUFFIX, "plan's name"),
-        (manifest.parent.name, f"{name}.onnx", "parent's name"),
-    )
-    check_equal(path, claims, AGAIN)
-    if manifest.engine not in ENGINES:
-        raise SaccadeError(
-            f"{path}: engine is {manifest.engine!r}, expected {' or '.join(ENGINES)}. {AGAIN}"
+    check_equal(
+        (
+            (entry.name, name, "variant name"),
+            (file, name + SUFFIX, "file name of the manifest"),
+            (manifest.file.name, name + PLAN_SUFFIX, "plan's name"),
+            (manifest.parent.name, f"{name}.onnx", "parent's name"),
         )
+    )
+    if manifest.engine not in ENGINES:
+        raise Contradiction(f"engine is {manifest.engine!r}, expected {' or '.join(ENGINES)}")
     for library in manifest.plugins:
         if not FILE_NAME.fullmatch(library):
-            raise SaccadeError(f"{path}: plugin {library!r} is not a plain file name. {AGAIN}")
+            raise Contradiction(f"plugin {library!r} is not a plain file name")
 
 
-def _check_hashes(manifest: EngineManifest, path: Path) -> None:
+def _check_hashes(manifest: EngineManifest) -> None:
     digests = [manifest.file.sha256, manifest.parent.sha256, *manifest.plugins.values()]
     if manifest.timing_cache_sha256 is not None:
         digests.append(manifest.timing_cache_sha256)
-    check_hashes(path, digests, AGAIN)
+    check_hashes(digests)
     found = manifest.compute_capabilities
     if not found or not all(_CAPABILITY.fullmatch(each) for each in found):
-        raise SaccadeError(
-            f"{path}: compute capabilities are {list(found)}, expected some like 8.9. {AGAIN}"
-        )
+        raise Contradiction(f"compute capabilities are {list(found)}, expected some like 8.9")
 
 
-def _check_profiles(manifest: EngineManifest, path: Path) -> None:
+def _check_profiles(manifest: EngineManifest) -> None:
     specs = {spec.name: spec for spec in manifest.inputs}
     if set(manifest.profiles) != set(specs):
-        raise SaccadeError(
-            f"{path}: profiles are of {sorted(manifest.profiles)}, inputs are {sorted(specs)}. "
-            f"{AGAIN}"
+        raise Contradiction(
+            f"profiles are of {sorted(manifest.profiles)}, inputs are {sorted(specs)}"
         )
     for name, profile in manifest.profiles.items():
         shapes = [profile.get(key, ()) for key in ("min", "opt", "max")]
         fits = len(profile) == 3 and all(len(each) == len(specs[name].shape) for each in shapes)
         if not fits or not all(0 < a <= b <= c for a, b, c in zip(*shapes, strict=True)):
-            raise SaccadeError(f"{path}: profile of {name!r} is {profile}, no range. {AGAIN}")
+            raise Contradiction(f"profile of {name!r} is {profile}, no range")

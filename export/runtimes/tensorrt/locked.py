@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
 from saccade.export.runtimes.options import BuildOptions
 from saccade.export.runtimes.tensorrt.build import (
@@ -59,13 +60,13 @@ class LockedReport:
         return {"folder": str(self.folder), "identical": self.identical, "plans": rows}
 
 
-def rebuild(artefact: Path | str, options: BuildOptions) -> LockedReport:
+def rebuild(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> LockedReport:
     """Build again what a folder of engines holds, as its manifests say; nothing is replaced.
 
     Raises: SaccadeError if there is nothing to rebuild, or it cannot be the same build: another
         ONNX file, version, GPU, plugin library or timing cache, or a contradicting option.
     """
-    artefact = Path(artefact)
+    artefact = ArtefactFolder.open(artefact)
     for field in fields(BuildOptions):
         if field.name in _OF_THE_MANIFEST and getattr(options, field.name) != field.default:
             flag = "--" + field.name.replace("_", "-")
@@ -92,24 +93,26 @@ def rebuild(artefact: Path | str, options: BuildOptions) -> LockedReport:
         return LockedReport(folder, _rows(folder, place, engines, built))
 
 
-def _folder(artefact: Path, options: BuildOptions) -> Path:
+def _folder(artefact: ArtefactFolder, options: BuildOptions) -> Path:
     if options.out is not None:
         return options.out
     if options.engine is not None or options.compute_capability:
         engine = chosen_engine(options.engine)
         capabilities = chosen_capabilities(engine, options.compute_capability)
         return default_out(artefact, engine, capabilities)
-    found = sorted(each for each in (artefact / "engines").glob("[!.]*") if each.is_dir())
+    found = sorted(each for each in (artefact.path / "engines").glob("[!.]*") if each.is_dir())
     if len(found) != 1:
         names = ", ".join(each.name for each in found) or "none"
         raise SaccadeError(
-            f"{artefact / 'engines'}: expected one folder of engines, found {names}. "
+            f"{artefact.path / 'engines'}: expected one folder of engines, found {names}. "
             "Name it with --out, or build it first with: saccade build ARTEFACT"
         )
     return found[0]
 
 
-def _job(artefact: Path, engine: EngineManifest, manifest: Manifest, options: BuildOptions) -> Job:
+def _job(
+    artefact: ArtefactFolder, engine: EngineManifest, manifest: Manifest, options: BuildOptions
+) -> Job:
     name = engine.variant.name
     plugins = plugins_of(engine.engine, manifest)
     cache = options.timing_cache
@@ -130,7 +133,7 @@ def _job(artefact: Path, engine: EngineManifest, manifest: Manifest, options: Bu
     return Job(
         name=name,
         engine=engine.engine,
-        onnx=artefact / manifest.file.name,
+        onnx=artefact.file(manifest),
         profiles=engine.profiles,
         compute_capabilities=chosen_capabilities(engine.engine, engine.compute_capabilities),
         workspace_mib=engine.options.get("workspace_mib"),

@@ -2,9 +2,9 @@
 """Which type a variant promises for each matrix layer of its graph."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from saccade.errors import SaccadeError, require
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
 
 # The parsers take any number in silence; up to here graphs were built and compared.
@@ -27,7 +27,7 @@ class Promise:
         return "fp32" if node in self.float32_layers else self.precision
 
 
-def promise_of(artefact: Path, manifest: Manifest) -> Promise:
+def promise_of(artefact: ArtefactFolder, manifest: Manifest) -> Promise:
     """What name and manifest of a variant say of the nodes that its ONNX file has.
 
     Raises: SaccadeError if the file cannot be read, or has an opset that no engine was built of.
@@ -36,8 +36,7 @@ def promise_of(artefact: Path, manifest: Manifest) -> Promise:
     from saccade.export.graph.layer_types import MATRIX_NODES
     from saccade.export.graph.limits import read_graph
 
-    path, name = artefact / manifest.file.name, manifest.variant.name
-    proto = read_graph(path)
+    name, proto = manifest.variant.name, read_graph(artefact.file(manifest))
     opset = next((each.version for each in proto.opset_import if not each.domain), 0)
     if opset > NEWEST_OPSET:
         raise SaccadeError(

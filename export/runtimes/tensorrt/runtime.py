@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.errors import MissingPackage, SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
 from saccade.export.artefact.variant import PRECISIONS
 from saccade.export.runtimes.gpu import gpu_at_hand
@@ -67,12 +68,14 @@ class TensorRT:
         """Where our plugins are: a plan that is built calls them, else it has the bodies inside."""
         return takes_plugins(self.name) and TENSORRT_LIBRARY.exists()
 
-    def build(self, artefact: Path, options: BuildOptions) -> Built:
+    def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
         from saccade.export.runtimes.tensorrt.build import build
 
         return build(artefact, replace(options, engine=self.name))
 
-    def load(self, folder: Path, manifest: Manifest, ops: Ops, *, threads: int = 1) -> Runner:
+    def load(
+        self, folder: ArtefactFolder, manifest: Manifest, ops: Ops, *, threads: int = 1
+    ) -> Runner:
         found = self._plans(folder, manifest)
         if not found:
             raise SaccadeError(
@@ -81,7 +84,7 @@ class TensorRT:
             )
         return engine_runner(next(iter(found.values())))
 
-    def peers(self, folder: Path, manifest: Manifest) -> Mapping[str, Runner]:
+    def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
         """The plans in `engines/` that are for this GPU, by the name of their folder.
 
         One of another GPU, version or ONNX file is not asked.
@@ -89,12 +92,12 @@ class TensorRT:
         found = self._plans(folder, manifest)
         return {name: engine_runner(plan) for name, plan in found.items()}
 
-    def _plans(self, folder: Path, manifest: Manifest) -> dict[str, Path]:
+    def _plans(self, folder: ArtefactFolder, manifest: Manifest) -> dict[str, Path]:
         gpu = gpu_at_hand()
         if gpu is None:
             return {}
         found = {}
-        for plan in sorted(folder.glob(f"engines/[!.]*/{manifest.variant.name}{PLAN_SUFFIX}")):
+        for plan in sorted(folder.path.glob(f"engines/[!.]*/{manifest.variant.name}{PLAN_SUFFIX}")):
             engine = manifest_of(plan)
             is_ours = engine.engine == self.name and engine.parent.sha256 == manifest.file.sha256
             if is_ours and gpu.capability in engine.compute_capabilities and self._reads(engine):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pieces of a finished sweep become entries of the frontier and a report."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -10,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from saccade.export.artefact.frontier import Entry, dominators, saved
-from saccade.export.artefact.manifest import Manifest
 from saccade.machine import Machine
 from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import Calls, InProcess
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
-from saccade.serving.bench.scored import entry_of_found
+from saccade.serving.bench.scored import embedding_bytes, entry_of_found
 from saccade.serving.bench.served import Place
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.ready import Ready
@@ -88,16 +86,6 @@ def as_json(
         | ({"dominated_by": dominated[name][variant]} if name in dominated else {})
         for name, figure in costs.items()
     }
-
-
-def embedding_bytes(manifest: Manifest) -> int | None:
-    """Of one embedding, where the variant answers with one of a fixed size."""
-    spec = next((each for each in manifest.outputs if each.name == "embedding"), None)
-    axes = spec.axes.split()[1:] if spec else []
-    if spec is None or not all(axis.isdigit() for axis in axes):
-        return None
-    numbers = math.prod(map(int, axes))
-    return numbers * np.dtype(spec.dtype).itemsize
 
 
 def _saving(name: str, costs: Mapping[str, Figures]) -> Callable[[Entry, Entry], float]:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.export.artefact.frontier import Entry
-from saccade.export.artefact.manifest import read_folder
-from saccade.export.artefact.variant_files import grouped
 from saccade.path_fields import PathFields
 from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements
@@ -85,16 +84,17 @@ class Choice:
         return _rendered(self)
 
 
-def choose(folder: Path | str, options: ChooseOptions) -> Choice:
+def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choice:
     """The variant that the router over this folder takes.
 
     Raises: SaccadeError for a value out of range, a folder without artefacts, figures of another
         file, and a score or latency asked where none was measured.
     """
     parameter, value = options.asked()
-    routes, entries = _routes(_artefacts(Path(folder)), options.device)
+    folder = ArtefactFolder.open(folder)
+    routes, entries = _routes(_artefacts(folder), options.device)
     rule = _ROUTER.RULES[parameter]
-    _check_measured(routes, parameter, Path(folder))
+    _check_measured(routes, parameter, folder)
     try:
         if parameter == "budget" and (named := _ROUTER.by_setting(routes, value)):
             value = named.budget
@@ -131,25 +131,24 @@ def _measured_on(entries: Sequence[Entry]) -> str | None:
     return f"{entries[0].device}, {entries[0].runtime}{by}"
 
 
-def _artefacts(folder: Path) -> Path:
-    if not (folder / SWEEP).exists():
+def _artefacts(folder: ArtefactFolder) -> ArtefactFolder:
+    if not (folder.path / SWEEP).exists():
         return folder
-    artefacts = folder / "artefacts"
+    artefacts = folder.path / "artefacts"
     if not (artefacts / FRONTIER).exists():
         raise SaccadeError(
             f"{folder}: its sweep has not come to an end, so that there is no {FRONTIER} yet. "
             "Run the same `saccade sweep` again: it goes on."
         )
-    return artefacts
+    return ArtefactFolder(artefacts)
 
 
-def _routes(folder: Path, device: str | None) -> tuple[Any, dict[str, Entry]]:
-    variants = grouped(read_folder(folder))
-    check_alike(folder, variants)
-    measured = measurements(folder, variants, device)
-    first = variants[0].main.variant
+def _routes(folder: ArtefactFolder, device: str | None) -> tuple[Any, dict[str, Entry]]:
+    folder.check_files()
+    check_alike(folder)
+    measured, variants = measurements(folder, device), folder.variants
     plan = RouterPlan(
-        model=first.model,
+        model=folder.model,
         variants=variants,
         preprocessing=None,
         labels=(),
@@ -158,10 +157,10 @@ def _routes(folder: Path, device: str | None) -> tuple[Any, dict[str, Entry]]:
         run_batch={each.name: _ANY_BATCH for each in variants},
     )
     routes = tuple(_ROUTES.Route(**route_fields(plan, each)) for each in variants)
-    return _ROUTES.Routes(first.model, first.family, None, {}, routes), measured
+    return _ROUTES.Routes(plan.model, plan.family, None, {}, routes), measured
 
 
-def _check_measured(routes: Any, parameter: str, folder: Path) -> None:
+def _check_measured(routes: Any, parameter: str, folder: ArtefactFolder) -> None:
     rule = _ROUTER.RULES[parameter]
     if rule.measured and all(getattr(each, rule.figure) is None for each in routes.variants):
         raise SaccadeError(

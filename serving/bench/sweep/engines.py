@@ -23,7 +23,7 @@ def build_engines(state: SweepFolder, ready: Sequence[Ready], runtime: Runtime) 
             continue
         try:
             options = BuildOptions(engine=runtime.name, out=out, force=True)
-            made = build(state.exported(each.point), options)
+            made = build(each.folder, options)
         except SaccadeError as error:
             state.write(each.point, _failed(runtime), {"reason": str(error)})
             continue

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.artefact.manifest import read_folder
-from saccade.export.artefact.variant_files import grouped
-from saccade.export.runtimes.runtime import runtime_named
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.runtimes.runtime import loaded, runtime_named
 from saccade.serving.bench.work import works_of
 
 BATCH = 8
@@ -24,15 +23,17 @@ BATCH = 8
 def main(task: dict[str, Any]) -> dict[str, int]:
     """Load, answer, look."""
     runtime = runtime_named(task["runtime"])
-    folder = Path(task["folder"])
-    (variant,) = grouped(read_folder(folder))
+    folder = ArtefactFolder(task["folder"])
+    (variant,) = folder.variants
+    folder.check_files()
     inputs = {
         role: {name: np.load(path, allow_pickle=False) for name, path in each.items()}
         for role, each in task["inputs"].items()
     }
     runtime.require()
     before = resident_bytes()
-    for work in works_of(folder, variant, inputs, runtime, task["ops"]):
+    runners = loaded(runtime, folder, folder.manifests, task["ops"])
+    for work in works_of(variant, inputs, runners):
         work.run({name: np.resize(x, (BATCH, *x.shape[1:])) for name, x in work.inputs.items()})
     return {"before_bytes": before, "resident_bytes": resident_bytes(), "batch": BATCH}
 

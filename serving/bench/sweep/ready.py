@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import SUFFIX, read_folder
-from saccade.export.artefact.variant_files import VariantParts, grouped
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import SUFFIX
+from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.graph.trial import refuse_untried
 from saccade.files import sha256_of
 from saccade.models.scores.results import Found, Score
@@ -28,8 +29,14 @@ class Ready:
     """A point with its variant and its score."""
 
     point: Point
-    variant: VariantParts
+    folder: ArtefactFolder  # of that point alone
     found: Found
+
+    @property
+    def variant(self) -> VariantParts:
+        """The one that the folder holds."""
+        (variant,) = self.folder.variants
+        return variant
 
 
 def prepare(
@@ -81,31 +88,40 @@ def _crash(crashed: Sequence[Ended]) -> SaccadeError:
     )
 
 
-def collected(state: SweepFolder, points: Sequence[Point]) -> list[Ready]:
-    """The passed points, their files in the sweep's artefact folder and nothing of others there.
+def ready_points(state: SweepFolder, points: Sequence[Point]) -> list[Ready]:
+    """The points that passed so far.
 
-    Raises: SaccadeError if points were scored on different data, or nothing can be linked.
+    Raises: SaccadeError if they were scored on different data.
     """
     found = []
     for point in points:
         if state.failure(point) is None:
-            (variant,) = grouped(read_folder(state.exported(point)))
+            folder = ArtefactFolder(state.exported(point))
+            folder.check_files()
             score = state.read(point, "score")
             assert score is not None
-            found.append(Ready(point, variant, read_found(score)))
+            found.append(Ready(point, folder, read_found(score)))
     if len({each.found.data_sha256 for each in found}) > 1:
         raise SaccadeError(
             f"{state.path}: its points were scored on different data, which has changed since the "
             "sweep began. Start again with --force."
         )
-    if found:
-        state.artefacts.mkdir(exist_ok=True)
-        _discard_others(state.artefacts, found)
-    for each in found:
-        _collect(state.exported(each.point), state.artefacts, each.variant)
-    parts = [part for each in found for part in each.variant.parts.values()]
-    refuse_untried(state.artefacts, parts)
     return found
+
+
+def collected(state: SweepFolder, ready: Sequence[Ready]) -> ArtefactFolder:
+    """The sweep's artefact folder, with the files of these points and nothing of others.
+
+    Raises: SaccadeError if nothing can be linked, or a file cannot be opened within limits.
+    """
+    if ready:
+        state.artefacts.mkdir(exist_ok=True)
+        _discard_others(state.artefacts, ready)
+    for each in ready:
+        _collect(each, state.artefacts)
+    folder = ArtefactFolder(state.artefacts)
+    refuse_untried(folder, folder.manifests if ready else ())
+    return folder
 
 
 def read_found(content: dict[str, Any]) -> Found:
@@ -117,17 +133,22 @@ def read_found(content: dict[str, Any]) -> Found:
     return Found(**{**content, "scores": scores, "samples": np.asarray(content["samples"])})
 
 
-def _collect(source: Path, target: Path, variant: VariantParts) -> None:
-    parent = variant.main.parent.name
+def _collect(point: Ready, target: Path) -> None:
+    source, parent = point.folder.path, point.variant.main.parent.name
     names = [parent]
-    for part in variant.parts.values():
+    for part in point.variant.parts.values():
         names += [part.file.name, part.variant.name + SUFFIX]
     for name in names:  # the manifest after its file: a reader never finds a manifest alone
-        if (target / name).exists() and sha256_of(target / name) == sha256_of(source / name):
-            continue
-        link(source / name, target / name)
+        if not _is_same(source / name, target / name):
+            link(source / name, target / name)
     if not (source / parent).samefile(target / parent):
         link(target / parent, source / parent)  # one copy of the checkpoint is enough
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    if not other.exists():
+        return False
+    return one.samefile(other) or sha256_of(one) == sha256_of(other)
 
 
 def _discard_others(artefacts: Path, found: Sequence[Ready]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import GateFailed, SaccadeError, require
-from saccade.export.artefact.frontier import merge
 from saccade.export.evaluation.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.tasks import task_asked
@@ -30,10 +29,9 @@ from saccade.serving.bench.sweep.engines import (
 )
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.points import Failure, Point, points_of
-from saccade.serving.bench.sweep.ready import Ready, collected, prepare
+from saccade.serving.bench.sweep.ready import Ready, collected, prepare, ready_points
 from saccade.serving.bench.sweep.state import SweepFolder, opened
 from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
-from saccade.serving.repository.installation import check_installation, find_installation
 
 _TRIED_SAMPLES = 16  # of the data, before anything is exported
 # Whatever else is asked differently makes another sweep.
@@ -74,7 +72,6 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
         each.require()
     if options.server:
         check_served_here(runtime)
-        check_installation(find_installation())
     if options.op_library and not runtime.has_kernels():
         # Who goes on with this sweep where there are kernels must not mix the two.
         options = replace(options, op_library=False)
@@ -122,14 +119,15 @@ def _swept(
     }
     with progress("export", len(points)) as advance:
         prepare(state, points, task, at_a_time=options.processes, advance=advance)
-    ready = collected(state, points)
+    ready = ready_points(state, points)
+    folder = collected(state, ready)
     for runtime in options.built:
         for each in ready if options.retry else ():
             forgive_engine(state, each, runtime)
         build_engines(state, ready, runtime)
     turns = options.rounds * (1 + options.server)
     with progress("measure", len(ready) * turns) as advance:
-        ready = _measured(state, ready, options, machine, advance)
+        ready = _measured(Bench(state, folder, ready, options), machine, advance)
     failures = [failure for point in points if (failure := state.failure(point))]
     for runtime in options.built:
         failures += refused_engines(state, ready, runtime)
@@ -138,22 +136,16 @@ def _swept(
     return _written(state, ready, failures, options, machine)
 
 
-def _measured(
-    state: SweepFolder,
-    ready: Sequence[Ready],
-    options: SweepOptions,
-    machine: Machine,
-    advance: Advance,
-) -> list[Ready]:
-    """Measure what is not; the points that are left, alone in the artefact folder."""
-    bench = Bench(state, ready, options)
+def _measured(bench: Bench, machine: Machine, advance: Advance) -> list[Ready]:
+    """Measure what is not; the points that are left."""
+    state, options, ready = bench.state, bench.options, bench.ready
     measure_in_process(bench, advance)
     if options.server:
         left = [each for each in ready if state.failure(each.point) is None]
         entries = [entry_without_server(state, each, options, machine) for each in left]
         same = len(left) == len(ready)  # with its sessions open
         measure_served(bench if same else replace(bench, ready=left), entries, advance)
-    return collected(state, [each.point for each in ready])
+    return [each for each in ready if state.failure(each.point) is None]
 
 
 def _written(
@@ -163,6 +155,7 @@ def _written(
     options: SweepOptions,
     machine: Machine,
 ) -> SweepReport:
+    folder = collected(state, ready)  # without those that failed while they were measured
     full, entries = assemble(state, ready, options, machine)
     full["failed"] = [asdict(each) for each in failures]
     full["engines"] = [
@@ -170,7 +163,7 @@ def _written(
     ]
     with new_folder(state.report, force=True) as out:
         report.write_report(full, out)
-    merge(state.artefacts, full["model"], entries)
+    folder.merge(entries)
     return SweepReport(state.path, full, tuple(failures))
 
 

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, ServerFailed
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import Entry
 from saccade.export.evaluation.load_inputs import inputs_of
-from saccade.export.runtimes.runtime import ops_of, runtime_named
+from saccade.export.runtimes.runtime import loaded, ops_of, runtime_named
 from saccade.files import write_atomically
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance
 from saccade.serving.bench import in_process, served
 from saccade.serving.bench.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
 from saccade.serving.bench.load import LoadResult, StreamResult
-from saccade.serving.bench.servers import Behind, behind
+from saccade.serving.bench.servers import Behind, behind, by_precision
 from saccade.serving.bench.sweep.children import run_one
 from saccade.serving.bench.sweep.memory_process import BATCH
 from saccade.serving.bench.sweep.options import SweepOptions
@@ -41,6 +42,7 @@ class Bench:
     """What is measured, and how."""
 
     state: SweepFolder
+    folder: ArtefactFolder  # of all points
     ready: Sequence[Ready]
     options: SweepOptions
 
@@ -62,16 +64,12 @@ class Bench:
     @cached_property
     def works(self) -> dict[str, list[Work]]:
         """By variant, its kinds of request, sessions open."""
-        return {
-            each.variant.name: works_of(
-                self.state.artefacts,
-                each.variant,
-                self.inputs[each.variant.name],
-                runtime_named(self.options.runtime),
-                self.ops,
-            )
-            for each in self.ready
-        }
+        runtime, found = runtime_named(self.options.runtime), dict[str, list[Work]]()
+        for each in self.ready:
+            name, parts = each.variant.name, each.variant.parts.values()
+            runners = loaded(runtime, self.folder, parts, self.ops)
+            found[name] = works_of(each.variant, self.inputs[name], runners)
+        return found
 
     def _data(self, each: Ready) -> str:
         return self.options.data or each.found.data
@@ -120,7 +118,7 @@ def _memory(bench: Bench, each: Ready) -> dict[str, Any]:
             write_atomically(path, data.getvalue())
             paths.setdefault(role, {})[name] = str(path)
     task = {
-        "folder": str(bench.state.exported(each.point)),
+        "folder": str(each.folder),
         "inputs": paths,
         "runtime": bench.options.runtime,
         "ops": bench.ops,
@@ -178,19 +176,17 @@ def measure_served(bench: Bench, entries: Sequence[Entry], advance: Advance) -> 
 
 def _servers(bench: Bench, entries: Sequence[Entry], stack: ExitStack) -> dict[str, Behind]:
     """By precision, its server; where one does not start, its points have failed."""
-    manifests = [part for each in bench.ready for part in each.variant.parts.values()]
     running: dict[str, Behind] = {}
-    for precision in sorted({each.point.precision for each in bench.ready}):
-        own = [each for each in bench.ready if each.point.precision == precision]
-        folder, name = bench.state.artefacts, bench.options.runtime
-        kernels = bench.ops == "kernels"
+    name, kernels = bench.options.runtime, bench.ops == "kernels"
+    for precision, folder in by_precision(bench.folder, entries).items():
         try:
             running[precision] = stack.enter_context(
-                behind(folder, manifests, entries, precision, runtime=name, op_library=kernels)
+                behind(folder, runtime=name, op_library=kernels)
             )
         except ServerFailed as error:
-            for each in own:
-                bench.state.fail(each.point, "measure", str(error))
+            for each in bench.ready:
+                if each.point.precision == precision:
+                    bench.state.fail(each.point, "measure", str(error))
     return running
 
 

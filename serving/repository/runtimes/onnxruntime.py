@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX Runtime in a server: the exported file, beside it the kernels of its custom ops."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.runtimes.onnxruntime import ONNXRUNTIME
 from saccade.export.runtimes.runtime import has_custom_ops, ops_of
 from saccade.plugins.native.library import available_library
@@ -66,18 +65,13 @@ class ServedOnnxRuntime:
             )
 
     def component_files(
-        self,
-        folder: Path,
-        variants: Sequence[VariantParts],
-        options: RepositoryOptions,
-        max_images: int,
+        self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
     ) -> dict[str, ServedFiles]:
-        manifests = [part for each in variants for part in each.parts.values()]
-        ops = ops_of(ONNXRUNTIME, manifests, kernels=options.op_library)
+        ops = ops_of(ONNXRUNTIME, folder.manifests, kernels=options.op_library)
         library = available_library() if ops == "kernels" else None
         found = {}
-        for manifest in manifests:
-            source = StoredFile(folder / manifest.file.name, manifest.file.sha256)
+        for manifest in folder.manifests:
+            source = StoredFile(folder.file(manifest), manifest.file.sha256)
             files = {f"1/{MODEL_FILE}": source}
             own = ops if has_custom_ops([manifest]) else None
             if library and own:

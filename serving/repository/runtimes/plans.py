@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantParts
 
 if TYPE_CHECKING:
     from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
@@ -56,7 +55,7 @@ def engine_file(capability: str) -> str:
     return f"engine-{capability}.json"
 
 
-def read_plans(folders: Sequence[str], variants: Sequence[VariantParts]) -> Plans:
+def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
     """The plan of every part in every folder.
 
     Raises: SaccadeError if a folder lacks a part, holds a plan of another ONNX file, of
@@ -64,7 +63,7 @@ def read_plans(folders: Sequence[str], variants: Sequence[VariantParts]) -> Plan
     """
     from saccade.export.runtimes.tensorrt.engine_manifest import read_engines
 
-    parts = {each.variant.name: each for one in variants for each in one.parts.values()}
+    parts = {each.variant.name: each for each in manifests}
     found: dict[str, list[Plan]] = {name: [] for name in parts}
     for folder in map(Path, folders):
         engines = {each.variant.name: each for each in read_engines(folder)}

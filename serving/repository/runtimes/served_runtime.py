@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a server runs what a runtime loads: the protocol, and the files of one component."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantParts
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
@@ -99,11 +99,7 @@ class ServedRuntime(Protocol):
         ...
 
     def component_files(
-        self,
-        folder: Path,
-        variants: Sequence[VariantParts],
-        options: RepositoryOptions,
-        max_images: int,
+        self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
     ) -> Mapping[str, ServedFiles]:
         """What is served of each component, by its name.
 

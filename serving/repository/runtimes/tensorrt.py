@@ -4,12 +4,11 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantParts
 from saccade.files import json_bytes
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH
@@ -87,15 +86,11 @@ class ServedTensorRT:
         pass  # a plan is read by the TensorRT that built it, whatever the ONNX file was
 
     def component_files(
-        self,
-        folder: Path,
-        variants: Sequence[VariantParts],
-        options: RepositoryOptions,
-        max_images: int,
+        self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
     ) -> dict[str, ServedFiles]:
-        plans = read_plans(options.engines, variants)
+        plans = read_plans(options.engines, folder.manifests)
         check_batches(plans, max_images)
-        parts = {each.variant.name: each for one in variants for each in one.parts.values()}
+        parts = {each.variant.name: each for each in folder.manifests}
         return {name: _served_files(parts[name], own) for name, own in plans.items()}
 
     def owns(self, model: OpenedModel, name: str) -> bool:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_artefacts import FULL, HALF, artefacts, engines
+from tiny_artefacts import ENTRY, FIGURES, FULL, HALF, artefacts, engines
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import FILE_NAME, read_frontier
-from saccade.export.artefact.manifest import read_folder, read_manifest
+from saccade.export.artefact.manifest import read_manifest
 from saccade.export.runtimes.tensorrt.engine_manifest import read_engines
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import DESCRIPTION, read_repository
@@ -73,7 +74,7 @@ def test_manifest_names_the_value(name: str, folder: Path) -> None:
 def test_a_file_of_another_size_than_its_manifest_says(folder: Path) -> None:
     change(folder / f"{FULL}.manifest.json", ("file", "bytes"), 7)
     with pytest.raises(SaccadeError, match="bytes, its manifest says 7"):
-        read_folder(folder)
+        ArtefactFolder(folder).check_files()
 
 
 @pytest.mark.parametrize("kind", ["device", "folder", "other bytes"])
@@ -87,7 +88,7 @@ def test_an_artefact_that_is_a_link_has_the_bytes_of_its_manifest(kind: str, fol
     file.unlink()
     file.symlink_to(targets[kind])
     with pytest.raises(SaccadeError, match=r"missing, though|was changed after its export"):
-        read_folder(folder)
+        ArtefactFolder(folder).check_files()
 
 
 def test_a_manifest_that_names_other_inputs_than_the_file(folder: Path, tmp_path: Path) -> None:
@@ -105,16 +106,6 @@ def test_a_label_with_any_end_of_a_line(end: str, folder: Path, tmp_path: Path) 
         deploy(folder, RepositoryOptions(tmp_path / "out"))
 
 
-FIGURES = {"inferences_per_second": 1.0, "p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0}
-ENTRY: dict[str, Any] = {
-    "variant": FULL, "sha256": "0" * 64, "budget": 1.0, "precision": "fp32",
-    "runtime": "onnxruntime 1", "device": "here", "top5": None, "grpc": None, "dominated_by": None,
-    "score": {
-        "name": "accuracy", "value": 0.5, "higher_is_better": True, "unit": "", "n": 1,
-        "interval": [0.4, 0.6], "data": "d", "data_sha256": "0" * 64,
-    },
-    "in_process": {"threads": 1, "best_batch": 1, "batch_1": FIGURES},
-}  # fmt: skip
 NESTED: dict[str, Any] = {"text": {"text": {"batch_1": FIGURES}}}
 FRONTIERS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "entries as an object": (("entries",), {}, "entries is {}, expected list"),

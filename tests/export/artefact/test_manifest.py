@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import (
     SQUASHING,
     SUFFIX,
@@ -23,8 +24,6 @@ from saccade.export.artefact.manifest import (
     ParentEntry,
     Parity,
     VariantEntry,
-    images_text,
-    read_folder,
     read_manifest,
     write_manifest,
 )
@@ -69,8 +68,8 @@ def put(folder: Path, budget: float = 0.5, model: str = "nac", role: str = "") -
 
 def test_reads_what_it_wrote(tmp_path: Path) -> None:
     written = [put(tmp_path, budget) for budget in (0.25, 1, 0.5)]
-    read = read_folder(tmp_path)
-    assert read == sorted(written, key=lambda each: -each.variant.budget)
+    read = ArtefactFolder(tmp_path).manifests
+    assert list(read) == sorted(written, key=lambda each: -each.variant.budget)
     before = (tmp_path / f"nac-b0500-fp32{SUFFIX}").read_bytes()
     write_manifest(tmp_path, read[1])
     assert (tmp_path / f"nac-b0500-fp32{SUFFIX}").read_bytes() == before
@@ -158,14 +157,15 @@ def as_written_by(version: int, folder: Path, precision: str = "fp32") -> Path:
 
 
 def test_an_older_manifest_squashes_and_says_so(tmp_path: Path) -> None:
-    new = put(tmp_path)
-    assert "cropped at the centre" in images_text(tmp_path, [new])[0]
+    put(tmp_path)
+    assert "cropped at the centre" in ArtefactFolder(tmp_path).images_text()[0]
     as_written_by(SQUASHING, tmp_path)
-    (old,) = read_folder(tmp_path)
+    folder = ArtefactFolder(tmp_path)
+    (old,) = folder.manifests
     assert old.preprocessing == Preprocessing(
         8, 8, 1, (0.3,), (0.4,), resize_mode="squash", interpolation="bicubic", min_side_px=1
     )
-    (said,) = images_text(tmp_path, [old])
+    (said,) = folder.images_text()
     assert "squashed to 8 x 8 px (bicubic), its shape not kept" in said
     assert "The manifest has version 3, which knew no other way than to squash" in said
 
@@ -214,21 +214,21 @@ def test_refuses_what_is_not_an_object(text: str, tmp_path: Path) -> None:
 
 def test_folder_must_be_whole(tmp_path: Path) -> None:
     with pytest.raises(SaccadeError, match="no such folder"):
-        read_folder(tmp_path / "absent")
+        ArtefactFolder(tmp_path / "absent").check_files()
     with pytest.raises(SaccadeError, match="saccade export"):
-        read_folder(tmp_path)
+        ArtefactFolder(tmp_path).check_files()
     manifest = put(tmp_path)
     file = tmp_path / manifest.file.name
     file.write_bytes(file.read_bytes() + b"!")
     with pytest.raises(SaccadeError, match="changed after its export"):
-        read_folder(tmp_path)
+        ArtefactFolder(tmp_path).check_files()
     file.unlink()
     with pytest.raises(SaccadeError, match="missing"):
-        read_folder(tmp_path)
+        ArtefactFolder(tmp_path).check_files()
     put(tmp_path)
     (tmp_path / "stray.onnx").write_bytes(b"")
     with pytest.raises(SaccadeError, match=r"stray\.onnx: has no manifest"):
-        read_folder(tmp_path)
+        ArtefactFolder(tmp_path).check_files()
 
 
 def test_folder_holds_one_checkpoint(tmp_path: Path) -> None:
@@ -236,14 +236,14 @@ def test_folder_holds_one_checkpoint(tmp_path: Path) -> None:
     write_manifest(tmp_path, replace(other, parent=replace(other.parent, sha256="1" * 64)))
     put(tmp_path, 0.5)
     with pytest.raises(SaccadeError, match="different models or checkpoints"):
-        read_folder(tmp_path)
+        ArtefactFolder(tmp_path).check_files()
 
 
 def test_parts_of_a_variant_are_neighbours(tmp_path: Path) -> None:
     for budget in (0.5, 1):
         for role in ("text", "image"):
             put(tmp_path, budget, "clip", role)
-    assert [each.variant.name for each in read_folder(tmp_path)] == [
+    assert [each.variant.name for each in ArtefactFolder(tmp_path).manifests] == [
         "clip-image-b1000-fp32",
         "clip-text-b1000-fp32",
         "clip-image-b0500-fp32",
@@ -328,7 +328,8 @@ def test_needs_no_framework() -> None:
 def test_verify_prints_what_becomes_of_an_image(tmp_path: Path) -> None:
     from saccade.export.gate.report import GateReport, render
 
-    said = images_text(tmp_path, [put(tmp_path)])
+    put(tmp_path)
+    said = ArtefactFolder(tmp_path).images_text()
     report = GateReport(tmp_path, (), said)
     assert report.to_dict()["images"] == list(said)
     assert said[0] in str(render(report).caption)

@@ -12,8 +12,9 @@ from half_typed import add_variant, half_typed
 from tiny_artefacts import FULL, artefacts, onnx_model
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest, read_manifests
-from saccade.export.gate.bisect import departure
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import Manifest
+from saccade.export.gate.bisect import Departure, departure
 from saccade.export.gate.metrics import WHOLE, relative_error
 from saccade.export.runtimes.runners import onnx_session
 from saccade.serving.commands import cli
@@ -27,7 +28,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def manifest_named(folder: Path, name: str) -> Manifest:
-    return next(each for each in read_manifests(folder) if each.variant.name == name)
+    return next(each for each in ArtefactFolder(folder).manifests if each.variant.name == name)
+
+
+def departed(folder: Path, manifest: Manifest) -> Departure:
+    artefacts = ArtefactFolder(folder)
+    return departure(artefacts, manifest, artefacts.manifests, IMAGES)
 
 
 def spoiled(weight: str) -> onnx.ModelProto:
@@ -43,7 +49,7 @@ def spoiled(weight: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(("weight", "node"), [("embed", "embedding"), ("classify", "logits")])
 def test_names_the_first_node_that_departs(folder: Path, weight: str, node: str) -> None:
     name = add_variant(folder, FULL, "fp16", half_typed(spoiled(weight), "fp16")).variant.name
-    found = departure(folder, manifest_named(folder, name), read_manifests(folder), IMAGES)
+    found = departed(folder, manifest_named(folder, name))
     assert (found.departs, found.node, found.operator) == (True, node, "MatMul")
     assert found.error == pytest.approx(1 / 6, rel=0.05)  # of its largest number, which is off
     assert f"at {node} (MatMul), by a relative error of 0.17" in found.to_text()
@@ -52,7 +58,7 @@ def test_names_the_first_node_that_departs(folder: Path, weight: str, node: str)
 def test_finds_none_in_a_graph_that_was_only_rounded(folder: Path) -> None:
     name = add_variant(folder, FULL, "fp16", half_typed(onnx_model(), "fp16")).variant.name
     for each in (name, FULL):
-        found = departure(folder, manifest_named(folder, each), read_manifests(folder), IMAGES)
+        found = departed(folder, manifest_named(folder, each))
         assert not found.departs
         assert found.error < 2e-3
         assert found.compared == 4
@@ -79,7 +85,7 @@ def test_a_long_graph_is_searched_whole(folder: Path) -> None:
     add_variant(folder, FULL, "fp32", chain(steps))
     wrong = chain([*steps[:40], "Abs", *steps[41:]])
     name = add_variant(folder, FULL, "fp16", half_typed(wrong, "fp16")).variant.name
-    found = departure(folder, manifest_named(folder, name), read_manifests(folder), IMAGES)
+    found = departed(folder, manifest_named(folder, name))
     # The node itself is another operator in the other graph: its reader is the first of both.
     assert (found.departs, found.node) == (True, "step/41")
 
@@ -91,7 +97,7 @@ def test_a_name_that_went_to_another_node_is_no_departure(folder: Path) -> None:
     for node in steps.graph.node:
         node.name = renamed.get(node.name, node.name)
     name = add_variant(folder, FULL, "fp16", half_typed(steps, "fp16")).variant.name
-    found = departure(folder, manifest_named(folder, name), read_manifests(folder), IMAGES)
+    found = departed(folder, manifest_named(folder, name))
     assert not found.departs
     assert found.compared == 4 + 2  # with step/0 and back, without the two and the one after them
 

@@ -15,7 +15,8 @@ from family_folders import family_folder
 from quick_gate import FEW_SAMPLES
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import SUFFIX, read_folder
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import SUFFIX
 from saccade.export.gate.gate import Expected, measure, verify
 from saccade.export.gate.metrics import (
     FLOORS,
@@ -392,7 +393,7 @@ def test_a_smaller_gate_is_asked_for_and_recorded(tiny_folder: Path) -> None:
     assert row.passed and row.parity is not None
     found = row.parity
     assert (found.real_inputs, found.random_inputs, found.batches) == (8, 3, (2, 5))
-    for manifest in read_folder(family_folder("sot")):
+    for manifest in ArtefactFolder(family_folder("sot")).manifests:
         found = manifest.parity
         assert GateSizes(found.real_inputs, found.random_inputs, found.batches) == FEW_SAMPLES
     for wrong in ({"real_inputs": 0}, {"batches": ()}, {"batches": (4, 0)}):

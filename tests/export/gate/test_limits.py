@@ -26,7 +26,8 @@ from places import ROOT
 from tiny_artefacts import FULL, INPUTS, artefacts, onnx_model
 
 from saccade.errors import SaccadeError, ServerFailed
-from saccade.export.artefact.manifest import Manifest, read_manifests
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import Manifest
 from saccade.export.gate import metrics
 from saccade.export.gate.bisect import departure
 from saccade.export.gate.gate import Expected, measure
@@ -67,7 +68,7 @@ def passes_gate(found: np.ndarray, precision: str, folder: Path) -> bool:
 
 
 def passes_preflight(found: np.ndarray, precision: str, folder: Path) -> bool:
-    manifest = proved(read_manifests(folder)[0], precision)
+    manifest = proved(ArtefactFolder(folder).manifests[0], precision)
     return not [*differences({"logits": found}, {"logits": RIGHT}, manifest)]
 
 
@@ -160,7 +161,7 @@ def test_preflight_takes_what_the_gate_takes_in_half_precision(
 
 
 def test_preflight_holds_a_file_against_the_proof_in_its_manifest(folder: Path) -> None:
-    half = proved(read_manifests(folder)[0], "fp16")
+    half = proved(ArtefactFolder(folder).manifests[0], "fp16")
     answers = {"logits": off(0.02, 0.1)}, {"logits": RIGHT}
     assert not [*differences(*answers, half)]
     strict = {"relative_error": 0.01}
@@ -180,14 +181,15 @@ def test_preflight_holds_a_file_against_the_proof_in_its_manifest(folder: Path) 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_bisect_asks_the_table(precision: str, folder: Path) -> None:
-    every = read_manifests(folder)
+    artefacts = ArtefactFolder(folder)
     (chosen,) = (
         each
-        for each in every
+        for each in artefacts.manifests
         if (each.variant.precision, each.variant.setting) == (precision, "b1000")
     )
     with mock.patch.dict(THRESHOLDS[precision], {"relative_error": 0.125}):
-        assert departure(folder, chosen, every, {"image": IMAGE + 7}).tolerance == 0.125
+        found = departure(artefacts, chosen, artefacts.manifests, {"image": IMAGE + 7})
+        assert found.tolerance == 0.125
 
 
 def test_int8_is_held_together_by_its_row_isolation() -> None:

@@ -18,8 +18,10 @@ from one_node import one_node_model
 from tiny_artefacts import artefacts, onnx_model
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest, read_manifests, write_manifest
-from saccade.export.evaluation.subject import subjects_of
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import Manifest, write_manifest
+from saccade.export.evaluation.evaluate import evaluate
+from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.gate.gate import verify
 from saccade.export.graph.canonical import serialize
 from saccade.export.graph.limits import check_graph, parse_graph, read_graph
@@ -76,7 +78,7 @@ def test_constants_are_found_where_they_stand() -> None:
 
 def put(folder: Path, name: str, model: onnx.ModelProto) -> Manifest:
     """Give a variant another file, and a manifest that fits it."""
-    (manifest,) = (each for each in read_manifests(folder) if each.variant.name == name)
+    (manifest,) = (each for each in ArtefactFolder(folder).manifests if each.variant.name == name)
     data = hostile_graphs.write(folder / manifest.file.name, model)
     digest = hashlib.sha256(data).hexdigest()
     changed = replace(manifest, file=replace(manifest.file, sha256=digest, bytes=len(data)))
@@ -86,7 +88,7 @@ def put(folder: Path, name: str, model: onnx.ModelProto) -> Manifest:
 
 def test_worker_ends_for_what_cannot_be_counted_and_the_next_file_is_tried(tmp_path: Path) -> None:
     folder = artefacts(tmp_path / "folder", checkpoint=False)
-    first, second = (each.variant.name for each in read_manifests(folder))
+    first, second = (each.variant.name for each in ArtefactFolder(folder).manifests)
     manifests = [
         put(folder, first, hostile_graphs.read_trips()),
         put(folder, second, hostile_graphs.filled()),
@@ -94,7 +96,7 @@ def test_worker_ends_for_what_cannot_be_counted_and_the_next_file_is_tried(tmp_p
     third = onnx_model(seed=7).SerializeToString()
     (folder / "third.onnx").write_bytes(third)
     entry = replace(manifests[0].file, name="third.onnx", sha256=hashlib.sha256(third).hexdigest())
-    wrong = tried(folder, [*manifests, replace(manifests[0], file=entry)], SMALL)
+    wrong = tried(ArtefactFolder(folder), [*manifests, replace(manifests[0], file=entry)], SMALL)
     assert set(wrong) == {each.file.name for each in manifests}
     assert "more than 2 s of CPU time" in wrong[f"{first}.onnx"]
     assert "more memory" in wrong[f"{second}.onnx"]
@@ -106,16 +108,16 @@ def test_without_onnx_files_are_loaded_in_the_worker_all_the_same(
     (tmp_path / "onnx.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder = artefacts(tmp_path / "folder", checkpoint=False)
-    honest, other = read_manifests(folder)
+    honest, other = ArtefactFolder(folder).manifests
     hostile = put(folder, other.variant.name, hostile_graphs.doubling())
-    wrong = tried(folder, [honest, hostile], SMALL)
+    wrong = tried(ArtefactFolder(folder), [honest, hostile], SMALL)
     assert set(wrong) == {hostile.file.name} and "CPU time" in wrong[hostile.file.name]
 
 
 VERBS: dict[str, Callable[[Path, Path], object]] = {
     "repository": lambda folder, out: deploy(folder, RepositoryOptions(out)),
     "build": lambda folder, out: build(folder, BuildOptions(engine="tensorrt-rtx", out=out)),
-    "evaluate, bench and sweep": lambda folder, out: subjects_of(folder),
+    "evaluate, bench and sweep": lambda folder, out: evaluate(folder, EvaluateOptions()),
 }
 
 
@@ -124,7 +126,7 @@ def test_verb_refuses_and_writes_nothing(verb: str, tmp_path: Path) -> None:
     if verb == "build":
         pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
     folder = artefacts(tmp_path / "folder", checkpoint=False)
-    put(folder, read_manifests(folder)[0].variant.name, hostile_graphs.doubling())
+    put(folder, ArtefactFolder(folder).manifests[0].variant.name, hostile_graphs.doubling())
     with pytest.raises(SaccadeError, match="268435461 nodes once its functions"):
         VERBS[verb](folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -132,7 +134,7 @@ def test_verb_refuses_and_writes_nothing(verb: str, tmp_path: Path) -> None:
 
 def test_gate_reports_the_file_and_measures_the_others(tiny_folder: Path, tmp_path: Path) -> None:
     folder = copytree(tiny_folder, tmp_path / "folder")
-    manifests = read_manifests(folder)
+    manifests = ArtefactFolder(folder).manifests
     for each in manifests[2:]:
         (folder / each.file.name).unlink()
         (folder / f"{each.variant.name}.manifest.json").unlink()

@@ -17,7 +17,8 @@ from one_node import one_node_model
 from ops_cases import CASES
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import read_folder, read_manifest
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import read_manifest
 from saccade.export.gate.gate import Reference
 from saccade.export.gate.manifest_checks import contradictions
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
@@ -49,7 +50,7 @@ def plain(model: bytes) -> onnxruntime.InferenceSession:
 
 
 def test_the_files_are_standard_onnx_and_their_manifests_say_so(folder: Path) -> None:
-    manifests = read_folder(folder)
+    manifests = ArtefactFolder(folder).manifests
     assert len(manifests) == 2
     for manifest in manifests:
         proto = onnx.load(folder / manifest.file.name)
@@ -79,7 +80,7 @@ def test_they_answer_as_the_files_with_functions(folder: Path) -> None:
 def test_verify_sees_a_manifest_that_says_otherwise(folder: Path) -> None:
     reference = Reference(load(folder / "sot.safetensors"))
     with_functions = family_folder("sot")
-    for manifest in read_folder(folder):
+    for manifest in ArtefactFolder(folder).manifests:
         setting = reference.setting(manifest.variant)
         asked = reference.checkpoint, reference.variant(setting), setting
         assert contradictions(folder / manifest.file.name, manifest, *asked) == ()

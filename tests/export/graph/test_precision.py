@@ -18,7 +18,8 @@ from onnx import helper, numpy_helper
 from rtx_builds import needs_rtx
 
 from saccade.errors import GateFailed, SaccadeError
-from saccade.export.artefact.manifest import read_folder, read_manifest, write_manifest
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import read_manifest, write_manifest
 from saccade.export.exported import ExportedModel, ExportOptions, export
 from saccade.export.gate.gate import verify
 from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, thresholds_of
@@ -43,7 +44,7 @@ def typed(tiny_checkpoint: Path) -> ExportedModel:
         export(tiny_checkpoint, options)
 
     folder = stored("typed", make) / "nac"
-    return ExportedModel(folder, tuple(read_folder(folder)))
+    return ExportedModel(folder, tuple(ArtefactFolder(folder).manifests))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

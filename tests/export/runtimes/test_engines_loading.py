@@ -13,7 +13,8 @@ from engine_places import ADA, HostMemory, use_fake, use_library
 from tiny_artefacts import FULL, artefacts
 
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
-from saccade.export.artefact.manifest import FileEntry, read_manifests
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import FileEntry
 from saccade.export.runtimes import onnxruntime as onnx_module
 from saccade.export.runtimes.gpu import Gpu
 from saccade.export.runtimes.runtime import peers_of
@@ -75,20 +76,20 @@ def test_the_engines_that_run_here_are_runners(
     engines: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = engines.parent.parent
-    (manifest,) = [each for each in read_manifests(folder) if each.variant.name == FULL]
+    (manifest,) = [each for each in ArtefactFolder(folder).manifests if each.variant.name == FULL]
     monkeypatch.setattr(onnx_module, "gpu_at_hand", lambda: ADA)  # it has no CUDA here
     monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: None)
-    assert peers_of(folder, manifest) == {}
+    assert peers_of(ArtefactFolder(folder), manifest) == {}
     monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: ADA)
     monkeypatch.setattr(engine_runner_module, "CudaMemory", HostMemory)
-    found = peers_of(folder, manifest)
+    found = peers_of(ArtefactFolder(folder), manifest)
     assert set(found) == {"tensorrt-8.9"}
     assert found["tensorrt-8.9"]({"image": np.ones((1, 4, 4, 1), np.uint8)})["logits"][0, 0] == 16
     other = replace(manifest, file=replace(manifest.file, sha256="0" * 64))
-    assert peers_of(folder, other) == {}
+    assert peers_of(ArtefactFolder(folder), other) == {}
     hopper = Gpu("a card of Hopper", "9.0", "1")
     monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: hopper)
-    assert peers_of(folder, manifest) == {}
+    assert peers_of(ArtefactFolder(folder), manifest) == {}
 
 
 def test_a_library_of_plugins_is_registered_once(

@@ -20,8 +20,8 @@ pytest.importorskip(
 from tiny_artefacts import rehash
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import read_frontier
-from saccade.export.artefact.manifest import read_manifests
 from saccade.export.gate import gate
 from saccade.export.runtimes import runtime
 from saccade.export.runtimes.build import build
@@ -61,7 +61,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     """Two variants, to be changed."""
     copy = Path(shutil.copytree(tiny_folder, tmp_path / "nac"))
-    for each in read_manifests(copy)[2:]:
+    for each in ArtefactFolder(copy).manifests[2:]:
         for path in copy.glob(f"{each.variant.name}.*"):
             path.unlink()
     return copy
@@ -74,7 +74,7 @@ def verified(folder: Path) -> bool:
 
 @pytest.mark.usefixtures("_registered")
 def test_it_is_built_verified_measured_deployed_and_preflighted(folder, tmp_path):
-    full, half = (each.variant.name for each in read_manifests(folder))
+    full, half = (each.variant.name for each in ArtefactFolder(folder).manifests)
     out = tmp_path / "repository"
     with pytest.raises(SaccadeError, match="Build it with"):
         deploy(folder, RepositoryOptions(out, runtime="fake"))

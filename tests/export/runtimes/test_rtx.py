@@ -11,7 +11,7 @@ from family_folders import family_folder
 from half_typed import add_variant, half_typed
 from rtx_builds import needs_rtx
 
-from saccade.export.artefact.manifest import read_manifests
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.graph.layer_types import MATRIX_NODES, matrix_types
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
 from saccade.models.families import FAMILIES
@@ -32,14 +32,14 @@ def test_builds_every_variant_in_both_types(
     if family in TYPED_AT_EXPORT:
         (tmp_path / "typed").mkdir()
         typed = family_folders.exported(family, tmp_path / "typed", ("fp16",))
-        for manifest in read_manifests(typed):
+        for manifest in ArtefactFolder(typed).manifests:
             nodes = matrix_types(onnx.load(typed / manifest.file.name))
             count = len(nodes) - len(manifest.float32_layers)
             assert count > 0
             expected[manifest.variant.name] = ("fp16", count)
             for path in typed.glob(f"{manifest.variant.name}.*"):
                 shutil.copy(path, folder)
-    for manifest in read_manifests(exported):
+    for manifest in ArtefactFolder(exported).manifests:
         name = manifest.variant.name
         if family == "nac" and manifest.variant.setting not in BUDGETS_OF_NAC:
             continue

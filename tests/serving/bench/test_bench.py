@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from folder_walk import MOST, FolderWalk, walked
 
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import read_frontier
-from saccade.export.artefact.manifest import read_folder
 from saccade.export.evaluation.subject import trained_on
 from saccade.serving.bench import bench as verb
 from saccade.serving.bench import in_process
@@ -47,12 +48,25 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> BenchReport:
+def watched(
+    tiny_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BenchReport, FolderWalk]:
     """One run with everything on, shared by the tests that read what it wrote."""
     pytest.importorskip("pytriton", reason="no server: pip install 'saccade[serve]'")
     place = tmp_path_factory.mktemp("served")
     folder = shutil.copytree(tiny_folder, place / "nac")
-    return bench(folder, BenchOptions(place / "report", str(data), **SHORT))
+    with walked(Path(folder)) as walk:
+        return bench(folder, BenchOptions(place / "report", str(data), **SHORT)), walk
+
+
+@pytest.fixture(scope="module")
+def served(watched: tuple[BenchReport, FolderWalk]) -> BenchReport:
+    return watched[0]
+
+
+def test_the_folder_is_read_once(watched: tuple[BenchReport, FolderWalk]) -> None:
+    _, walk = watched
+    walk.check(*MOST["bench"])
 
 
 def test_every_variant_is_measured_in_process_and_served(served: BenchReport) -> None:
@@ -143,7 +157,7 @@ def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) 
 def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None:
     from saccade.models.checkpoint import load, save
 
-    manifest = read_folder(folder)[0]
+    manifest = ArtefactFolder(folder).manifests[0]
     path = folder / manifest.parent.name
     parent = load(path)
     for data, expected in (("digits", "digits"), ("my/photos", None)):
@@ -153,9 +167,9 @@ def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None
             preprocessing=parent.preprocessing, labels=parent.labels,
             calibration=parent.calibration, card={"data": data},
         )  # fmt: skip
-        assert trained_on(folder) == expected
+        assert trained_on(ArtefactFolder(folder).checkpoint) == expected
     path.unlink()
-    assert trained_on(folder) is None
+    assert trained_on(ArtefactFolder(folder).checkpoint) is None
 
 
 @pytest.mark.parametrize("stage", ["measuring", "writing"])
@@ -180,7 +194,7 @@ def test_an_existing_report_is_refused_before_any_work(
     folder: Path, data, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "report").mkdir()
-    monkeypatch.setattr(verb, "read_folder", lambda _: pytest.fail("work began"))
+    monkeypatch.setattr(ArtefactFolder, "open", lambda _: pytest.fail("work began"))
     with pytest.raises(SaccadeError, match="--force"):
         bench(folder, BenchOptions(tmp_path / "report", str(data)))
 

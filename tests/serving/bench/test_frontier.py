@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import (
     FILE_NAME,
     Entry,
     entry_of,
     mark_dominated,
-    merge,
     read_frontier,
 )
 from saccade.models.scores.intervals import wilson
@@ -145,9 +145,9 @@ def measured(folder, name, **changes) -> Entry:
 
 def test_merge_replaces_the_same_and_keeps_the_rest(folder):
     full, half = (measured(folder, f"nac-b{mille}-fp32") for mille in ("1000", "0500"))
-    merge(folder, "nac", [full, half])
+    ArtefactFolder(folder).merge([full, half])
     elsewhere, again = replace(full, device="elsewhere"), replace(half, top5=0.5)
-    found = merge(folder, "nac", [elsewhere, again])
+    found = ArtefactFolder(folder).merge([elsewhere, again])
     assert read_frontier(folder / FILE_NAME) == found
     assert sorted((each.variant, each.device, each.top5) for each in found.entries) == sorted(
         (each.variant, each.device, each.top5) for each in (full, elsewhere, again)
@@ -156,16 +156,18 @@ def test_merge_replaces_the_same_and_keeps_the_rest(folder):
 
 def test_merge_drops_what_was_measured_of_other_bytes(folder):
     path = folder / FILE_NAME
-    merge(folder, "nac", [measured(folder, "nac-b1000-fp32")])
+    ArtefactFolder(folder).merge([measured(folder, "nac-b1000-fp32")])
     path.write_text(path.read_text().replace(measured(folder, "nac-b1000-fp32").sha256, "f" * 64))
-    found = merge(folder, "nac", [measured(folder, "nac-b0500-fp32")])
+    found = ArtefactFolder(folder).merge([measured(folder, "nac-b0500-fp32")])
     assert [each.variant for each in found.entries] == ["nac-b0500-fp32"]
 
 
 def test_merge_refuses_another_model(folder):
-    merge(folder, "nac", [])
-    with pytest.raises(SaccadeError, match=r"frontier of 'nac', expected 'vit'"):
-        merge(folder, "vit", [])
+    ArtefactFolder(folder).merge([])
+    path = folder / FILE_NAME
+    path.write_text(path.read_text().replace('"nac"', '"vit"'))
+    with pytest.raises(SaccadeError, match=r"frontier of 'vit', expected 'nac'"):
+        ArtefactFolder(folder).merge([])
 
 
 def broken(change):

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from saccade.errors import SaccadeError
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import read_frontier
-from saccade.export.artefact.manifest import read_folder
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.sweep import point_process, ready, turns
@@ -187,7 +187,7 @@ def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
     assert [each["variant"] for each in found.full["variants"]] == PASSED[:2]
     failed = {each.variant: (each.stage, each.reason) for each in found.failures}
     assert failed[PASSED[2]][0] == "measure" and "code -9: Killed" in failed[PASSED[2]][1]
-    left = {each.variant.name for each in read_folder(folder / "artefacts")}
+    left = {each.variant.name for each in ArtefactFolder(folder / "artefacts").manifests}
     assert left == set(PASSED[:2]) and not list(folder.rglob(".export*"))
     with mock.patch.object(ready, "run_all", prepared_from(folder)):
         again = sweep(tiny_checkpoint, replace(options, retry=True))

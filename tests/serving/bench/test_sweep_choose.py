@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.frontier import Entry, entry_of, merge
-from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.frontier import Entry, entry_of
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.sweep.assembled import Figure, figures, frontiers
 from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose
@@ -61,9 +61,9 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = Path(shutil.copytree(tiny_folder, tmp_path_factory.mktemp("choose") / "nac"))
     found = [
         entry(each.variant.name, each.file.sha256, each.variant.budget)
-        for each in read_folder(place)
+        for each in ArtefactFolder(place).manifests
     ]
-    merge(place, "nac", found)
+    ArtefactFolder(place).merge(found)
     return place
 
 

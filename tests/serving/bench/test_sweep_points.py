@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.serving.bench.sweep import point_process, ready
 from saccade.serving.bench.sweep.children import run_all, run_one
 from saccade.serving.bench.sweep.options import SweepOptions
@@ -30,7 +30,7 @@ def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Pat
     }  # fmt: skip
     ended = run_one(point_process.__name__, task, tmp_path)
     assert (ended.code, json.loads(ended.output)) == (0, {}), ended.complaint
-    (manifest,) = read_folder(tmp_path / "point" / "export")
+    (manifest,) = ArtefactFolder(tmp_path / "point" / "export").manifests
     assert manifest.parity.passed and manifest.variant.kept == 1
     found = ready.read_found(json.loads((tmp_path / "point" / "score.json").read_bytes()))
     assert found.samples.shape == (20,) and found.scores[0].n == 20

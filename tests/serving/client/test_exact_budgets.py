@@ -16,7 +16,8 @@ import pytest
 from family_folders import family_folder
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import SUFFIX, read_folder
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.manifest import SUFFIX
 from saccade.export.exported import ExportOptions, export
 from saccade.export.gate import gate
 from saccade.models.budget import Budget
@@ -72,7 +73,7 @@ def routed(folder: Path) -> Callable[[dict[str, Any]], str | None]:
 def test_manifest_and_routes_hold_the_budget(
     folders: dict[str, Path], name: str, budgets: dict[str, float]
 ) -> None:
-    manifests = read_folder(folders[name])
+    manifests = ArtefactFolder(folders[name]).manifests
     assert {each.variant.setting: each.variant.budget for each in manifests} == budgets
     assert [each.variant.kept for each in manifests] == [4, 4, 3, 3, 1, 1]  # in two towers
     repository = folders[name].with_name(f"{name}-repository")
@@ -88,7 +89,7 @@ def test_a_manifest_that_was_counted_in_floats_is_verified_as_it_was_made(
 ) -> None:
     checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=45, propagator_layers=1)
     reference = gate.Reference(checkpoint)
-    written = read_folder(folders["exact"])[0].variant
+    written = ArtefactFolder(folders["exact"]).manifests[0].variant
     for kept, found in ((31, 31), (32, 32), (30, 32)):  # 0.7 of 45 are 31.499999999999996
         entry = replace(written, setting="b0700", budget=Budget("0.7"), kept=kept, total=45)
         setting = reference.setting(entry)

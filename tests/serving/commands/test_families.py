@@ -9,8 +9,7 @@ from family_folders import family_folder
 from joined_repository import join
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import read_folder
-from saccade.export.artefact.variant_files import grouped
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.serving.client.client import Change, Client
 from saccade.serving.commands.calls import masks_png
 from saccade.serving.repository.deploy import deploy
@@ -54,7 +53,7 @@ def asked(served):
         running, folder = served(family)
         client = Client(running.url, family)
         opened.append(client)
-        variants = {each.name: each for each in grouped(read_folder(folder))}
+        variants = {each.name: each for each in ArtefactFolder(folder).variants}
 
         def run(variant, role, **inputs):
             manifest = variants[variant].parts[role]

@@ -14,7 +14,7 @@ from joined_repository import join  # noqa: E402
 from quick_gate import quick_gate  # noqa: E402
 
 from saccade.errors import SaccadeError  # noqa: E402
-from saccade.export.artefact.manifest import read_folder  # noqa: E402
+from saccade.export.artefact.folder import ArtefactFolder  # noqa: E402
 from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.image_decoding import fit  # noqa: E402
@@ -65,9 +65,9 @@ def made(tmp_path_factory):
 
 def files_of(place):
     """By role, the ONNX file of the only variant."""
-    return {each.variant.role: place / "folder" / each.file.name for each in read_folder(
+    return {each.variant.role: place / "folder" / each.file.name for each in ArtefactFolder(
         place / "folder"
-    )}  # fmt: skip
+    ).manifests}  # fmt: skip
 
 
 def answers(path, **inputs):
@@ -165,7 +165,7 @@ def test_a_file_is_converted_exported_verified_and_deployed(source, made):
     place = made(source)
     checkpoint = load(place / f"{source}.safetensors")
     assert checkpoint.card["source"] in (source, "open-clip")
-    assert all(manifest.parity.passed for manifest in read_folder(place / "folder"))
+    assert all(manifest.parity.passed for manifest in ArtefactFolder(place / "folder").manifests)
     GOLDEN.get(source, check_checkpoint)(place, checkpoint)
 
 

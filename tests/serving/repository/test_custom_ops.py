@@ -16,8 +16,9 @@ import tiny_artefacts as tiny
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.frontier import entry_of, merge, read_frontier
-from saccade.export.artefact.manifest import read_manifests, write_manifest
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.frontier import entry_of, read_frontier
+from saccade.export.artefact.manifest import write_manifest
 from saccade.export.gate.gate import runners_of
 from saccade.plugins.native import library as native
 from saccade.serving.bench.figures import ops_text
@@ -34,7 +35,7 @@ LIBRARY = "libsaccade_onnxruntime.so"
 def folder(tmp_path):
     """Two variants, of which the full one's manifest names an op."""
     made = tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
-    full, _ = read_manifests(made)
+    full, _ = ArtefactFolder(made).manifests
     write_manifest(made, replace(full, custom_ops=("Sparsemax",)))
     return made
 
@@ -135,7 +136,9 @@ def entry(folder, name, ops, speed):
 
 def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, capsys):
     # As an older release leaves the file: it does not say which ran, and the bodies did.
-    merge(folder, MODEL, [entry(folder, FULL, "unsaid", 9.0), entry(folder, HALF, None, 90.0)])
+    ArtefactFolder(folder).merge(
+        [entry(folder, FULL, "unsaid", 9.0), entry(folder, HALF, None, 90.0)]
+    )
     assert [each.ops for each in read_frontier(folder / "frontier.json").entries] == [None, None]
     found = deploy(folder, RepositoryOptions(tmp_path / "kernels"))
     assert found.unmeasured == (FULL,)
@@ -145,7 +148,7 @@ def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, 
     assert deploy(folder, RepositoryOptions(tmp_path / "bodies", op_library=False)).unmeasured == ()
     assert not capsys.readouterr().err
     # Both stand in the file, and what ran is part of which entry it is.
-    merge(folder, MODEL, [entry(folder, FULL, "kernels", 99.0)])
+    ArtefactFolder(folder).merge([entry(folder, FULL, "kernels", 99.0)])
     entries = read_frontier(folder / "frontier.json").entries
     assert {(e.variant, e.ops) for e in entries} == {
         (FULL, "bodies"), (FULL, "kernels"), (HALF, None)

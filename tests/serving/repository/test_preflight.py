@@ -23,7 +23,7 @@ from half_typed import add_variant, half_typed
 from safetensors.numpy import load, save
 from tiny_artefacts import examine
 
-from saccade.export.artefact.manifest import read_manifests
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.gate.metrics import FLOORS, THRESHOLDS, relative_error
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
@@ -84,7 +84,7 @@ def test_a_good_repository_passes_every_check(made, runtime):
 def test_a_half_precision_answer_may_be_off_by_as_much_as_in_the_gate(tmp_path):
     folder = tiny.artefacts(tmp_path / "artefacts")
     limit, floor = THRESHOLDS["fp16"]["relative_error"], FLOORS["fp16"]
-    parity = replace(read_manifests(folder)[0].parity, floor=floor)
+    parity = replace(ArtefactFolder(folder).manifests[0].parity, floor=floor)
     proto = half_typed(tiny.onnx_model(), "fp16")
     name = add_variant(folder, tiny.FULL, "fp16", proto, parity=parity).variant.name
     repository = tmp_path / "repository"

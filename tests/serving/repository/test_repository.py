@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.frontier import entry_of, merge
-from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.frontier import entry_of
 from saccade.export.artefact.variant_files import grouped
 from saccade.files import sha256_of
 from saccade.serving.repository.deploy import deploy
@@ -55,7 +55,7 @@ def measured(folder, *, device="a processor, 2 cores", best_batch=16):
                 "dominated_by": None,
             }
         )
-        for each in read_folder(folder)
+        for each in ArtefactFolder(folder).manifests
     ]  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_writes_what_the_server_loads(folder, out):
     assert (deployment.model, deployment.variants, deployment.unmeasured) == ("nac", NAMES, NAMES)
     assert json.loads(json.dumps(deployment.to_dict()))["variants"] == list(NAMES)
     assert {path.name for path in out.iterdir()} == {"nac", "saccade.json", *NAMES}
-    for manifest in read_folder(folder):
+    for manifest in ArtefactFolder(folder).manifests:
         place = out / manifest.variant.name
         assert sha256_of(place / "1" / "model.onnx") == manifest.file.sha256
         assert (place / "labels.txt").read_text().splitlines() == list(manifest.labels)
@@ -126,7 +126,7 @@ def test_config_uses_only_fields_that_the_oldest_server_knows(folder, out):
 
 
 def test_the_frontier_reaches_the_router_and_the_batch_sizes(folder, out):
-    merge(folder, "nac", measured(folder))
+    ArtefactFolder(folder).merge(measured(folder))
     deployment = deploy(folder, RepositoryOptions(out))
     assert deployment.unmeasured == ()
     assert sha256_of(out / "frontier.json") == sha256_of(folder / "frontier.json")
@@ -138,8 +138,8 @@ def test_the_frontier_reaches_the_router_and_the_batch_sizes(folder, out):
 
 
 def test_measurements_of_several_devices(folder, out):
-    merge(folder, "nac", measured(folder))
-    merge(folder, "nac", measured(folder, device="another", best_batch=4))
+    ArtefactFolder(folder).merge(measured(folder))
+    ArtefactFolder(folder).merge(measured(folder, device="another", best_batch=4))
     with pytest.raises(SaccadeError, match=r"a processor, 2 cores.*another.*--device"):
         deploy(folder, RepositoryOptions(out))
     deploy(folder, RepositoryOptions(out, device="another"))
@@ -149,14 +149,14 @@ def test_measurements_of_several_devices(folder, out):
 
 
 def test_an_empty_frontier_measured_nothing(folder, out):
-    merge(folder, "nac", [])
+    ArtefactFolder(folder).merge([])
     assert deploy(folder, RepositoryOptions(out)).unmeasured == NAMES
     assert not (out / "frontier.json").exists()
 
 
 def test_a_frontier_of_other_bytes_is_refused(folder, out):
     first, *rest = measured(folder)
-    merge(folder, "nac", [replace(first, sha256="f" * 64), *rest])
+    ArtefactFolder(folder).merge([replace(first, sha256="f" * 64), *rest])
     with pytest.raises(SaccadeError, match=r"nac-b1000-fp32 with SHA-256 ffff.*saccade bench"):
         deploy(folder, RepositoryOptions(out))
     assert not out.exists()
@@ -186,7 +186,7 @@ def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words
 
 
 def test_a_captioner_needs_both_of_its_parts(folder):
-    (first, *_) = read_folder(folder)
+    (first, *_) = ArtefactFolder(folder).manifests
     alone = replace(first, variant=replace(first.variant, family="captioner", role="encode"))
     with pytest.raises(SaccadeError, match="found the part encode, expected encode and step"):
         grouped([alone])

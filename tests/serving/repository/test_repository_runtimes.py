@@ -20,8 +20,9 @@ import tiny_artefacts as tiny
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.frontier import entry_of, merge
-from saccade.export.artefact.manifest import ParentEntry, read_manifests, write_manifest
+from saccade.export.artefact.folder import ArtefactFolder
+from saccade.export.artefact.frontier import entry_of
+from saccade.export.artefact.manifest import ParentEntry, write_manifest
 from saccade.export.artefact.variant_files import grouped
 from saccade.serving.repository.config_text import config_text, messages, parse_config
 from saccade.serving.repository.deploy import deploy
@@ -128,7 +129,7 @@ def test_another_checkpoint_beside_the_artefacts_is_refused(artefacts, tmp_path,
     other = tiny.artefacts(tmp_path / "other", checkpoint=False)
     for name in (FULL, HALF):
         shutil.copyfile(other / f"{name}.manifest.json", folder / f"{name}.manifest.json")
-    with pytest.raises(SaccadeError, match="were exported from 000000000000"):
+    with pytest.raises(SaccadeError, match=r"manifests name 000000000000.* as their parent"):
         deploy(folder, RepositoryOptions(out))
     assert not out.exists()
 
@@ -186,7 +187,7 @@ def test_figures_of_another_runtime_do_not_route_plans(artefacts, tmp_path, out)
         "in_process": {"threads": 1, "best_batch": 4, "batch_4": point}, "grpc": None,
         "dominated_by": None,
     }  # fmt: skip
-    merge(folder, MODEL, [entry_of(entry)])
+    ArtefactFolder(folder).merge([entry_of(entry)])
     engines = (str(tiny.engines(folder, tmp_path / "engines")),)
     options = RepositoryOptions(out, runtime="tensorrt", engines=engines)
     assert deploy(folder, options).unmeasured == (FULL, HALF)
@@ -270,7 +271,7 @@ def test_options_that_contradict_each_other(out, case):
 
 def test_precisions_are_chosen_and_those_that_no_processor_runs_refused(artefacts, tmp_path, out):
     folder = Path(shutil.copytree(artefacts, tmp_path / "copy"))
-    full, _ = read_manifests(folder)
+    full, _ = ArtefactFolder(folder).manifests
     name = f"{MODEL}-b1000-bf16"
     entry = replace(full.variant, name=name, precision="bf16")
     write_manifest(

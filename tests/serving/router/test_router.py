@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.folder import ArtefactFolder
 
 grpc = pytest.importorskip("tritonclient.grpc")
 BUDGETS = {1.0: "nac-b1000-fp32", 0.5: "nac-b0500-fp32", 0.25: "nac-b0250-fp32",
@@ -69,7 +69,7 @@ def in_process(tiny_folder):
     """The answers of each variant's file to PIXELS, by ONNX Runtime in this process."""
     onnxruntime = pytest.importorskip("onnxruntime")
     found = {}
-    for manifest in read_folder(tiny_folder):
+    for manifest in ArtefactFolder(tiny_folder).manifests:
         session = onnxruntime.InferenceSession(str(tiny_folder / manifest.file.name))
         found[manifest.variant.name] = dict(
             zip(OUTPUTS, session.run(OUTPUTS, {"image": PIXELS}), strict=True)
@@ -96,7 +96,7 @@ def test_a_routed_answer_is_the_in_process_one(connection, in_process, tiny_fold
     contents = [png(pixels) for pixels in PIXELS]
     result = connection.infer("nac", files(*contents), parameters={"budget": budget})
     assert_answers(result, in_process[BUDGETS[budget]], slice(None))
-    hashes = {each.variant.name: each.file.sha256 for each in read_folder(tiny_folder)}
+    hashes = {each.variant.name: each.file.sha256 for each in ArtefactFolder(tiny_folder).manifests}
     assert names(result, "variant") == {BUDGETS[budget]}
     assert names(result, "variant_sha256") == {hashes[BUDGETS[budget]]}
     assert len(result.as_numpy("variant")) == len(PIXELS)
@@ -124,7 +124,7 @@ def test_classification_extension(connection, in_process, tiny_folder, routed):
     result = connection.infer(
         model, given, outputs=wanted, parameters={"budget": 0.5} if routed else None
     )
-    labels = read_folder(tiny_folder)[0].labels
+    labels = ArtefactFolder(tiny_folder).manifests[0].labels
     for row, expected in zip(
         result.as_numpy("probabilities"),
         in_process["nac-b0500-fp32"]["probabilities"],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from saccade.export.artefact.manifest import read_folder
+from saccade.export.artefact.folder import ArtefactFolder
 from saccade.serving.repository.model_config import (
     RUN_BATCH,
     Served,
@@ -42,7 +42,9 @@ def config(tiny_folder):
     from google.protobuf.json_format import MessageToDict
 
     served = Served(config_fields(None, False, 8))
-    message = parse_config(variant_config(read_folder(tiny_folder)[0], run_batch=8, served=served))
+    message = parse_config(
+        variant_config(ArtefactFolder(tiny_folder).manifests[0], run_batch=8, served=served)
+    )
     content = MessageToDict(message, preserving_proto_field_name=True)
     for tensor in (*content["input"], *content["output"]):
         tensor["dims"] = [int(size) for size in tensor["dims"]]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command's walk with an artefact folder: who is given it, and how often its files are read."""
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from places import ROOT
+
+from saccade.export.artefact.folder import _TICK_NS
+
+SOURCES = tuple(
+    f"{ROOT / name}{os.sep}" for name in ("saccade", "plugins", "models", "export", "serving")
+)
+# Functions that hash a file; the second reads a checkpoint, and names it by what it read.
+HASHING = ("saccade/files.py:sha256_of", "models/checkpoint.py:_parse")
+# Of each command: the most places that are given the folder, and the files that they stand in.
+# Both may only fall.
+MOST = {"bench": (32, 14), "deploy": (24, 11)}
+_WALKS: list["FolderWalk"] = []
+
+
+class FolderWalk:
+    """What was seen of one folder in this process.
+
+    `places` are the functions of `export` and `serving` that were given it: as path, as text, as a
+    path below it, or as an `ArtefactFolder`, whose methods count as well. What reads any file, in
+    the layers below, is none. `opened` and `hashed` count by file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.places: set[str] = set()
+        self.opened: Counter[str] = Counter()
+        self.hashed: Counter[str] = Counter()
+        self._names: dict[CodeType, str | None] = {}
+
+    @property
+    def files(self) -> set[str]:
+        """The files of saccade that these functions stand in."""
+        return {place.partition(":")[0] for place in self.places}
+
+    def check(self, places: int, files: int) -> None:
+        """Whether the folder took at most so many places, and each file was read and hashed once.
+
+        The frontier is read again where measurements are added to it.
+        """
+        assert len(self.places) <= places, f"{len(self.places)} places: {sorted(self.places)}"
+        assert len(self.files) <= files, f"{len(self.files)} files: {sorted(self.files)}"
+        assert set(self.hashed.values()) == {1}, f"hashed {dict(self.hashed)}"
+        manifests = {name: n for name, n in self.opened.items() if name.endswith(".manifest.json")}
+        assert set(manifests.values()) == {1}, f"read {manifests}"
+
+    def below(self, value: Any) -> Path | None:
+        """The path, if it is the folder or in it."""
+        if isinstance(value, str) and not value.startswith(str(self.folder)):
+            return None
+        if not isinstance(value, str | Path):
+            return None
+        path = Path(value)
+        return path if self.folder in (path, *path.parents) and os.path.lexists(path) else None
+
+    def called(self, frame: FrameType, event: str, _: Any) -> None:
+        """A profile function: notes a call with the folder among its arguments."""
+        code = frame.f_code
+        if event != "call" or (name := self._name(code)) is None:
+            return
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given = [frame.f_locals[each] for each in arguments if each in frame.f_locals]
+        paths = [path for path in map(self.below, given) if path is not None]
+        is_given = paths or any(type(each).__name__ == "ArtefactFolder" for each in given)
+        if is_given and name.startswith(("export/", "serving/")):
+            self.places.add(name)
+        if paths and name in HASHING:
+            self.hashed[paths[0].relative_to(self.folder).as_posix()] += 1
+
+    def _name(self, code: CodeType) -> str | None:
+        if code not in self._names:
+            place = code.co_filename
+            inside = place.startswith(SOURCES)
+            self._names[code] = (
+                f"{Path(place).relative_to(ROOT).as_posix()}:{code.co_qualname}" if inside else None
+            )
+        return self._names[code]
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "open" or not _WALKS or not isinstance(arguments[0], str | os.PathLike):
+        return
+    for walk in _WALKS:
+        path = walk.below(os.fspath(arguments[0]))
+        if path is not None and path.is_file():
+            walk.opened[path.relative_to(walk.folder).as_posix()] += 1
+
+
+sys.addaudithook(_audit)  # it cannot be taken away again
+
+
+def settled(folder: Path) -> Path:
+    """The folder, once its files are so old that a change of them would show in their times."""
+    newest = max(path.stat().st_ctime_ns for path in (folder, *folder.rglob("*")))
+    while time.time_ns() <= newest + 2 * _TICK_NS:
+        time.sleep(0.01)
+    return folder
+
+
+@contextmanager
+def walked(folder: Path) -> Iterator[FolderWalk]:
+    """Note what the block does with the folder, in all threads that it starts."""
+    walk = FolderWalk(settled(folder))
+    before = sys.getprofile()
+    _WALKS.append(walk)
+    threading.setprofile(walk.called)
+    sys.setprofile(walk.called)
+    try:
+        yield walk
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+        _WALKS.remove(walk)
