@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Soft thresholding: the contract and its NumPy reference."""
 
-import math
-
 import numpy as np
 
 from saccade.plugins.contract import Attribute, Port, op
+from saccade.schema import Range
 
 
 @op(
     "saccade::SoftThreshold",
     inputs=(Port("X", "... n"),),
     outputs=(Port("Y", "... n"),),
-    attributes=(Attribute("lam", 0.5, "a finite number >= 0", lambda lam: 0 <= lam < math.inf),),
+    attributes=(Attribute("lam", 0.5, "a finite number >= 0", Range(0)),),
     tolerance={"float64": 1e-12, "float32": 2e-7, "float16": 1e-3},
     scale=lambda y: np.abs(y).max(initial=1),
 )
