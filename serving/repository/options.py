@@ -13,10 +13,11 @@ from saccade.serving.repository.runtimes.registry import served_runtime
 
 MOST_THREADS, MOST_PRIORITIES = 256, 100
 # Beyond that a number is a slip of the pen, and a server would take it.
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "instance_count": (1, 64),
     "threads": (0, MOST_THREADS),
     "inter_op_threads": (0, MOST_THREADS),
+    "parallel_nodes": (False, True),
     "graph_level": (-1, 2),
     "max_queue": (1, 1_000_000),
     "queue_timeout_ms": (0.001, 3_600_000),
@@ -56,7 +57,7 @@ class RepositoryOptions(PathFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, (low, high) in _RANGES.items():
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 flag = name.replace("_", "-")

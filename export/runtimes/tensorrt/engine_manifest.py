@@ -69,7 +69,7 @@ def write_engine_manifest(folder: Path, manifest: EngineManifest) -> Path:
     return path
 
 
-def read_engine_manifest(path: Path) -> EngineManifest:
+def read_engine_manifest(path: Path, name: str | None = None) -> EngineManifest:
     """A plan's manifest, believed only after every key, type and name was checked.
 
     Raises: SaccadeError for a missing or foreign file, a link, an unknown version, an unknown or
@@ -94,7 +94,7 @@ def read_engine_manifest(path: Path) -> EngineManifest:
     except SaccadeError as error:
         # What reads JSON serves the manifests of `saccade export` too.
         raise SaccadeError(str(error).replace(EXPORT_AGAIN, AGAIN)) from error
-    _check_names(manifest, path)
+    _check_names(manifest, path, name or path.name)
     _check_hashes(manifest, path)
     check_tensors(path, manifest.inputs, manifest.outputs, AGAIN)
     _check_profiles(manifest, path)
@@ -175,12 +175,12 @@ def _refuse_link(path: Path) -> None:
         )
 
 
-def _check_names(manifest: EngineManifest, path: Path) -> None:
+def _check_names(manifest: EngineManifest, path: Path, stored_as: str) -> None:
     entry = manifest.variant
     name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
     claims = (
         (entry.name, name, "variant name"),
-        (path.name, name + SUFFIX, "file name of the manifest"),
+        (stored_as, name + SUFFIX, "file name of the manifest"),
         (manifest.file.name, name + PLAN_SUFFIX, "plan's name"),
         (manifest.parent.name, f"{name}.onnx", "parent's name"),
     )
