@@ -55,7 +55,7 @@ class FakeFiles:
             for path in sorted(self.folder.iterdir())
         ]
 
-    def table(self) -> str:
+    def to_text(self) -> str:
         return f"{self.folder}: {len(self.files())} files turned round"
 
 

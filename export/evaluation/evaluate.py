@@ -8,6 +8,7 @@ from typing import Any
 
 from saccade.errors import SaccadeError, require
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.report import render
 from saccade.export.evaluation.subject import Subject, subjects_of, trained_on
 from saccade.export.evaluation.tasks import task_asked
 from saccade.export.runtimes.runtime import runtime_named
@@ -26,6 +27,10 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {"path": str(self.path), "found": [each.to_dict() for each in self.found]}
+
+    def to_text(self) -> Any:
+        """A row for each score, for a terminal."""
+        return render(self.found)
 
 
 def evaluate(path: Path | str, options: EvaluateOptions) -> Evaluation:

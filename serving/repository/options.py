@@ -9,7 +9,7 @@ from typing import Literal
 from saccade.errors import SaccadeError
 from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.path_fields import PathFields
-from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.repository.runtimes.registry import ServedName, served_runtime
 
 MOST_THREADS, MOST_PRIORITIES = 256, 100
 # Beyond that a number is a slip of the pen, and a server would take it.
@@ -31,7 +31,8 @@ class RepositoryOptions(PathFields):
 
     out: Path  # folder to write
     force: bool = False  # replace what stands there
-    runtime: str = DEFAULT  # onnxruntime: for the bundled server and the container; or tensorrt
+    # onnxruntime: for the bundled server and the container; or tensorrt
+    runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one a kind of GPU
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all that the folder has
     run_batch: int | None = None  # images in one run; default: as measured, else 8
