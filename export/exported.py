@@ -88,6 +88,10 @@ class ExportedModel:
         manifests = [each.to_dict() for each in self.manifests]
         return {"folder": str(self.folder), "manifests": manifests}
 
+    def to_text(self) -> Any:
+        """The gate's figures, for a terminal."""
+        return self.report.to_text()
+
 
 def export(
     checkpoint: Checkpoint | Path | str, options: ExportOptions, gate: GateSizes | None = None

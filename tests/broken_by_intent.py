@@ -14,32 +14,35 @@ HOSTILE = {
             write(f"{FULL}/1/libother.so", b"\x7fELF"),
             edit(lambda it: it.model_operations.op_library_filename.append("libother.so")),
         ),
-        "paths", "'libother.so', expected 'libsaccade_onnxruntime.so'",
+        "fields", r"\['libother.so'\], expected \['libsaccade_onnxruntime.so'\]",
     ),
     "an environment that the router unpacks": (
         edit(parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/x.tar.gz"), MODEL),
-        "fields", "has 'key: \"EXECUTION_ENV_PATH\"' where saccade writes",
+        "fields", "EXECUTION_ENV_PATH is '.*x.tar.gz', which saccade does not write",
     ),
     "an environment that a variant unpacks": (
-        edit(parameter("EXECUTION_ENV_PATH", "x.tar.gz")), "parameters", "'EXECUTION_ENV_PATH'",
+        edit(parameter("EXECUTION_ENV_PATH", "x.tar.gz")),
+        "fields", "EXECUTION_ENV_PATH is 'x.tar.gz', which saccade does not write",
     ),
     "an agent before the router": (
         edit(lambda it: it.model_repository_agents.agents.add(name="checksum"), MODEL),
-        "fields", "field model_repository_agents.agents.name",
+        "fields", "model_repository_agents.agents is .*checksum",
     ),
     "another runtime of the router": (
-        edit(lambda it: setattr(it, "runtime", "libevil.so"), MODEL), "fields", "field runtime",
+        edit(lambda it: setattr(it, "runtime", "libevil.so"), MODEL),
+        "fields", "runtime is 'libevil.so', which saccade does not write",
     ),
     "another file as the router": (
         edit(lambda it: setattr(it, "default_model_filename", "routes.json"), MODEL),
-        "fields", "field default_model_filename",
+        "fields", "default_model_filename is 'routes.json', which saccade does not write",
     ),
     "labels of the router from elsewhere": (
         edit(lambda it: setattr(it.output[0], "label_filename", "../../etc/passwd"), MODEL),
-        "paths", "label_filename of logits is '../../etc/passwd'",
+        "fields", r"output\[logits\].label_filename is '../../etc/passwd'",
     ),
     "two routers": (
-        edit(lambda it: setattr(it.instance_group[0], "count", 1000), MODEL), "router", "1000",
+        edit(lambda it: setattr(it.instance_group[0], "count", 1000), MODEL),
+        "fields", "count is 1000, expected 1",
     ),
     "a router that tells of another family": (
         edit(
@@ -49,14 +52,25 @@ HOSTILE = {
             ),
             MODEL,
         ),
-        "fields", "where saccade writes",
+        "fields", "parameters.saccade.family is 'sot', expected 'nac'",
+    ),
+    "a router that tells two families": (
+        edit(
+            lambda it: setattr(
+                it.parameters["saccade"], "string_value",
+                it.parameters["saccade"].string_value.replace("{", '{"family": "sot", ', 1),
+            ),
+            MODEL,
+        ),
+        "fields", "parameters.saccade is .*sot.*, expected '{",
     ),
     "a warm-up of four billion rounds": (
         edit(lambda it: setattr(it.model_warmup[0], "count", 2**32 - 1)),
-        "fields", "field model_warmup.count",
+        "fields", r"model_warmup\[.*\].count is 4294967295, which saccade does not write",
     ),
     "warm-ups by the dozen": (
-        edit(lambda it: it.model_warmup.extend([it.model_warmup[0]] * 12)), "batches", "14 warm-ups"
+        edit(lambda it: it.model_warmup.extend([it.model_warmup[0]] * 12)),
+        "fields", r"model_warmup\[6\] is .*, which saccade does not write",
     ),
     "an accelerator": (
         edit(
@@ -64,14 +78,21 @@ HOSTILE = {
                 name="openvino"
             )
         ),
-        "fields", "field optimization.execution_accelerators",
+        "fields", "optimization.execution_accelerators.cpu_execution_accelerator is .*openvino",
     ),
     "threads without end": (
-        edit(parameter("intra_op_thread_count", "100000")), "parameters", "at most 256",
+        edit(parameter("intra_op_thread_count", "100000")),
+        "fields", "intra_op_thread_count is '100000', expected 0 to 256",
+    ),
+    "a resource of several words": (
+        edit(
+            lambda it: it.instance_group[0].rate_limiter.resources.add(name="gpu gpu", count=1)
+        ),
+        "fields", "--rate-limit is 'gpu gpu', expected a word",
     ),
     "priorities without end": (
         edit(lambda it: setattr(it.dynamic_batching, "priority_levels", 10**9)),
-        "batches", "priority_levels is 1000000000, expected at most 100",
+        "fields", "priority_levels is '1000000000', expected 2 to 100",
     ),
     "a library that the server looks for": (
         write(f"{FULL}/1/libtriton_onnxruntime.so", b"\x7fELF"), "content", "not a file that",
@@ -104,23 +125,25 @@ HOSTILE = {
     ),
     "another preprocessing": (
         edit_json(ROUTES, lambda it: it["preprocessing"].update(interpolation="nearest")),
-        "routes", "preprocessing interpolation 'nearest'",
+        "routes", "preprocessing.interpolation is 'nearest', expected 'bilinear'",
     ),
     "an input of a billion pixels": (
         edit_json(ROUTES, lambda it: it["preprocessing"].update(height_px=20_000)),
         "routes", "height_px is 20000, expected at most 16384",
     ),
     "routes of another family": (
-        edit_json(ROUTES, lambda it: it.update(family="captioner")), "routes", "is of .*captioner",
+        edit_json(ROUTES, lambda it: it.update(family="captioner")),
+        "routes", "family is 'captioner', expected 'nac'",
     ),
     "a score that is none": (
-        edit_json(ROUTES, lambda it: it["variants"][0].update(score="1e9")), "routes", "score '1e9'"
+        edit_json(ROUTES, lambda it: it["variants"][0].update(score="1e9")),
+        "routes", "score is '1e9', expected a number",
     ),
     "a route with a key too many": (
-        edit_json(ROUTES, lambda it: it["variants"][0].update(more=1)), "routes", "'more'",
+        edit_json(ROUTES, lambda it: it["variants"][0].update(more=1)), "routes", "more is 1, whi",
     ),
     "routes with a key too many": (
-        edit_json(ROUTES, lambda it: it.update(more=1)), "routes", "'more'",
+        edit_json(ROUTES, lambda it: it.update({"variants.score": 1})), "routes", "score' is 1, wh",
     ),
     "routes of a hundred MiB": (
         lambda it: os.truncate(it / ROUTES, 100 << 20), "routes", "bytes, expected at most",

@@ -72,7 +72,11 @@ def tell_manifest(repository, model=FULL):
 
 
 def swap_models(repository):
-    one, other = (repository / name / "1" / "model.onnx" for name in (FULL, HALF))
+    swap(*(repository / name / "1" / "model.onnx" for name in (FULL, HALF)))
+
+
+def swap(one, other):
+    """Give two files each other's content."""
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second), other.write_bytes(first)
 

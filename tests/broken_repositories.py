@@ -16,6 +16,7 @@ from broken_changes import (
     remove,
     set_input,
     spoil_weights,
+    swap,
     swap_models,
     swap_models_and_hashes,
     truncate,
@@ -32,7 +33,7 @@ MANIFEST = f"{FULL}/{FULL}.manifest.json"
 BROKEN = {
     "an empty model": (write(f"{FULL}/1/model.onnx", b""), "files", "is empty"),
     "a truncated model": (truncate(f"{FULL}/1/model.onnx"), "model", "not a complete ONNX model"),
-    "models of two variants swapped": (swap_models, "manifest", "another model's file"),
+    "models of two variants swapped": (swap_models, "model", "another model's file"),
     "swapped, manifests too": (swap_models_and_hashes, "answer", "from the stored answer"),
     "a weight that is NaN": (edit_onnx(spoil_weights), "weights", "'embed'"),
     "weights in a file beside it": (
@@ -50,12 +51,13 @@ BROKEN = {
         "tensors", "'picture' is in its model.onnx only",
     ),
     "other dims": (
-        edit(lambda it: it.input[0].dims.__setitem__(0, 8)), "tensors", r"dims \[8, 4, 1\]",
+        edit(lambda it: it.input[0].dims.__setitem__(0, 8)),
+        "fields", r"input\[image\]\.dims is \[8, 4, 1\], expected \[4, 4, 1\]",
     ),
-    "another type": (set_input(data_type=11), "tensors", "TYPE_FP32, the model's is uint8"),
+    "another type": (set_input(data_type=11), "fields", "'TYPE_FP32', expected 'TYPE_UINT8'"),
     "a tensor too many": (
         edit(lambda it: it.output.add(name="more", data_type="TYPE_FP32", dims=[1])),
-        "tensors", "'more' is in its configuration only",
+        "fields", r"output\[3\] is .*'more'.*, which saccade does not write",
     ),
     "no version": (
         lambda it: (it / FULL / "1").rename(it / FULL / "one"), "versions", "are none",
@@ -64,20 +66,25 @@ BROKEN = {
     "a version put aside": (write(f"{FULL}/1.old/model.onnx", b"x"), "versions", "1.old"),
     "a policy for another version": (
         edit(lambda it: it.version_policy.specific.versions.__setitem__(0, 3)),
-        "versions", r"serves \[3\]",
+        "fields", r"versions is \[3\], expected \[1\]",
     ),
-    "changed code": (write(f"{MODEL}/1/choose.py", b"import os"), "code", "choose.py is not"),
-    "missing code": (remove(f"{MODEL}/1/lane.py"), "code", "lane.py is missing"),
+    "changed code": (
+        write(f"{MODEL}/1/choose.py", b"import os"),
+        "content", "choose.py is not what this release.* line 1 is 'import os'",
+    ),
+    "missing code": (remove(f"{MODEL}/1/lane.py"), "content", "lane.py is missing"),
     "code that shadows a package": (
-        write(f"{MODEL}/1/numpy.py", b"print()"), "code", "numpy.py is not a file",
+        write(f"{MODEL}/1/numpy.py", b"print()"), "content", "numpy.py is not a file",
     ),
-    "too few labels": (write(f"{FULL}/labels.txt", b"circle\n"), "labels", "1 labels, prob"),
+    "too few labels": (
+        write(f"{FULL}/labels.txt", b"circle\n"), "content", "line 2 is '', expected 'square",
+    ),
     "no library of ops": (with_library(None), "library", "is missing"),
     "a text as library": (with_library(lambda: b"hello"), "library", "was not loaded"),
     "another library": (with_library(foreign_library), "library", "was not loaded"),
     "a library elsewhere": (
         edit(lambda it: it.model_operations.op_library_filename.append("/opt/x/lib.so")),
-        "paths", "op_library_filename is '/opt/x/lib.so'",
+        "fields", r"op_library_filename is \['/opt/x/lib.so'\], expected \['libsaccade_onnx",
     ),
     "a configuration that is none": (
         write(f"{FULL}/config.pbtxt", b"name: {"), "configuration", "no ModelConfig",
@@ -86,95 +93,115 @@ BROKEN = {
         write(f"{FULL}/config.pbtxt", b'name: "x"\nfoo: 1\n'), "configuration", "foo",
     ),
     "a field of a newer server": (
-        edit(lambda it: it.model_metrics.metric_control.add()), "configuration", "with 24.11",
+        edit(lambda it: it.model_metrics.metric_control.add()),
+        "fields", "model_metrics.metric_control is .*, which saccade does not write",
     ),
-    "no batches": (edit(lambda it: setattr(it, "max_batch_size", 0)), "batches", "_size is 0"),
+    "no batches": (
+        edit(lambda it: setattr(it, "max_batch_size", 0)),
+        "fields", "max_batch_size is missing, expected 1 to 64",
+    ),
     "a preferred batch too large": (
-        edit(lambda it: it.dynamic_batching.preferred_batch_size.append(65)), "batches", "is 65",
+        edit(lambda it: it.dynamic_batching.preferred_batch_size.append(65)),
+        "fields", r"preferred_batch_size is \[8, 65\], expected \[8\]",
     ),
     "priorities without a default": (
         edit(lambda it: setattr(it.dynamic_batching, "priority_levels", 3)),
-        "batches", "default_priority_level is 0",
+        "fields", "default_priority_level is missing, expected '2'",
     ),
     "runs of no images": (
         edit(lambda it: setattr(it.parameters["saccade_run_batch"], "string_value", "0")),
-        "batches", "saccade_run_batch is '0'",
+        "fields", "saccade_run_batch is '0', expected '8'",
     ),
     "two instance groups": (
         edit(lambda it: it.instance_group.add(count=1, kind="KIND_CPU")),
-        "instances", "expected one group",
+        "fields", r"instance_group\[1\] is .*, which saccade does not write",
     ),
     "another file as model": (
         edit(lambda it: setattr(it, "default_model_filename", "../../x.onnx")),
-        "paths", "default_model_filename is '../../x.onnx'",
+        "fields", "default_model_filename is '../../x.onnx', expected 'model.onnx'",
     ),
-    "warm-up data from elsewhere": (warm_up_from("/etc/hostname"), "paths", "'/etc/hostname'"),
-    "warm-up data missing": (remove(f"{FULL}/warmup/image"), "paths", "no such file"),
+    "warm-up data from elsewhere": (
+        warm_up_from("/etc/hostname"), "fields", "input_data_file is '/etc/hostname', expected 'im",
+    ),
+    "warm-up data missing": (remove(f"{FULL}/warmup/image"), "content", "image is missing"),
     "other warm-up data": (
-        write(f"{FULL}/warmup/image", bytes(16)), "sample", "not the stored sample's",
+        write(f"{FULL}/warmup/image", bytes(16)),
+        "content", "warmup/image is not what this release",
     ),
     "too little warm-up data": (
         write(f"{FULL}/warmup/image", bytes(15)), "warm-up", "takes 16 bytes of 'image', .* has 15",
     ),
     "a warm-up of another size": (
         edit(lambda it: it.model_warmup[0].inputs["image"].dims.__setitem__(0, 8)),
-        "warm-up", r"\[8, 4, 1\], the model takes \[4, 4, 1\]",
+        "fields", r"inputs\.image\.dims is \[8, 4, 1\], expected \[4, 4, 1\]",
     ),
     "no sample": (remove(f"{FULL}/warmup/sample.safetensors"), "sample", "not a stored sample"),
     "another answer": (other_answer, "answer", "'logits' is 0.0"),
-    "another name": (edit(lambda it: setattr(it, "name", "other")), "backend", "'other'"),
+    "another name": (
+        edit(lambda it: setattr(it, "name", "other")), "fields", f"'other', expected '{FULL}'",
+    ),
     "an ensemble": (
         edit(lambda it: (it.ClearField("backend"), setattr(it, "platform", "ensemble"))),
-        "backend", "'ensemble'",
+        "fields", "platform is 'ensemble', which saccade does not write",
     ),
-    "another backend": (edit(lambda it: setattr(it, "backend", "python")), "backend", "'python'"),
+    "another backend": (
+        edit(lambda it: setattr(it, "backend", "python")), "fields", "'python', expected 'onnxrunt",
+    ),
     "a cache of answers": (
-        edit(lambda it: setattr(it.response_cache, "enable", True)), "backend", "cache is on",
+        edit(lambda it: setattr(it.response_cache, "enable", True)),
+        "fields", "response_cache.enable is True, which saccade does not write",
     ),
     "an unknown parameter": (
         edit(lambda it: setattr(it.parameters["cudnn"], "string_value", "1")),
-        "parameters", "'cudnn' is not known",
+        "fields", "parameters.cudnn is '1', which saccade does not write",
     ),
     "a parameter that is not a number": (
         edit(lambda it: setattr(it.parameters["execution_mode"], "string_value", "x")),
-        "parameters", "'x', expected",
+        "fields", "execution_mode is 'x', expected 0 to 1",
     ),
     "a route to no model": (
         edit_json(ROUTES, lambda it: it["variants"][0].update(name="tiny-b0750-fp32")),
-        "routes", "tiny-b0750-fp32 has a route, but no model",
+        "routes", "is 'tiny-b0750-fp32', expected 'tiny-b1000-fp32'",
     ),
     "budgets in the wrong order": (
-        edit_json(ROUTES, lambda it: it["variants"].reverse()), "routes", "the largest first",
+        edit_json(ROUTES, lambda it: it["variants"].reverse()),
+        "routes", r"variants\[tiny-b1000-fp32\].budget is 0.5, expected 1.0",
     ),
     "a route with another hash": (
         edit_json(ROUTES, lambda it: it["variants"][0].update(sha256="f" * 64)),
-        "routes", "says SHA-256 ffffffffffff",
+        "routes", "sha256 is 'ffffffffffff",
     ),
     "a route to the other model": (
         edit_json(ROUTES, lambda it: it["variants"][0].update(parts={"": HALF})),
-        "routes", f"leads to .*{HALF}",
+        "routes", f"parts.'' is '{HALF}', expected '{FULL}'",
     ),
     "a route with other facts": (
         edit_json(ROUTES, lambda it: it["variants"][1].update(facts={"logit_scale": 3})),
-        "routes", "says facts .*logit_scale",
+        "routes", "facts.logit_scale is 3, which saccade does not write",
     ),
     "a route with runs of too many": (
-        edit_json(ROUTES, lambda it: it["variants"][1].update(run_batch=65)), "routes", "of 65 im",
+        edit_json(ROUTES, lambda it: it["variants"][1].update(run_batch=65)),
+        "routes", "run_batch is 65, expected 8",
     ),
     "parts that are not the models'": (
         edit_json(ROUTES, lambda it: it["parts"][""]["inputs"][0].update(axes="b 9 9 1")),
-        "parts", "b 9 9 1",
+        "routes", "axes is 'b 9 9 1', expected 'b 4 4 1'",
     ),
     "a router that takes something else": (
-        edit(lambda it: setattr(it.input[0], "data_type", 2), MODEL), "parts", "its inputs are",
+        edit(lambda it: setattr(it.input[0], "data_type", 2), MODEL),
+        "fields", "'TYPE_UINT8', expected 'TYPE_STRING'",
     ),
     "labels in another order": (
-        write(f"{MODEL}/labels.txt", b"square\ncircle\nstar\n"), "labels", "line 1 of labels.txt",
+        write(f"{MODEL}/labels.txt", b"square\ncircle\nstar\n"),
+        "content", "labels.txt is not .* line 1 is 'square.*, expected 'circle",
+    ),
+    "labels that are no text": (
+        write(f"{FULL}/labels.txt", b"circle\nsquare\n\xff\n"), "content", "line 3 is .*dcff",
     ),
     "routes that are no JSON": (write(ROUTES, b"{"), "routes", "cannot be read"),
     "a router with warm-up": (
         edit(lambda it: it.model_warmup.add(name="w", batch_size=1), MODEL),
-        "router", "has a warm-up",
+        "fields", "model_warmup is .*, which saccade does not write",
     ),
     "a router beyond its variants": (
         edit(lambda it: setattr(it, "max_batch_size", 32)), "router", "is 64, .* takes 32",
@@ -233,18 +260,23 @@ BROKEN_PLANS = {
                 it.cc_model_filenames.update({"8.9": "model-12.0.plan", "12.0": "model-8.9.plan"})
             )
         ),
-        "capabilities", "another GPU's plan",
+        "fields", "'8.9' is 'model-12.0.plan', expected 'model-8.9.plan'",
+    ),
+    "files of plans swapped": (
+        lambda it: swap(it / FULL / "1" / "model-8.9.plan", it / FULL / "1" / "model-12.0.plan"),
+        "engines", "model-8.9.plan is not the plan of engine-8.9.json",
     ),
     "a capability that is none": (
         edit(lambda it: it.cc_model_filenames.update({"sm89": "model-8.9.plan"})),
-        "capabilities", "'sm89', expected",
+        "fields", "cc_model_filenames.sm89 is .*, which saccade does not write",
     ),
     "a GPU without a plan": (
-        edit(lambda it: it.cc_model_filenames.pop("12.0")), "capabilities", "nothing for 12.0",
+        edit(lambda it: it.cc_model_filenames.pop("12.0")),
+        "fields", "'12.0' is missing, expected 'model-12.0.plan'",
     ),
     "a plan elsewhere": (
         edit(lambda it: it.cc_model_filenames.update({"8.9": "../../1/model.plan"})),
-        "paths", "cc_model_filenames of 8.9 is '../../1/model.plan'",
+        "fields", "'8.9' is '../../1/model.plan', expected 'model-8.9.plan'",
     ),
     "plans of different plugins": (
         lambda repository: [
@@ -259,7 +291,8 @@ BROKEN_PLANS = {
         "plugins", "built with different libsaccade_tensorrt.so",
     ),
     "a plan on the processor": (
-        edit(lambda it: setattr(it.instance_group[0], "kind", 2)), "instances", "is KIND_CPU",
+        edit(lambda it: setattr(it.instance_group[0], "kind", 2)),
+        "fields", "'KIND_CPU', expected 'KIND_GPU'",
     ),
 }  # fmt: skip
 # Nothing but the hashes, or what they are of.

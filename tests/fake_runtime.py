@@ -55,7 +55,7 @@ class FakeFiles:
             for path in sorted(self.folder.iterdir())
         ]
 
-    def table(self) -> str:
+    def to_text(self) -> str:
         return f"{self.folder}: {len(self.files())} files turned round"
 
 
@@ -123,9 +123,7 @@ class ServedFake:
     backend = "fake"
     platform = ""
     bundled = False
-    kinds = ("KIND_CPU",)
     models_title = "files turned round"
-    parameters: frozenset[str] = frozenset()
     server_arguments = ("--backend-config=fake,turn=round",)
     checks = {"answer": check_answer}  # noqa: RUF012
     rules: tuple[str, ...] = ()
@@ -151,8 +149,13 @@ class ServedFake:
     def fields(self, run_batch: int) -> dict[str, Any]:
         return {"backend": self.backend, "default_model_filename": SERVED_FILE}
 
-    def owns(self, model: OpenedModel, name: str) -> bool:
-        return name == f"1/{SERVED_FILE}"
+    def config_fields(
+        self, model: OpenedModel, options: RepositoryOptions, run_batch: int
+    ) -> dict[str, Any]:
+        return self.fields(run_batch)
+
+    def files(self, model: OpenedModel) -> set[str]:
+        return {f"1/{SERVED_FILE}"}
 
     def weights_bytes(self, model: OpenedModel) -> int:
         return (model.version / SERVED_FILE).stat().st_size

@@ -9,6 +9,7 @@ from typing import Any
 from saccade.errors import SaccadeError, require
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.evaluation.options import EvaluateOptions
+from saccade.export.evaluation.report import render
 from saccade.export.evaluation.subject import (
     Subject,
     subjects_of_checkpoint,
@@ -33,6 +34,10 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {"path": str(self.path), "found": [each.to_dict() for each in self.found]}
+
+    def to_text(self) -> Any:
+        """A row for each score, for a terminal."""
+        return render(self.found)
 
 
 def evaluate(path: ArtefactFolder | Path | str, options: EvaluateOptions) -> Evaluation:

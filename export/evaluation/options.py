@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from saccade.errors import SaccadeError
 from saccade.export.evaluation.tasks import task_names
-from saccade.export.runtimes.runtime import DEFAULT
+from saccade.export.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.models.budget import BudgetLike
 from saccade.path_fields import PathFields
 
@@ -28,7 +28,7 @@ class EvaluateOptions(PathFields):
     templates: Path | None = None  # prompts of zero-shot, one a line, with {} for the label
     positions: Literal["anywhere", "left"] = "anywhere"  # of objects, for ari
     seed: int = 0  # of questions, captions and initial states
-    runtime: str = DEFAULT  # what runs the variants of a folder
+    runtime: RuntimeName = DEFAULT  # what runs the variants of a folder
     op_library: bool = True  # of a folder: custom ops by our kernels, else by function bodies
 
     def __post_init__(self) -> None:

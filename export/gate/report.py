@@ -67,6 +67,46 @@ class GateReport:
             "variants": [_row_dict(variant) for variant in self.variants],
         }
 
+    @property
+    def exit_code(self) -> int:
+        """1 if a variant did not pass."""
+        return 0 if self.passed else 1
+
+    def to_text(self) -> "Table":
+        """For a terminal: figures, then the threshold table, then what is wrong."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        measured = {name for row in self.variants if row.parity for name in row.parity.figures}
+        names = [
+            name for name in THRESHOLDS["fp32"] if name in measured or name != "sensitive_rows"
+        ]
+        names += ["float32_error"] if "float32_error" in measured else []
+        problems = [f"{row.name}: {each}" for row in self.variants for each in row.problems]
+        table = Table(
+            title="parity gate: unfolded float64 torch against ONNX Runtime",
+            caption=Text("\n").join(
+                [*(Text(each, "red") for each in problems), *map(Text, self.images)]
+            ),
+            caption_justify="left",
+            box=box.SIMPLE,
+            padding=0,
+        )
+        table.add_column("variant", no_wrap=True)
+        for heading in (*(name.replace("_", "\n") for name in names), "passed"):
+            table.add_column(heading, justify="right", min_width=max(map(len, heading.split("\n"))))
+        for row in self.variants:
+            cells = [_cell(row, name) for name in names]
+            table.add_row(
+                row.name, *cells, Text("yes") if row.passed else Text("NO", style="bold red")
+            )
+        table.add_section()
+        for precision, limits in THRESHOLDS.items():
+            cells = [f"{limits[name]:g}" if name in limits else "-" for name in names]
+            table.add_row(f"at most, {precision}", *cells)
+        return table
+
 
 def _row_dict(row: VariantReport) -> dict[str, Any]:
     entry: dict[str, Any] = {
@@ -87,38 +127,6 @@ def _row_dict(row: VariantReport) -> dict[str, Any]:
         entry["overridden"] = list(row.parity.overridden)
         entry["floor"] = row.parity.floor
     return entry
-
-
-def render(report: GateReport) -> "Table":
-    """The report for a terminal: figures, then the threshold table, then what is wrong."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    measured = {name for row in report.variants if row.parity for name in row.parity.figures}
-    names = [name for name in THRESHOLDS["fp32"] if name in measured or name != "sensitive_rows"]
-    names += ["float32_error"] if "float32_error" in measured else []
-    problems = [f"{row.name}: {each}" for row in report.variants for each in row.problems]
-    table = Table(
-        title="parity gate: unfolded float64 torch against ONNX Runtime",
-        caption=Text("\n").join(
-            [*(Text(each, "red") for each in problems), *map(Text, report.images)]
-        ),
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=0,
-    )
-    table.add_column("variant", no_wrap=True)
-    for heading in (*(name.replace("_", "\n") for name in names), "passed"):
-        table.add_column(heading, justify="right", min_width=max(map(len, heading.split("\n"))))
-    for row in report.variants:
-        cells = [_cell(row, name) for name in names]
-        table.add_row(row.name, *cells, Text("yes") if row.passed else Text("NO", style="bold red"))
-    table.add_section()
-    for precision, limits in THRESHOLDS.items():
-        cells = [f"{limits[name]:g}" if name in limits else "-" for name in names]
-        table.add_row(f"at most, {precision}", *cells)
-    return table
 
 
 def _cell(row: VariantReport, name: str) -> str:

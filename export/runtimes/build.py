@@ -6,7 +6,7 @@ from pathlib import Path
 from saccade.errors import MissingPackage, SaccadeError
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.runtime import Built, Runtime, runtime_named, runtimes
+from saccade.export.runtimes.runtime import Built, Runtime, engine_names, runtime_named
 
 
 def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Built:
@@ -25,15 +25,15 @@ def builder(engine: str | None) -> Runtime:
 
     Raises: SaccadeError if it builds nothing, MissingPackage if none is installed.
     """
-    every = [each for each in runtimes() if each.builds]
     if engine is not None:
         found = runtime_named(engine)
         if not found.builds:
             raise SaccadeError(
                 f"--engine {engine}: {found.title} runs the exported files as they are, there is "
-                f"nothing to build. Expected one of: {', '.join(each.name for each in every)}."
+                f"nothing to build. Expected one of: {', '.join(engine_names())}."
             )
         return found
+    every = [runtime_named(name) for name in engine_names()]
     if here := next((each for each in every if each.is_here()), None):
         return here
     # It says what is missing, and how to get it.

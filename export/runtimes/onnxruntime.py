@@ -21,7 +21,7 @@ class OnnxRuntime:
 
     name = "onnxruntime"
     title = "ONNX Runtime"
-    precisions = ("fp32", "fp16", "int8")
+    precisions: tuple[str, ...] = ("fp32", "fp16", "int8")
     refusal = "has no kernels for on a CPU and whose opset older containers do not read"
     packages: Packages | None = Packages(
         distributions=("onnxruntime", "onnxruntime-gpu"),

@@ -3,15 +3,23 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from saccade.choice import choice_of
 from saccade.path_fields import PathFields
+
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = choice_of("saccade.export.runtimes.runtime:engine_names")
 
 
 @dataclass(frozen=True)
 class BuildOptions(PathFields):
     """Build engines of an artefact folder, each variant's types proved first."""
 
-    engine: str | None = None  # tensorrt or tensorrt-rtx; default: the first that is installed
+    # tensorrt or tensorrt-rtx; default: the first that is installed
+    engine: EngineName | None = None
     variant: tuple[str, ...] = ()  # of the folder, default: all
     batch: str = "1:8:64"  # smallest, usual and largest number of samples
     axis: tuple[str, ...] = ()  # ranges of further dynamic axes, such as k=1:7:16

@@ -7,15 +7,16 @@ Whatever else asks about a runtime, asks it; nobody compares its name. The serve
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from saccade.choice import choice_of
 from saccade.errors import SaccadeError
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
 from saccade.export.runtimes.options import BuildOptions
 from saccade.export.runtimes.runners import Runner
+from saccade.models.entry import imported
 from saccade.plugins.execution import Ops
 
 # By the name that options, manifests, frontiers and repositories say; a line each.
@@ -25,6 +26,11 @@ RUNTIMES = {
     "tensorrt-rtx": "saccade.export.runtimes.tensorrt.runtime:TENSORRT_RTX",
 }
 DEFAULT = "onnxruntime"  # what runs an exported file as it is
+
+if TYPE_CHECKING:
+    RuntimeName = str
+else:
+    RuntimeName = choice_of("saccade.export.runtimes.runtime:runtime_names")
 
 
 @dataclass(frozen=True)
@@ -46,87 +52,45 @@ class Built(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        ...
 
     def files(self) -> list[dict[str, Any]]:
         """Each file's name, bytes, sha256, version, compute_capabilities and build_seconds."""
-        ...
 
-    def table(self) -> Any:
+    def to_text(self) -> Any:
         """For a terminal."""
-        ...
 
 
 class Runtime(Protocol):
     """One way to run the variants of an artefact folder."""
 
-    @property
-    def name(self) -> str:
-        """As options, manifests, frontiers and repositories say it."""
-        ...
-
-    @property
-    def title(self) -> str:
-        """For a reader."""
-        ...
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """Of the variants that it runs."""
-        ...
-
-    @property
-    def refusal(self) -> str:
-        """Why it does not run the others: "..., which <title> <refusal>"."""
-        ...
-
-    @property
-    def packages(self) -> Packages | None:
-        """What has to be installed, where `saccade doctor` looks for it."""
-        ...
-
-    @property
-    def gpu_only(self) -> bool:
-        """Whether it runs on GPUs alone."""
-        ...
-
-    @property
-    def builds(self) -> bool:
-        """Whether a file of its own has to be built of the exported one."""
-        ...
-
-    @property
-    def builds_anywhere(self) -> bool:
-        """Whether it builds on any machine, for another that has the device."""
-        ...
-
-    @property
-    def served(self) -> str | None:
-        """`module:attribute` of its `ServedRuntime`; none: no server loads what it builds."""
-        ...
+    name: str  # as options, manifests, frontiers and repositories say it
+    title: str  # for a reader
+    precisions: tuple[str, ...]  # of the variants that it runs
+    refusal: str  # why it does not run the others: "..., which <title> <refusal>"
+    packages: Packages | None  # what has to be installed, where `saccade doctor` looks for it
+    gpu_only: bool  # whether it runs on GPUs alone
+    builds: bool  # whether a file of its own has to be built of the exported one
+    builds_anywhere: bool  # whether it builds on any machine, for another that has the device
+    # `module:attribute` of its `ServedRuntime`; none: no server loads what it builds
+    served: str | None
 
     def is_here(self) -> bool:
         """Whether it is installed; imports nothing."""
-        ...
 
     def require(self) -> None:
         """Raises: MissingPackage, with what to install, if it cannot be imported."""
-        ...
 
     def label(self) -> str:
         """Name, version and kind of device, as a frontier files its measurements."""
-        ...
 
     def has_kernels(self) -> bool:
         """Whether custom ops run by our kernels here, else by their function bodies."""
-        ...
 
     def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
         """Build a file of each variant.
 
         Raises: SaccadeError for what cannot be built, MissingPackage if it is not installed.
         """
-        ...
 
     def load(
         self, folder: ArtefactFolder, manifest: Manifest, ops: Ops, *, threads: int = 1
@@ -135,14 +99,12 @@ class Runtime(Protocol):
 
         Raises: SaccadeError if it is not built, or does not run here.
         """
-        ...
 
     def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
         """What of it this machine has that the gate holds to the reference beside the file itself.
 
         Raises: SaccadeError for what should run here and does not.
         """
-        ...
 
 
 def runtime_named(name: str) -> Runtime:
@@ -172,6 +134,16 @@ def loaded(
     return {each.variant.role: runtime.load(folder, each, ops) for each in manifests}
 
 
+def runtime_names() -> tuple[str, ...]:
+    """All of them."""
+    return tuple(RUNTIMES)
+
+
+def engine_names() -> tuple[str, ...]:
+    """Those that build files of their own."""
+    return tuple(each.name for each in runtimes() if each.builds)
+
+
 def peers_of(folder: ArtefactFolder, manifest: Manifest) -> dict[str, Runner]:
     """Every further way to run that file which this machine has, by what it is called.
 
@@ -193,9 +165,3 @@ def ops_of(runtime: Runtime, manifests: Iterable[Manifest], *, kernels: bool = T
 def has_custom_ops(manifests: Iterable[Manifest]) -> bool:
     """Whether one of the files calls an op of ours."""
     return any(each.custom_ops for each in manifests)
-
-
-def imported(place: str) -> Any:
-    """What `module:attribute` names."""
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)

@@ -50,6 +50,10 @@ class BenchReport:
         ]
         return {**self.full, "folder": str(self.folder), "variants": variants}
 
+    def to_text(self) -> Any:
+        """The tables, for a terminal."""
+        return report.render(self.to_dict())
+
 
 def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchReport:
     """Measure every variant, write the report, and set the folder's frontier.json.

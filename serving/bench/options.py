@@ -7,7 +7,7 @@ from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.export.evaluation.options import TaskName
-from saccade.export.runtimes.runtime import DEFAULT
+from saccade.export.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.path_fields import PathFields
 
 
@@ -23,7 +23,7 @@ class BenchOptions(PathFields):
     task: TaskName | None = None  # what is scored; default: the family's own
     limit: int | None = None  # test samples to score, at most
     server: bool = True  # whether to measure through a server of its own, too
-    runtime: str = DEFAULT  # what runs the variants
+    runtime: RuntimeName = DEFAULT  # what runs the variants
     op_library: bool = True  # custom ops by our kernels where they can be built, else by bodies
     seconds: float = 1.5  # measured time a point, over all rounds
     rounds: int = 3  # variants take turns this often

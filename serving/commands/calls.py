@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that ask a running server about images."""
+"""Verbs that ask a running server about images."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from tyro.conf import Positional
 
 from saccade.errors import SaccadeError
 from saccade.escaped import escaped_line
@@ -23,20 +22,11 @@ from saccade.serving.client.call_options import (
     ShowOptions,
 )
 from saccade.serving.client.client import Classification, Client
-from saccade.serving.commands.artefacts import Answer, flat
+from saccade.serving.commands.command import Answer, Image, Images, Result
 
 
-def classify(
-    image: Positional[tuple[Path, ...]],
-    options: Annotated[ClassifyOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Classify images through a running server.
-
-    Args:
-        image: PNG, JPEG or WebP files.
-        json: machine-readable answer on standard output.
-    """
+def classify(image: Images, options: ClassifyOptions) -> Result:
+    """Classify images through a running server."""
     from saccade.serving.client.zero_shot import read_labelling
 
     _some(image)
@@ -51,20 +41,11 @@ def classify(
             labels=labelling.labels if labelling else (),
             templates=labelling.templates if labelling else (),
         )
-    return _labelled(image, found, json)
+    return _labelled(image, found)
 
 
-def embed(
-    image: Positional[tuple[Path, ...]],
-    options: Annotated[EmbedOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Embed images, or texts, through a running server and store the vectors.
-
-    Args:
-        image: PNG, JPEG or WebP files.
-        json: machine-readable answer on standard output.
-    """
+def embed(image: Images, options: EmbedOptions) -> Result:
+    """Embed images, or texts, through a running server and store the vectors."""
     from saccade.serving.client.embeddings import check_embeddings_file, save_embeddings
 
     if options.texts is None:
@@ -83,23 +64,11 @@ def embed(
     count, width = found.vectors.shape
     data: dict[str, Any] = {"out": str(options.out), "images": count, "dimensions": width}
     data |= {"variant": found.variant, "sha256": found.sha256, "slots_sha256": found.slots_sha256}
-    return Answer(
-        data, f"{options.out}: {count} x {width} from {escaped_line(found.variant)}", json
-    )
+    return Answer(data, f"{options.out}: {count} x {width} from {escaped_line(found.variant)}")
 
 
-def segment(
-    image: Positional[tuple[Path, ...]],
-    options: Annotated[SegmentOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Which slot each pixel belongs to, as PNG files.
-
-    Args:
-        image: PNG, JPEG or WebP files.
-        json: machine-readable answer on standard output.
-    """
-
+def segment(image: Images, options: SegmentOptions) -> Result:
+    """Which slot each pixel belongs to, as PNG files."""
     _some(image)
     files = [options.out / f"{path.stem}-slots.png" for path in image]
     if twice := sorted({file.name for file in files if files.count(file) > 1}):
@@ -118,20 +87,11 @@ def segment(
         f"  ({escaped_line(one.variant)})"
         for path, file, one in pairs
     ]
-    return Answer(data, "\n".join(lines), json)
+    return Answer(data, "\n".join(lines))
 
 
-def answer(
-    image: Positional[tuple[Path, ...]],
-    options: Annotated[AnswerOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Answer a question about images.
-
-    Args:
-        image: PNG, JPEG or WebP files.
-        json: machine-readable answer on standard output.
-    """
+def answer(image: Images, options: AnswerOptions) -> Result:
+    """Answer a question about images."""
     _some(image)
     if not options.question.strip():
         raise SaccadeError("No question given. Ask one: --question 'what shape is left ?'")
@@ -140,43 +100,19 @@ def answer(
         found = client.answer(
             image, questions, options.budget, options.top, truncate=options.truncate
         )
-    return _labelled(image, found, json)
+    return _labelled(image, found)
 
 
-def caption(
-    image: Positional[tuple[Path, ...]],
-    options: Annotated[CaptionOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Describe images in a sentence each.
-
-    Args:
-        image: PNG, JPEG or WebP files.
-        json: machine-readable answer on standard output.
-    """
+def caption(image: Images, options: CaptionOptions) -> Result:
+    """Describe images in a sentence each."""
     _some(image)
     with _client(options) as client:
         found = client.caption(image, options.budget, options.beam, options.max_length, options.end)
-    pairs = list(zip(image, found, strict=True))
-    data = [{"image": str(path), **one.to_dict()} for path, one in pairs]
-    lines = [
-        f"{escaped_line(path)}: {escaped_line(one.text)}  ({escaped_line(one.variant)})"
-        for path, one in pairs
-    ]
-    return Answer(data, "\n".join(lines), json)
+    return _of_images(image, found, lambda one: escaped_line(one.text))
 
 
-def edit(
-    image: Positional[Path],
-    options: Annotated[EditOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Move, scale or remove one slot of an image; the model draws the result.
-
-    Args:
-        image: a PNG, JPEG or WebP file.
-        json: machine-readable answer on standard output.
-    """
+def edit(image: Image, options: EditOptions) -> Result:
+    """Move, scale or remove one slot of an image; the model draws the result."""
     from saccade.serving.client.editing import change_of
 
     refuse_existing(options.out, force=options.force)
@@ -186,44 +122,41 @@ def edit(
     write_atomically(options.out, image_png(pixels))
     height, width = pixels.shape[:2]
     data = {"out": str(options.out), "image": str(image), "slot": options.slot}
-    return Answer(data, f"{options.out}: {width} x {height} pixels, slot {options.slot}", json)
+    return Answer(data, f"{options.out}: {width} x {height} pixels, slot {options.slot}")
 
 
-def show(
-    image: Positional[Path],
-    options: Annotated[ShowOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Draw what the model looked at: maps, masks, or a circuit.
-
-    Args:
-        image: a PNG, JPEG or WebP file.
-        json: machine-readable answer on standard output.
-    """
+def show(image: Image, options: ShowOptions) -> Result:
+    """Draw what the model looked at: maps, masks, or a circuit."""
     from saccade.serving.commands.show import looked_at
 
     refuse_existing(options.out, force=options.force)
     picture, data = looked_at(image, options)
     write_atomically(options.out, picture)
-    return Answer(
-        {"out": str(options.out), **data}, f"{options.out}: {escaped_line(data['title'])}", json
-    )
+    text = f"{options.out}: {escaped_line(data['title'])}"
+    return Answer({"out": str(options.out), **data}, text)
 
 
 def _client(options: CallOptions) -> Client:
     return Client(options.url, options.model, timeout_s=options.timeout_s)
 
 
-def _labelled(images: Sequence[Path], found: Sequence[Classification], json: bool) -> Answer:
+def _labelled(images: Sequence[Path], found: Sequence[Classification]) -> Answer:
+    def words(one: Classification) -> str:
+        return ", ".join(
+            f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels
+        )
+
+    return _of_images(images, found, words)
+
+
+def _of_images(images: Sequence[Path], found: Sequence[Any], words: Callable[[Any], str]) -> Answer:
+    """What was answered of every image, a line each."""
     pairs = list(zip(images, found, strict=True))
     data = [{"image": str(path), **one.to_dict()} for path, one in pairs]
     lines = [
-        f"{escaped_line(path)}: "
-        + ", ".join(f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels)
-        + f"  ({escaped_line(one.variant)})"
-        for path, one in pairs
+        f"{escaped_line(path)}: {words(one)}  ({escaped_line(one.variant)})" for path, one in pairs
     ]
-    return Answer(data, "\n".join(lines), json)
+    return Answer(data, "\n".join(lines))
 
 
 def _some(images: tuple[Path, ...]) -> None:

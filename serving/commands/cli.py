@@ -16,43 +16,20 @@ from saccade.errors import GateFailed, SaccadeError, ServerFailed
 from saccade.escaped import escaped, escaped_message
 from saccade.files import is_full
 from saccade.models.budget import BudgetLike
+from saccade.models.entry import imported
 from saccade.models.training.options import overrides_words, parse_overrides
-from saccade.serving.commands import artefacts as commands
-from saccade.serving.commands import artefacts as engine_commands
-from saccade.serving.commands import artefacts as preflight_commands
-from saccade.serving.commands import calls as call_commands
-from saccade.serving.commands import models as model_commands
-from saccade.serving.commands import sweep as sweep_commands
+from saccade.serving.commands import artefacts, calls, models
+from saccade.serving.commands.command import Result, Verb, as_command
 
-COMMANDS: dict[str, Callable[..., commands.Answer]] = {
-    "train": model_commands.train,
-    "convert": model_commands.convert,
-    "models": model_commands.models,
-    "select": model_commands.select,
-    "evaluate": model_commands.evaluate,
-    "export": commands.export,
-    "verify": commands.verify,
-    "build": engine_commands.build,
-    "bench": commands.bench,
-    "sweep": sweep_commands.sweep,
-    "choose": sweep_commands.choose,
-    "repository": commands.repository,
-    "preflight": preflight_commands.preflight,
-    "serve": commands.serve,
-    "classify": call_commands.classify,
-    "embed": call_commands.embed,
-    "segment": call_commands.segment,
-    "answer": call_commands.answer,
-    "caption": call_commands.caption,
-    "edit": call_commands.edit,
-    "show": call_commands.show,
-    "demo": commands.demo,
-    "ops": commands.ops,
-    "doctor": commands.doctor,
-}
-
+_VERBS: tuple[Verb, ...] = (
+    models.train, models.convert, models.models, models.select, models.evaluate,
+    artefacts.export, artefacts.verify, artefacts.build, artefacts.bench, artefacts.sweep,
+    artefacts.choose, artefacts.repository, artefacts.preflight, artefacts.serve,
+    calls.classify, calls.embed, calls.segment, calls.answer, calls.caption, calls.edit, calls.show,
+    artefacts.demo, artefacts.ops, artefacts.doctor,
+)  # fmt: skip
+COMMANDS = {verb.__name__: verb for verb in _VERBS}
 OUR_BUG = 70
-_HAD_OP_LIBRARY = ("repository", "bench", "sweep")  # as an option that was off
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -64,7 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     """
     interruption.raise_on_signals()
     try:
-        answer = _dispatch(arguments)
+        result, as_json = _dispatch(arguments)
+        _print(result, as_json=as_json)
         sys.stdout.flush()
     except SystemExit:
         raise
@@ -74,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except BaseException as error:
         return _exit_code(error)
-    return answer.exit_code
+    return int(getattr(result, "exit_code", 0))
 
 
 def _exit_code(error: BaseException) -> int:
@@ -106,21 +84,24 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _dispatch(arguments: Sequence[str]) -> commands.Answer:
+def _dispatch(arguments: Sequence[str]) -> tuple[Result, bool]:
     _refuse_twice(arguments, "--set")
-    answer: commands.Answer = tyro.extras.subcommand_cli_from_dict(
-        dict(COMMANDS),
+    found: tuple[Result, bool] = tyro.extras.subcommand_cli_from_dict(
+        {name: as_command(verb) for name, verb in COMMANDS.items()},
         prog="saccade",
         description="Checkpoints of attention-structured vision models to a served model.",
-        args=_with_signs(_without_default(arguments, "--op-library"), "--move"),
+        args=_with_signs(arguments, "--move"),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=_ways_to_write(),
     )
-    if answer.as_json:
-        print(json.dumps(answer.data, indent=1, allow_nan=False))
-    elif answer.text is not None:
-        _print_text(answer.text)
-    return answer
+    return found
+
+
+def _print(result: Result, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=1, allow_nan=False))
+    elif (text := result.to_text()) is not None:
+        _print_text(text)
 
 
 def _print_text(text: Any) -> None:
@@ -149,57 +130,62 @@ class _Escaped:
 
 
 def _ways_to_write() -> tyro.constructors.ConstructorRegistry:
-    """Values of one option are written `1,0.5,0.25`, fields of a model `dim=64 heads=4`."""
+    """Values of one option are written `1,0.5,0.25`, fields of a model `dim=64 heads=4`.
+
+    Of an option that is one of some names, the names are shown.
+    """
     registry = tyro.constructors.ConstructorRegistry()
-    reads: dict[Any, Callable[[str], Any]] = {float: float, int: int, str: str, BudgetLike: str}
-
-    @registry.primitive_rule
-    def values(
-        info: tyro.constructors.PrimitiveTypeInfo,
-    ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-        kind, *rest = get_args(info.type) or (None,)
-        if get_origin(info.type) is not tuple or rest != [...] or kind not in reads:
-            return None
-        metavar = "N[,N...]" if kind in (float, int) else "VALUE[,VALUE...]"
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar=metavar,
-            instance_from_str=lambda found: tuple(reads[kind](one) for one in found[0].split(",")),
-            is_instance=lambda value: isinstance(value, tuple),
-            str_from_instance=lambda value: [",".join(_shown(each) for each in value)],
-        )
-
-    @registry.primitive_rule
-    def overrides(
-        info: tyro.constructors.PrimitiveTypeInfo,
-    ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-        if info.type != dict[str, Any]:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="KEY=VALUE",
-            instance_from_str=parse_overrides,
-            is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=overrides_words,
-        )
-
+    registry.primitive_rule(_values)
+    registry.primitive_rule(_names)
+    registry.primitive_rule(_overrides)
     return registry
+
+
+Way = tyro.constructors.PrimitiveConstructorSpec
+_READS: dict[Any, Callable[[str], Any]] = {float: float, int: int, str: str, BudgetLike: str}
+
+
+def _values(info: tyro.constructors.PrimitiveTypeInfo) -> Way[Any] | None:
+    kind, *rest = get_args(info.type) or (None,)
+    if get_origin(info.type) is not tuple or rest != [...] or kind not in _READS:
+        return None
+    return Way(
+        nargs=1,
+        metavar="N[,N...]" if kind in (float, int) else "VALUE[,VALUE...]",
+        instance_from_str=lambda found: tuple(map(_READS[kind], found[0].split(","))),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda value: [",".join(map(_shown, value))],
+    )
+
+
+def _names(info: tyro.constructors.PrimitiveTypeInfo) -> Way[Any] | None:
+    if (known := getattr(info.type, "names", None)) is None:
+        return None
+    return Way(
+        nargs=1,
+        metavar=f"{{{','.join(imported(known)())}}}",
+        instance_from_str=lambda found: found[0],
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    )
+
+
+def _overrides(info: tyro.constructors.PrimitiveTypeInfo) -> Way[Any] | None:
+    if info.type != dict[str, Any]:
+        return None
+    return Way(
+        nargs="*",
+        metavar="KEY=VALUE",
+        instance_from_str=parse_overrides,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=overrides_words,
+    )
 
 
 def _refuse_twice(arguments: Sequence[str], flag: str) -> None:
     # The parser would take the last one and forget the others.
     if sum(word == flag or word.startswith(f"{flag}=") for word in arguments) > 1:
         raise SaccadeError(f"{flag} is given twice. Give it once: {flag} key=value key=value.")
-
-
-def _without_default(arguments: Sequence[str], flag: str) -> list[str]:
-    """Without a flag that asks for what has become the default, and that scripts still give."""
-    if flag not in arguments or arguments[0] not in _HAD_OP_LIBRARY:
-        return list(arguments)
-    opposite = f"--no-{flag.removeprefix('--')}"
-    if opposite in arguments:
-        raise SaccadeError(f"{flag} and {opposite} contradict each other. Give one of them.")
-    return [word for word in arguments if word != flag]
 
 
 def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:

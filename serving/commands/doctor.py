@@ -75,6 +75,32 @@ class DoctorReport:
             "exit_code": self.exit_code,
         }
 
+    def to_text(self) -> Any:
+        """A table for a terminal, and below it what each use lacks."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("", "what", "found", "needed for", "how to get it")
+        for row in self.rows:
+            mark = "ok" if row.good else "-" if row.optional else "missing"
+            cells = (mark, row.what, row.found, row.needed_for, row.advice)
+            # As plain text: in `saccade[export]` the brackets would be read as a style.
+            table.add_row(*map(Text, cells))
+        lines = [
+            f"{use}: {'ready' if fit else 'something is missing'}"
+            for use, fit in self.uses().items()
+        ]
+        for found in self.readiness:
+            answers = {found.model: found.router, **found.variants}
+            lines += [
+                f"{self.url} {name}: {'answers' if good else found.reasons[name]}"
+                for name, good in answers.items()
+            ]
+        if self.trouble:
+            lines.append(self.trouble)
+        return Group(table, *map(Text, lines))
+
 
 def doctor(url: str | None = None) -> DoctorReport:
     """Examine this machine and, given an address, the server there: one inference a variant."""
@@ -85,32 +111,6 @@ def doctor(url: str | None = None) -> DoctorReport:
         return DoctorReport(rows, url, _ask(url))
     except SaccadeError as error:
         return DoctorReport(rows, url, trouble=str(error))
-
-
-def render(report: DoctorReport) -> Any:
-    """A table for a terminal, and below it what each use lacks."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("", "what", "found", "needed for", "how to get it")
-    for row in report.rows:
-        mark = "ok" if row.good else "-" if row.optional else "missing"
-        cells = (mark, row.what, row.found, row.needed_for, row.advice)
-        # As plain text: in `saccade[export]` the brackets would be read as a style.
-        table.add_row(*map(Text, cells))
-    lines = [
-        f"{use}: {'ready' if fit else 'something is missing'}" for use, fit in report.uses().items()
-    ]
-    for found in report.readiness:
-        answers = {found.model: found.router, **found.variants}
-        lines += [
-            f"{report.url} {name}: {'answers' if good else found.reasons[name]}"
-            for name, good in answers.items()
-        ]
-    if report.trouble:
-        lines.append(report.trouble)
-    return Group(table, *map(Text, lines))
 
 
 def _system() -> list[Row]:

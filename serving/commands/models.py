@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands on checkpoints: train, convert, list, score, select."""
+"""Verbs on checkpoints: train, convert, list, score, select."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.official.convert import SOURCES, ConvertOptions
 from saccade.models.sparo.select import SelectOptions
 from saccade.models.training.options import TrainOptions
-from saccade.serving.commands.artefacts import Answer, flat
+from saccade.serving.commands.command import Answer, Result
 
 if TYPE_CHECKING:
     from saccade.models.catalogue import Row
@@ -24,16 +24,10 @@ else:
 
 
 def train(
-    family: Positional[FamilyName],
-    options: Annotated[TrainOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Train a model and write its checkpoint.
-
-    Args:
-        family: which model to train.
-        json: machine-readable answer on standard output.
-    """
+    family: Annotated[Positional[FamilyName], arg(help="which model to train.")],
+    options: TrainOptions,
+) -> Result:
+    """Train a model and write its checkpoint."""
     from saccade.models.training.train import train as verb
 
     checkpoint = verb(family, options)
@@ -42,83 +36,58 @@ def train(
     by = entry_of(family).validation
     lines = [f"{options.out}: trained on {checkpoint.card['data']}, validation {by}:"]
     lines += [f"  {name:>12}  {float(score):.4f}" for name, score in scores.items()]
-    return Answer(data, "\n".join(lines), json)
+    return Answer(data, "\n".join(lines))
 
 
 def convert(
-    source: Positional[SourceName],
-    checkpoint: Positional[Path],
-    options: Annotated[ConvertOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Read a checkpoint of a paper's authors and write it as one of saccade's.
-
-    Args:
-        source: whose code wrote it.
-        checkpoint: the authors' file.
-        json: machine-readable answer on standard output.
-    """
+    source: Annotated[Positional[SourceName], arg(help="whose code wrote it.")],
+    checkpoint: Annotated[Positional[Path], arg(help="the authors' file.")],
+    options: ConvertOptions,
+) -> Result:
+    """Read a checkpoint of a paper's authors and write it as one of saccade's."""
     from saccade.models.official.convert import convert as verb
-    from saccade.models.official.report import ConversionFailed
 
-    try:
-        report = verb(source, checkpoint, options)
-    except ConversionFailed as failed:
-        if not json:
-            raise
-        return Answer(failed.report.to_dict(), as_json=True, exit_code=failed.exit_code)
-    return Answer(report.to_dict(), report.to_text(), json)
+    return verb(source, checkpoint, options)
 
 
 def evaluate(
-    path: Positional[Path],
-    options: Annotated[EvaluateOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Score a checkpoint, or every variant of an exported folder, on data.
-
-    Args:
-        path: a .safetensors file, or what `saccade export` wrote.
-        json: machine-readable answer on standard output.
-    """
+    path: Annotated[
+        Positional[Path], arg(help="a .safetensors file, or what `saccade export` wrote.")
+    ],
+    options: EvaluateOptions,
+) -> Result:
+    """Score a checkpoint, or every variant of an exported folder, on data."""
     from saccade.export.evaluation.evaluate import evaluate as verb
-    from saccade.export.evaluation.report import render
 
-    found = verb(path, options)
-    return Answer(found.to_dict(), render(found.found), json)
+    return verb(path, options)
 
 
 def select(
-    checkpoint: Positional[Path],
-    options: Annotated[SelectOptions, flat],
-    json: bool = False,
-) -> Answer:
-    """Choose which slots of a SPARO checkpoint to keep, for `saccade export --slots`.
-
-    Args:
-        checkpoint: a .safetensors file of a model with slots in both towers.
-        json: machine-readable answer on standard output.
-    """
+    checkpoint: Annotated[
+        Positional[Path], arg(help="a .safetensors file of a model with slots in both towers.")
+    ],
+    options: SelectOptions,
+) -> Result:
+    """Choose which slots of a SPARO checkpoint to keep, for `saccade export --slots`."""
     from saccade.models.sparo.select import select as verb
 
     found = verb(checkpoint, options)
     order = found.selection["order"]
     shown = ", ".join(str(slot) for slot in order[:8]) + (", ..." if len(order) > 8 else "")
     data = {"out": str(options.out), **found.selection, "scores": list(found.scores)}
-    return Answer(data, f"{options.out}: {len(order)} slots, best first: {shown}", json)
+    return Answer(data, f"{options.out}: {len(order)} slots, best first: {shown}")
 
 
-def models(family: Positional[FamilyName | None] = None, json: bool = False) -> Answer:
-    """Every family and size: parameters, outputs, budgets, source.
-
-    Args:
-        family: only the sizes of this one.
-        json: machine-readable answer on standard output.
-    """
+def models(
+    family: Annotated[
+        Positional[FamilyName | None], arg(help="only the sizes of this one.")
+    ] = None,
+) -> Result:
+    """Every family and size: parameters, outputs, budgets, source."""
     from saccade.models.catalogue import catalogue
 
     rows = catalogue(family)
-    return Answer([each.to_dict() for each in rows], models_table(rows), json)
+    return Answer([each.to_dict() for each in rows], models_table(rows))
 
 
 _NOTE = "Multiply-adds: of one sample by part, counted from the graph of the first budget."

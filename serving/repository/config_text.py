@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text form of a model's configuration: the same message is the same bytes, always.
+"""A model's configuration: protobuf's message as text, and as plain data."""
 
-Protobuf promises to read its text form, not to write it the same in the next release; so this
-file writes it, and a repository's hashes do not change with a package that saccade does not own.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +11,10 @@ MAX_BYTES = 1 << 20  # a configuration is a few kilobytes; what is larger is not
 
 
 def config_text(message: Any) -> str:
-    """A protobuf message as text: fields by number, maps by key, two spaces a level."""
-    return "".join(f"{line}\n" for line in _lines(message, ""))
+    """A message in protobuf's text form: fields by number, maps by key."""
+    from google.protobuf import text_format
+
+    return str(text_format.MessageToString(message, as_utf8=True))
 
 
 def parse_config(text: str) -> Any:
@@ -57,67 +55,14 @@ def set_plain_fields(message: Any, fields: Mapping[str, Any]) -> None:
     json_format.ParseDict(dict(fields), message)
 
 
-def set_fields(message: Any) -> Iterator[tuple[Any, Any]]:
-    """Each field that is set with its values, a list or, of a map, pairs in order of the key."""
-    for field, value in sorted(message.ListFields(), key=lambda pair: int(pair[0].number)):
-        if is_map(field):
-            yield field, [(key, value[key]) for key in sorted(value)]
-        elif hasattr(value, "append") or hasattr(value, "add"):
-            yield field, list(value)
-        else:
-            yield field, [value]
+def plain_fields(message: Any) -> dict[str, Any]:
+    """The fields of a `ModelConfig` that are set, by their names; parameters as their texts.
 
+    As JSON has them: whole numbers of 64 bits are texts.
+    """
+    from google.protobuf import json_format
 
-def is_map(field: Any) -> bool:
-    """Whether a field is a map, which protobuf keeps as a list of pairs."""
-    return bool(field.message_type and field.message_type.GetOptions().map_entry)
-
-
-def _lines(message: Any, indent: str) -> Iterator[str]:
-    written = False
-    for field, values in set_fields(message):
-        written = True
-        for value in values:
-            if is_map(field):
-                yield f"{indent}{field.name} {{"
-                yield from _map_entry(field, value, indent + "  ")
-                yield f"{indent}}}"
-            else:
-                yield from _field(field, value, indent)
-    if not written:
-        # `response_cache { }` says to a reader neither on nor off.
-        for field in message.DESCRIPTOR.fields:
-            if field.type == field.TYPE_BOOL:
-                yield f"{indent}{field.name}: false"
-
-
-def _map_entry(field: Any, pair: tuple[Any, Any], indent: str) -> Iterator[str]:
-    for name, value in zip(("key", "value"), pair, strict=True):
-        yield from _field(field.message_type.fields_by_name[name], value, indent)
-
-
-def _field(field: Any, value: Any, indent: str) -> Iterator[str]:
-    if field.type == field.TYPE_MESSAGE:
-        yield f"{indent}{field.name} {{"
-        yield from _lines(value, indent + "  ")
-        yield f"{indent}}}"
-    else:
-        yield f"{indent}{field.name}: {_scalar(field, value)}"
-
-
-def _scalar(field: Any, value: Any) -> str:
-    if field.type == field.TYPE_BOOL:
-        return "true" if value else "false"
-    if field.type == field.TYPE_ENUM:
-        return str(field.enum_type.values_by_number[value].name)
-    if field.type == field.TYPE_STRING:
-        return f'"{_escaped(value)}"'
-    return repr(value)
-
-
-def _escaped(text: str) -> str:
-    kept = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return "".join(
-        kept.get(each) or (each if each >= " " and each != "\x7f" else f"\\{ord(each):03o}")
-        for each in text
-    )
+    found: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    if message.parameters:
+        found["parameters"] = {key: each.string_value for key, each in message.parameters.items()}
+    return found

@@ -9,14 +9,15 @@ from typing import Literal
 from saccade.errors import SaccadeError
 from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.path_fields import PathFields
-from saccade.serving.repository.runtimes.registry import served_runtime
+from saccade.serving.repository.runtimes.registry import ServedName, served_runtime
 
 MOST_THREADS, MOST_PRIORITIES = 256, 100
 # Beyond that a number is a slip of the pen, and a server would take it.
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "instance_count": (1, 64),
     "threads": (0, MOST_THREADS),
     "inter_op_threads": (0, MOST_THREADS),
+    "parallel_nodes": (False, True),
     "graph_level": (-1, 2),
     "max_queue": (1, 1_000_000),
     "queue_timeout_ms": (0.001, 3_600_000),
@@ -30,7 +31,8 @@ class RepositoryOptions(PathFields):
 
     out: Path  # folder to write
     force: bool = False  # replace what stands there
-    runtime: str = DEFAULT  # onnxruntime: for the bundled server and the container; or tensorrt
+    # onnxruntime: for the bundled server and the container; or tensorrt
+    runtime: ServedName = DEFAULT
     engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one a kind of GPU
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all that the folder has
     run_batch: int | None = None  # images in one run; default: as measured, else 8
@@ -56,7 +58,7 @@ class RepositoryOptions(PathFields):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, (low, high) in _RANGES.items():
+        for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 flag = name.replace("_", "-")

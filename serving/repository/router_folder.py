@@ -64,7 +64,14 @@ def write_router(place: Path, plan: RouterPlan) -> None:
         (place / "1" / name).write_bytes(source)
     for variant, vectors in plan.classes.items():
         np.save(place / "1" / f"{variant}.npy", vectors, allow_pickle=False)
-    content = {
+    (place / "1" / "routes.json").write_bytes(json_bytes(routes_content(plan)))
+    (place / "config.pbtxt").write_text(router_text(plan), "utf-8")
+    write_labels(place, plan.labels)
+
+
+def routes_content(plan: RouterPlan) -> dict[str, Any]:
+    """What the router knows of its variants, as plain values for JSON."""
+    return {
         "schema": ROUTES_SCHEMA,
         "version": ROUTES_VERSION,
         "model": plan.model,
@@ -73,9 +80,6 @@ def write_router(place: Path, plan: RouterPlan) -> None:
         "parts": _parts(plan),
         "variants": [route_fields(plan, variant) for variant in plan.variants],
     }
-    (place / "1" / "routes.json").write_bytes(json_bytes(content))
-    (place / "config.pbtxt").write_text(router_text(plan), "utf-8")
-    write_labels(place, plan.labels)
 
 
 def router_text(plan: RouterPlan) -> str:
@@ -89,7 +93,12 @@ def router_text(plan: RouterPlan) -> str:
 
 def write_labels(place: Path, labels: Sequence[str]) -> None:
     """The labels beside a model's configuration, a line each."""
-    (place / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), "utf-8")
+    (place / LABELS_FILE).write_bytes(labels_text(labels))
+
+
+def labels_text(labels: Sequence[str]) -> bytes:
+    """The content of their file."""
+    return "".join(f"{label}\n" for label in labels).encode()
 
 
 def router_code(family: str) -> dict[str, bytes]:

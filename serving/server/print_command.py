@@ -111,7 +111,7 @@ def _container(repository: Path, options: ServeOptions, needs: Needs) -> tuple[s
             raise SaccadeError(
                 f"{repository}: its models load {name}, which is on this machine and not in the "
                 f"container; expected {ONNXRUNTIME_LIBRARY}, or that in {LIBRARIES}. Write the "
-                "repository again, without --op-library if need be: the function bodies answer too."
+                "repository again, with --no-op-library if need be: function bodies answer too."
             )
     publish = [
         f"--publish={options.host}:{getattr(options, port)}:{getattr(INSIDE, port)}"

@@ -22,7 +22,6 @@ from saccade.serving.repository.installation import (
     check_installation,
     find_installation,
 )
-from saccade.serving.repository.preflight.report import render
 from saccade.serving.repository.preflight.verb import preflight
 from saccade.serving.repository.requirements import Needs, needs_of, refuse_unrunnable
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
@@ -142,7 +141,7 @@ class Server:
         check_repository(repository, needs, self.options)
         report = preflight(repository)
         if not report.passed:
-            raise SaccadeError(f"It is not fit to be served.\n{render(report)}")
+            raise SaccadeError(f"It is not fit to be served.\n{report.to_text()}")
         start = self._starter(repository, found, needs)
         wanted = Replacement(start, deployment.model, deployment.variants)
         supervisor.replace(wanted)

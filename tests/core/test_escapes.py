@@ -19,7 +19,7 @@ from saccade.serving.bench import report
 from saccade.serving.client.client import Classification
 from saccade.serving.commands import calls as call_commands
 from saccade.serving.commands import cli
-from saccade.serving.commands.artefacts import Answer
+from saccade.serving.commands.command import Answer
 from saccade.serving.commands.map_picture import maps_png
 from saccade.serving.server.log import EscapedFormatter
 
@@ -47,11 +47,11 @@ def test_every_control_is_written_out(code: int) -> None:
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: Any) -> Any:
     """What the command line prints of an answer, or of an error."""
 
-    def dispatch(arguments: object) -> Answer:
+    def dispatch(arguments: object) -> tuple[Answer, bool]:
         if isinstance(answer, Exception):
             raise answer
         cli._print_text(answer)
-        return Answer({})
+        return Answer({}), False
 
     monkeypatch.setattr(cli, "_dispatch", dispatch)
     cli.run([])
@@ -83,7 +83,7 @@ def test_texts_and_tables(
 
 def test_labels_of_a_server_stay_on_their_line(tmp_path: Path) -> None:
     found = Classification(labels=(("cat\nsaccade: verified", 0.5),), variant=f"v{NASTY}\nx")
-    answer = call_commands._labelled([tmp_path / f"i{NASTY}\n.png"], [found], False)
+    answer = call_commands._labelled([tmp_path / f"i{NASTY}\n.png"], [found])
     assert answer.text.isprintable()
     # For a machine it is exact.
     assert json.loads(json.dumps(answer.data))[0]["variant"] == found.variant

@@ -23,7 +23,8 @@ sys.exit(main())
 """
 _IN_COMMAND = """
 import os, sys, time
-from saccade.serving.commands import artefacts, cli
+from saccade.serving.commands import cli
+from saccade.serving.commands.command import Answer
 from saccade.__main__ import main
 class Swallows:
     def __del__(self):
@@ -33,11 +34,11 @@ def wraps():
         os.kill(os.getpid(), int(sys.argv[1]))
     except KeyboardInterrupt as error:
         raise ImportError("cannot be imported") from error
-def doctor(json: bool = False) -> artefacts.Answer:
+def doctor() -> Answer:
     HERE
     for _ in range(500):
         time.sleep(0.01)
-    return artefacts.Answer({}, "not interrupted")
+    return Answer({}, "not interrupted")
 cli.COMMANDS["doctor"] = doctor
 sys.argv = ["saccade", "doctor"]
 """
@@ -67,7 +68,8 @@ def test_where_it_is_swallowed_or_wrapped(number, how):
 
 def test_standard_output_without_room():
     with Path("/dev/full").open("w") as full:
-        code = _IN_COMMAND.replace("HERE", "return artefacts.Answer({}, as_json=True)")
+        code = _IN_COMMAND.replace("HERE", "return Answer({})")
+        code = code.replace('"doctor"]\n', '"doctor", "--json"]\n')
         words = [sys.executable, "-c", code + "sys.exit(main())"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=500)
     assert done.returncode == 2

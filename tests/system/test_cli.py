@@ -8,8 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from saccade.serving.commands import artefacts as commands
+from saccade.export.runtimes.runtime import RUNTIMES, engine_names
 from saccade.serving.commands import cli
+from saccade.serving.commands.command import Answer
+from saccade.serving.repository.runtimes.registry import served_names
 
 COMMANDS = sorted(cli.COMMANDS)
 
@@ -34,6 +36,19 @@ def test_help(saccade, command):
     code, out, _ = saccade(command, "--help")
     assert code == 0
     assert "--json" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("repository", f"--runtime {{{','.join(served_names())}}}"),
+        ("bench", f"--runtime {{{','.join(RUNTIMES)}}}"),
+        ("build", f"--engine {{None,{','.join(engine_names())}}}"),
+    ],
+)
+def test_help_shows_the_names_to_choose_from(saccade, command, shown):
+    _, out, err = saccade(command, "--help")
+    assert shown in out and not err
 
 
 def test_no_command_lists_them(saccade):
@@ -135,12 +150,8 @@ def test_interrupt_leaves_nothing(tmp_path):
 
 
 def test_our_bug_keeps_its_trace(saccade, monkeypatch):
-    def broken(json: bool = False) -> commands.Answer:
-        """Fail.
-
-        Args:
-            json: machine-readable answer.
-        """
+    def broken() -> Answer:
+        """Fail."""
         raise ZeroDivisionError("ours")
 
     monkeypatch.setitem(cli.COMMANDS, "doctor", broken)

@@ -8,8 +8,8 @@ import shlex
 import pytest
 from places import ROOT
 
-from saccade.serving.commands import artefacts as commands
 from saccade.serving.commands import cli
+from saccade.serving.commands.command import Answer
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -39,7 +39,7 @@ def test_command_is_understood(command, monkeypatch):
     @functools.wraps(cli.COMMANDS[name])
     def stub(*values, **named):
         taken.append(named)
-        return commands.Answer({})
+        return Answer({})
 
     monkeypatch.setitem(cli.COMMANDS, name, stub)
     assert cli.run([name, *arguments]) == 0

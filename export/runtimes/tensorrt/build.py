@@ -76,7 +76,7 @@ class Engines:
             for each in self.manifests
         ]
 
-    def table(self) -> Any:
+    def to_text(self) -> Any:
         """A row a plan: its size, the types of its matrix layers, how long it took."""
         from saccade.export.runtimes.tensorrt.engine_table import rendered
 

@@ -75,7 +75,7 @@ def write_engine_manifest(folder: Path, manifest: EngineManifest) -> Path:
     return path
 
 
-def read_engine_manifest(path: Path) -> EngineManifest:
+def read_engine_manifest(path: Path, name: str | None = None) -> EngineManifest:
     """A plan's manifest, believed only after every key, type and name was checked.
 
     Raises: SaccadeError for a missing or foreign file, a link, an unknown version, an unknown or
@@ -101,7 +101,7 @@ def read_engine_manifest(path: Path) -> EngineManifest:
         # What reads JSON serves the manifests of `saccade export` too.
         raise SaccadeError(str(error).replace(EXPORT_AGAIN, AGAIN)) from error
     with believed(path, AGAIN):
-        _check_names(manifest, path.name)
+        _check_names(manifest, name or path.name)
         _check_hashes(manifest)
         check_tensors(manifest.inputs, manifest.outputs)
         _check_profiles(manifest)
@@ -182,13 +182,13 @@ def _refuse_link(path: Path) -> None:
         )
 
 
-def _check_names(manifest: EngineManifest, file: str) -> None:
+def _check_names(manifest: EngineManifest, stored_as: str) -> None:
     entry = manifest.variant
     name = variant_name(entry.model, entry.role, entry.setting, entry.precision)
     check_equal(
         (
             (entry.name, name, "variant name"),
-            (file, name + SUFFIX, "file name of the manifest"),
+            (stored_as, name + SUFFIX, "file name of the manifest"),
             (manifest.file.name, name + PLAN_SUFFIX, "plan's name"),
             (manifest.parent.name, f"{name}.onnx", "parent's name"),
         )

@@ -59,6 +59,26 @@ class LockedReport:
         rows = [asdict(row) for row in self.rows]
         return {"folder": str(self.folder), "identical": self.identical, "plans": rows}
 
+    @property
+    def exit_code(self) -> int:
+        """1 if a plan has other bytes."""
+        return 0 if self.identical else 1
+
+    def to_text(self) -> str:
+        """For a reader: a line a plan."""
+        lines = []
+        for row in self.rows:
+            if row.identical:
+                lines.append(f"{row.name}: the same bytes, SHA-256 {row.sha256[:12]}...")
+                continue
+            why = "" if row.fixed_addresses else "; this system lets no process fix its addresses"
+            lines.append(
+                f"{row.name}: other bytes, SHA-256 {row.rebuilt_sha256[:12]}... and not "
+                f"{row.sha256[:12]}..., {row.different_bytes:,} differ{why}"
+            )
+        said = "every plan is the same" if self.identical else "not every plan is the same"
+        return "\n".join([*lines, f"{self.folder}: {said}."])
+
 
 def rebuild(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> LockedReport:
     """Build again what a folder of engines holds, as its manifests say; nothing is replaced.
@@ -161,19 +181,3 @@ def _rows(
             )
         )
     return tuple(rows)
-
-
-def render(report: LockedReport) -> str:
-    """For a reader: a line a plan."""
-    lines = []
-    for row in report.rows:
-        if row.identical:
-            lines.append(f"{row.name}: the same bytes, SHA-256 {row.sha256[:12]}...")
-            continue
-        why = "" if row.fixed_addresses else "; this system lets no process fix its addresses"
-        lines.append(
-            f"{row.name}: other bytes, SHA-256 {row.rebuilt_sha256[:12]}... and not "
-            f"{row.sha256[:12]}..., {row.different_bytes:,} differ{why}"
-        )
-    said = "every plan is the same" if report.identical else "not every plan is the same"
-    return "\n".join([*lines, f"{report.folder}: {said}."])

@@ -79,7 +79,12 @@ class Choice:
             "measured_on": self.measured_on,
         }
 
-    def text(self) -> Any:
+    @property
+    def exit_code(self) -> int:
+        """1 if the router would refuse."""
+        return 0 if self.chosen else 1
+
+    def to_text(self) -> Any:
         """For a reader."""
         return _rendered(self)
 

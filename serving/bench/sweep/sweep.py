@@ -56,6 +56,10 @@ class SweepReport:
         found = BenchReport(self.folder / "report", self.full).to_dict()
         return {**found, "folder": str(self.folder), "artefacts": str(self.folder / "artefacts")}
 
+    def to_text(self) -> Any:
+        """The tables, for a terminal."""
+        return BenchReport(self.folder / "report", self.full).to_text()
+
 
 def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
     """Export, score and measure every budget at every precision; write artefacts and report.

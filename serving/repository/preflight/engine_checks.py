@@ -2,7 +2,6 @@
 """Plans and their manifests: of this artefact, of TensorRT, for these GPUs and batches."""
 
 import ctypes
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,13 @@ from saccade.plugins.availability import TENSORRT_LIBRARY
 from saccade.serving.repository.preflight.opened import OpenedModel, read_engine
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.target import Target
-from saccade.serving.repository.runtimes.plans import RTX, check_plan, engine_file, is_loadable
+from saccade.serving.repository.runtimes.plans import (
+    RTX,
+    check_plan,
+    engine_file,
+    is_loadable,
+    plan_files,
+)
 from saccade.serving.repository.stored_sample import read_sample
 
 if TYPE_CHECKING:
@@ -27,14 +32,14 @@ def check_engines(model: OpenedModel, target: Target) -> Iterator[str]:
             read_engine(path)
         except SaccadeError as error:
             yield str(error)
-    known = {engine.file.sha256: capability for capability, engine in model.engines.items()}
-    for plan in sorted(model.version.glob("*.plan")):
-        if sha256_of(plan) not in known:
-            yield (
-                f"{plan.name} has no manifest that says its hash: a plan is executable code, and "
-                "only those that saccade built are served."
-            )
+    names = plan_files(tuple(model.engines))
     for capability, engine in model.engines.items():
+        plan = model.version / names[capability]
+        if plan.is_file() and sha256_of(plan) != engine.file.sha256:
+            yield (
+                f"{plan.name} is not the plan of {engine_file(capability)}: a plan is executable "
+                "code, and only those that saccade built are served. Write the repository again."
+            )
         if not is_loadable(engine):
             yield f"its plan for {capability} {RTX}."
         else:
@@ -88,25 +93,9 @@ def check_profiles(model: OpenedModel, target: Target) -> Iterator[str]:
 
 
 def check_capabilities(model: OpenedModel, target: Target) -> Iterator[str]:
-    """Each kind of GPU finds its own plan."""
-    config, engines = model.config, model.engines
-    files = dict(config.cc_model_filenames)
-    if len(engines) == 1 and not files:
-        files = {next(iter(engines)): config.default_model_filename}
-    for capability in sorted(set(files) | set(engines)):
-        if not re.fullmatch(r"[1-9][0-9]?\.[0-9]", capability):
-            yield f"cc_model_filenames has {capability!r}, expected a compute capability like 8.9."
-        elif capability not in engines:
-            yield f"cc_model_filenames names a plan for {capability}, of which there is none."
-        elif capability not in files:
-            yield f"cc_model_filenames has nothing for {capability}, of which there is a plan."
-        else:
-            path = model.version / Path(files[capability]).name
-            if path.is_file() and sha256_of(path) != engines[capability].file.sha256:
-                yield f"cc_model_filenames gives {path.name} to {capability}: another GPU's plan."
-    missing = sorted({gpu.capability for gpu in target.gpus} - set(engines))
-    for capability in missing:
-        yield f"the GPU at hand is {capability}, plans are for {', '.join(engines) or 'none'}."
+    """There is a plan for the GPU at hand."""
+    for capability in sorted({gpu.capability for gpu in target.gpus} - set(model.engines)):
+        yield f"the GPU at hand is {capability}, plans are for {', '.join(model.engines)}."
     if not target.gpus:
         raise NotChecked("there is no GPU at hand to hold the plans against")
 

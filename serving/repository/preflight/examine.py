@@ -3,23 +3,20 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from saccade.errors import MissingPackage, SaccadeError
 from saccade.serving.repository.files import entries
 from saccade.serving.repository.preflight import (
     answer_checks,
     config_checks,
-    content_checks,
-    field_checks,
     file_checks,
     machine_checks,
     model_checks,
     router_checks,
 )
-from saccade.serving.repository.preflight.opened import Opened, OpenedModel, opened
+from saccade.serving.repository.preflight.opened import Opened, opened
 from saccade.serving.repository.preflight.report import Finding, NotChecked
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.runtimes.registry import served_runtime
@@ -29,63 +26,32 @@ MOST_REASONS = 5  # of one check and model: more of the same kind say nothing ne
 REPOSITORY: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
     "files": file_checks.check_files,
     "models": file_checks.check_models,
-    "top": content_checks.check_top,
+    "top": file_checks.check_top,
     "machine": machine_checks.check_machine,
 }
 ROUTER: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
     "configuration": lambda found, target: config_checks.check_config(found.router, target),
     "versions": lambda found, target: config_checks.check_versions(found.router, target),
-    "paths": lambda found, target: config_checks.check_paths(found.router, target),
-    "content": content_checks.check_router_content,
-    "fields": field_checks.check_router_fields,
-    "router": router_checks.check_router_config,
-    "code": router_checks.check_router_code,
+    "fields": router_checks.check_fields,
+    "content": router_checks.check_content,
+    "router": router_checks.check_router,
     "routes": router_checks.check_routes,
-    "parts": router_checks.check_parts,
-    "labels": router_checks.check_router_labels,
 }
-MODEL: dict[str, Callable[[OpenedModel, Target], Iterator[str]]] = {
+# A runtime's own come behind them.
+MODEL: dict[str, ModelCheck] = {
     "configuration": config_checks.check_config,
-    "fields": field_checks.check_variant_fields,
-    "content": content_checks.check_model_content,
-    "backend": config_checks.check_backend,
-    "paths": config_checks.check_paths,
     "versions": config_checks.check_versions,
-    "batches": config_checks.check_batches,
+    "fields": config_checks.check_fields,
+    "content": config_checks.check_content,
     "instances": config_checks.check_instances,
-    "parameters": config_checks.check_parameters,
     "manifest": model_checks.check_manifest,
-    "tensors": model_checks.check_tensors,
     "labels": config_checks.check_labels,
     "sample": answer_checks.check_sample,
     "warm-up": answer_checks.check_warmup,
 }
-# A runtime's own come after the labels, but for these, which have a place.
-_ORDER = (
-    "configuration", "fields", "content", "backend", "paths", "versions", "batches", "instances",
-    "parameters", "manifest", "model", "tensors", "weights", "labels", "of the runtime", "library",
-    "sample", "warm-up", "answer",
-)  # fmt: skip
 LAST: dict[str, Callable[[Opened, Target], Iterator[str]]] = {"memory": machine_checks.check_memory}
 # What can be said of a repository without loading anything: `deploy` holds its own work to them.
-RULES = (
-    "configuration", "fields", "content", "backend", "paths", "versions", "batches", "parameters",
-    "labels", "sample", "warm-up",
-)  # fmt: skip
-
-
-def model_checks_of(served: Any) -> dict[str, ModelCheck]:
-    """The checks of every model and those of its runtime, in the order in which they are made."""
-
-    def both(check: str) -> ModelCheck:
-        own = [each[check] for each in (MODEL, served.checks) if check in each]
-        return lambda model, target: chain.from_iterable(each(model, target) for each in own)
-
-    def place(check: str) -> int:
-        return _ORDER.index(check if check in _ORDER else "of the runtime")
-
-    names = sorted(dict.fromkeys((*MODEL, *served.checks)), key=place)
-    return {name: both(name) for name in names}
+RULES = ("configuration", "versions", "fields", "content", "labels", "sample", "warm-up")
 
 
 def steps(
@@ -113,7 +79,7 @@ def steps(
         add(check, "", partial(verb, repository, target))
     for check, verb in ROUTER.items():
         add(check, repository.deployment.model, partial(verb, repository, target))
-    checks = model_checks_of(served_runtime(repository.deployment.runtime))
+    checks = {**MODEL, **served_runtime(repository.deployment.runtime).checks}
     for each in repository.models:
         for check, look in checks.items():
             if check == "answer" and each.name in unloadable:
@@ -129,7 +95,7 @@ def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
     """What is wrong with a repository by the rules alone, each with its model."""
     repository = opened(folder)
     served = served_runtime(repository.deployment.runtime)
-    checks, rules = model_checks_of(served), {*RULES, *served.rules}
+    checks, rules = {**MODEL, **served.checks}, {*RULES, *served.rules}
     made = [
         _finding(check, each.name, partial(look, each, target))
         for each in repository.models
@@ -168,6 +134,8 @@ def _finding(check: str, model: str, run: Callable[[], Iterator[str]]) -> Findin
     except OSError as error:
         # What a check of the files names too; here it must not end the other checks.
         reasons.append(f"{error.filename or 'a file'} cannot be read ({error.strerror}).")
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (
+        KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError
+    ) as error:  # fmt: skip
         reasons.append(f"what is there is not of the form that saccade writes ({error!r:.200}).")
     return Finding(check, model, "failed" if reasons else "passed", tuple(reasons))

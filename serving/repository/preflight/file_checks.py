@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.files import sha256_of
 from saccade.serving.repository.description import DESCRIPTION
 from saccade.serving.repository.files import entries, fault_of
@@ -70,3 +71,10 @@ def check_models(repository: Opened, target: Target) -> Iterator[str]:
         twin = next((each for each in said if each.lower() == name.lower()), None)
         differs = f", which differs from {twin} in case only" if twin else ""
         yield f"folder {name} is not a model of this repository{differs}. Remove it."
+
+
+def check_top(repository: Opened, target: Target) -> Iterator[str]:
+    """Beside the models lie the description and the measurements alone."""
+    for path in sorted(repository.folder.iterdir()):
+        if not path.is_dir() and path.name not in (DESCRIPTION, FRONTIER):
+            yield f"{path.name} is not a file that saccade writes there. Remove it."

@@ -2,25 +2,21 @@
 """The ONNX file: readable, the one that was proved, of formats that the server reads, finite."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from saccade.errors import SaccadeError, require
 from saccade.export.artefact.manifest import SUFFIX, read_manifest
 from saccade.files import sha256_of
-from saccade.models.interface import TensorSpec
 from saccade.serving.repository.model_config import MODEL_FILE
-from saccade.serving.repository.preflight.config_checks import type_name
 from saccade.serving.repository.preflight.opened import OpenedModel
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.target import Target
 
 OPSET, IR_VERSION = 20, 10  # that both servers read
-_TYPES = {"TYPE_UINT8": "uint8", "TYPE_FP32": "float32", "TYPE_INT64": "int64"}
 _DOMAINS = {"", "ai.onnx", "saccade", "pkg.onnxscript.torch_lib.common"}
 
 
 def check_manifest(model: OpenedModel, target: Target) -> Iterator[str]:
-    """The manifest can be read, passed its gate, and is of the file that is there."""
+    """The manifest can be read, is this model's, and passed its gate."""
     try:
         manifest = read_manifest(model.folder / (model.name + SUFFIX))
     except SaccadeError as error:
@@ -32,8 +28,8 @@ def check_manifest(model: OpenedModel, target: Target) -> Iterator[str]:
         yield "its manifest says that it did not pass the parity gate."
 
 
-def check_file(model: OpenedModel, target: Target) -> Iterator[str]:
-    """The ONNX file is the one of the manifest."""
+def check_model(model: OpenedModel, target: Target) -> Iterator[str]:
+    """The manifest's ONNX file, of formats that every server named reads, with ops that it has."""
     if not model.model.is_file():
         return
     expected = model.manifest.file.sha256
@@ -42,17 +38,6 @@ def check_file(model: OpenedModel, target: Target) -> Iterator[str]:
             f"{MODEL_FILE} has the SHA-256 {found[:12]}..., its manifest says "
             f"{expected[:12]}...: it is another model's file."
         )
-
-
-def check_default_file(model: OpenedModel, target: Target) -> Iterator[str]:
-    """The configuration names the file that is checked, or none."""
-    default = model.config.default_model_filename
-    if default not in ("", MODEL_FILE):
-        yield f"default_model_filename is {default!r}, expected {MODEL_FILE!r}."
-
-
-def check_model(model: OpenedModel, target: Target) -> Iterator[str]:
-    """The file is an ONNX model of formats that every server named reads, and calls known ops."""
     try:
         proto = model.proto
     except NotChecked as error:
@@ -87,27 +72,6 @@ def check_weights(model: OpenedModel, target: Target) -> Iterator[str]:
 
 
 def check_tensors(model: OpenedModel, target: Target) -> Iterator[str]:
-    """The configuration's tensors are those of the manifest."""
-    for kind in ("input", "output"):
-        declared = {each.name: each for each in getattr(model.config, kind)}
-        promised = {each.name: each for each in getattr(model.manifest, f"{kind}s")}
-        for name in sorted(set(declared) ^ set(promised)):
-            where = "configuration" if name in declared else "manifest"
-            yield f"{kind} {name!r} is in its {where} only."
-        for name in sorted(set(declared) & set(promised)):
-            yield from _compared(kind, declared[name], promised[name])
-
-
-def _compared(kind: str, declared: Any, promised: TensorSpec) -> Iterator[str]:
-    data_type = type_name(declared.data_type)
-    if _TYPES.get(data_type) != promised.dtype:
-        yield f"{kind} {promised.name!r} is {data_type}, the model's is {promised.dtype}."
-    axes = [axis if isinstance(axis, int) else -1 for axis in promised.shape[1:]] or [1]
-    if list(declared.dims) != axes:
-        yield f"{kind} {promised.name!r} has dims {list(declared.dims)}, the model's are {axes}."
-
-
-def check_file_tensors(model: OpenedModel, target: Target) -> Iterator[str]:
     """The file's tensors are those of the manifest."""
     onnx = require("onnx", extra="export")
     weights = {each.name for each in model.proto.graph.initializer}

@@ -2,7 +2,6 @@
 """A repository as the checks see it: what it says of itself, and each model's files when asked."""
 
 import json
-import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError, require
 from saccade.export.artefact.manifest import SUFFIX, Manifest, read_manifest
-from saccade.leftovers import temporary_folder
-from saccade.serving.repository.config_text import read_config
+from saccade.serving.repository.config_text import plain_fields, read_config
 from saccade.serving.repository.description import Deployment, read_description
-from saccade.serving.repository.model_config import MODEL_FILE
+from saccade.serving.repository.model_config import LABELS_FILE, MODEL_FILE
 from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.router_folder import MAX_ROUTES_BYTES
 from saccade.serving.repository.runtimes.registry import served_runtime
@@ -70,6 +68,22 @@ class OpenedModel:
         Raises: SaccadeError that says what is wrong with the text.
         """
         return read_config(self.folder / "config.pbtxt")
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The configuration as plain data."""
+        return plain_fields(self.config)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The lines of its labels.
+
+        Raises: SaccadeError if they cannot be read.
+        """
+        try:
+            return (self.folder / LABELS_FILE).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SaccadeError(f"{LABELS_FILE} cannot be read ({error}).") from error
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -162,13 +176,5 @@ def read_engine(path: Path) -> "EngineManifest":
     """
     from saccade.export.runtimes.tensorrt.engine_manifest import read_engine_manifest
 
-    with temporary_folder("preflight") as folder:
-        # In a folder of engines it is named after its variant, and its reader insists on that.
-        own = folder / (path.parent.name + SUFFIX)
-        try:
-            shutil.copyfile(path, own)
-            return read_engine_manifest(own)
-        except OSError as error:
-            raise SaccadeError(f"{path.name} cannot be read ({error}).") from error
-        except SaccadeError as error:
-            raise SaccadeError(str(error).replace(str(own), path.name)) from error
+    # In a folder of engines it is named after its variant.
+    return read_engine_manifest(path, path.parent.name + SUFFIX)

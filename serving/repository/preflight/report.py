@@ -49,15 +49,19 @@ class PreflightReport:
             "findings": [asdict(each) for each in self.findings],
         }
 
+    @property
+    def exit_code(self) -> int:
+        """1 if anything failed."""
+        return 0 if self.passed else 1
 
-def render(report: PreflightReport) -> str:
-    """For a reader: every reason, and passed checks by number only."""
-    lines = []
-    for finding in report.findings:
-        where = f"{finding.model}: " if finding.model else ""
-        for reason in finding.reasons:
-            lines.append(f"{_MARKS[finding.verdict]:6} {where}{finding.check}: {reason}")
-    count = sum(each.verdict == "passed" for each in report.findings)
-    verdict = "fit to be served" if report.passed else f"{len(report.failed)} checks failed"
-    lines.append(f"{report.repository}: {verdict} ({count} checks passed, for {report.server}).")
-    return "\n".join(lines)
+    def to_text(self) -> str:
+        """For a reader: every reason, and passed checks by number only."""
+        lines = []
+        for finding in self.findings:
+            where = f"{finding.model}: " if finding.model else ""
+            for reason in finding.reasons:
+                lines.append(f"{_MARKS[finding.verdict]:6} {where}{finding.check}: {reason}")
+        count = sum(each.verdict == "passed" for each in self.findings)
+        verdict = "fit to be served" if self.passed else f"{len(self.failed)} checks failed"
+        lines.append(f"{self.repository}: {verdict} ({count} checks passed, for {self.server}).")
+        return "\n".join(lines)

@@ -13,12 +13,6 @@ from saccade.serving.repository.runtimes.registry import served_runtime
 
 # Server versions by the name under which they are known elsewhere.
 _SERVER_VERSIONS = {"2.51": "24.10", "2.51.0": "24.10"}
-# Fields of the configuration that came after the oldest line, by the line that brought them: the
-# messages that the 24.10 server itself carries, compared with those of today's client.
-NEWER_FIELDS = {
-    "ModelConfig.model_metrics": "24.11",
-    "ModelEnsembling.max_inflight_requests": "25.11",
-}
 _CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),

@@ -29,20 +29,11 @@ class ServedOnnxRuntime:
     backend = "onnxruntime"
     platform = ""
     bundled = True
-    kinds = ("KIND_CPU", "KIND_GPU")
     models_title = "ONNX files"
-    parameters = frozenset(
-        {
-            "intra_op_thread_count", "inter_op_thread_count", "execution_mode", RUN_BATCH,
-            "enable_mem_arena", "enable_mem_pattern",
-        }
-    )  # fmt: skip
     server_arguments: tuple[str, ...] = ()
     checks: Mapping[str, ModelCheck] = {
-        "paths": model_checks.check_default_file,
-        "manifest": model_checks.check_file,
         "model": model_checks.check_model,
-        "tensors": model_checks.check_file_tensors,
+        "tensors": model_checks.check_tensors,
         "weights": model_checks.check_weights,
         "library": answer_checks.check_library,
         "answer": answer_checks.check_answer,
@@ -80,13 +71,20 @@ class ServedOnnxRuntime:
             found[manifest.variant.name] = ServedFiles(files, fields, own)
         return found
 
-    def owns(self, model: OpenedModel, name: str) -> bool:
-        if name == f"1/{OP_LIBRARY_FILE}":
-            return OP_LIBRARY_FILE in model.config.model_operations.op_library_filename
-        return name == f"1/{MODEL_FILE}"
+    def config_fields(
+        self, model: OpenedModel, options: RepositoryOptions, run_batch: int
+    ) -> dict[str, Any]:
+        return config_fields(options, _names_library(model), run_batch)
+
+    def files(self, model: OpenedModel) -> set[str]:
+        return {f"1/{MODEL_FILE}"} | ({f"1/{OP_LIBRARY_FILE}"} if _names_library(model) else set())
 
     def weights_bytes(self, model: OpenedModel) -> int:
         return model.model.stat().st_size if model.model.is_file() else 0
+
+
+def _names_library(model: OpenedModel) -> bool:
+    return bool(model.config.model_operations.op_library_filename)
 
 
 def config_fields(

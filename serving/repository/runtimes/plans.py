@@ -45,9 +45,11 @@ class Plan:
 Plans = Mapping[str, tuple[Plan, ...]]  # by the name of the part, the first as default
 
 
-def plan_file(capability: str, plans: Sequence[Plan]) -> str:
-    """The name in the version's folder; a single plan has the name that the server expects."""
-    return PLAN_FILE if len(plans) == 1 else f"model-{capability}.plan"
+def plan_files(capabilities: Sequence[str]) -> dict[str, str]:
+    """Names in the version's folder; a single plan has the one that the server expects."""
+    if len(capabilities) == 1:
+        return {capabilities[0]: PLAN_FILE}
+    return {each: f"model-{each}.plan" for each in capabilities}
 
 
 def engine_file(capability: str) -> str:

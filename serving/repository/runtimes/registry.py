@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which server's side a runtime has; the runtime itself names it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from saccade.choice import choice_of
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.runtime import imported, runtime_named, runtimes
+from saccade.export.runtimes.runtime import runtime_named, runtimes
+from saccade.models.entry import imported
+
+if TYPE_CHECKING:
+    ServedName = str
+else:
+    ServedName = choice_of("saccade.serving.repository.runtimes.registry:served_names")
 
 
 def served_runtime(name: str) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a server runs what a runtime loads: the protocol, and the files of one component."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,58 +45,20 @@ class ServedFiles:
 class ServedRuntime(Protocol):
     """The server's side of a runtime."""
 
-    @property
-    def backend(self) -> str:
-        """The server's backend, as a configuration names it."""
-        ...
-
-    @property
-    def platform(self) -> str:
-        """What a configuration names beside it; often nothing."""
-        ...
-
-    @property
-    def bundled(self) -> bool:
-        """Whether the server of the pip package runs it."""
-        ...
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Of instances that run it: KIND_CPU, KIND_GPU or both."""
-        ...
-
-    @property
-    def models_title(self) -> str:
-        """What its models are called in a message."""
-        ...
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """Of a configuration, those that its backend reads."""
-        ...
-
-    @property
-    def server_arguments(self) -> tuple[str, ...]:
-        """What the server has to be told besides."""
-        ...
-
-    @property
-    def checks(self) -> Mapping[str, ModelCheck]:
-        """Of preflight, by name; those of a name that every model has come after that one."""
-        ...
-
-    @property
-    def rules(self) -> tuple[str, ...]:
-        """Of these, those that load nothing."""
-        ...
+    backend: str  # the server's backend, as a configuration names it
+    platform: str  # what a configuration names beside it; often nothing
+    bundled: bool  # whether the server of the pip package runs it
+    models_title: str  # what its models are called in a message
+    server_arguments: tuple[str, ...]  # what the server has to be told besides
+    # of preflight, by name; they come after those that every model has
+    checks: Mapping[str, ModelCheck]
+    rules: tuple[str, ...]  # of these, those that load nothing
 
     def check_options(self, options: RepositoryOptions) -> None:
         """Raises: SaccadeError for options that it does not have, or lacks."""
-        ...
 
     def check_manifest(self, manifest: Manifest) -> None:
         """Raises: SaccadeError for a file whose format the servers do not read."""
-        ...
 
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
@@ -105,12 +67,14 @@ class ServedRuntime(Protocol):
 
         Raises: SaccadeError for what is missing, does not fit, or takes fewer than `max_images`.
         """
-        ...
 
-    def owns(self, model: OpenedModel, name: str) -> bool:
-        """Whether it writes a file of that name into a model's folder."""
-        ...
+    def config_fields(
+        self, model: OpenedModel, options: RepositoryOptions, run_batch: int
+    ) -> Mapping[str, Any]:
+        """The fields that it writes of the model that is there, as `ServedFiles` has them."""
+
+    def files(self, model: OpenedModel) -> Iterable[str]:
+        """The files that it writes into the folder of the model that is there."""
 
     def weights_bytes(self, model: OpenedModel) -> int:
         """What a server reads of a model's folder."""
-        ...

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT in a server: plans, one a kind of GPU, each with its manifest beside the model."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,11 +18,10 @@ from saccade.serving.repository.preflight.report import NotChecked
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.requirements import LIBRARIES
 from saccade.serving.repository.runtimes.plans import (
-    PLAN_FILE,
     Plan,
     check_batches,
     engine_file,
-    plan_file,
+    plan_files,
     read_plans,
 )
 from saccade.serving.repository.runtimes.served_runtime import (
@@ -31,8 +29,6 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ServedFiles,
     StoredFile,
 )
-
-_OF_A_GPU = re.compile(r"(1/model-[1-9][0-9]?\.[0-9]\.plan|engine-[1-9][0-9]?\.[0-9]\.json)")
 
 
 def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
@@ -47,9 +43,7 @@ class ServedTensorRT:
     backend = "tensorrt"
     platform = "tensorrt_plan"
     bundled = False
-    kinds = ("KIND_GPU",)
     models_title = "TensorRT plans"
-    parameters: frozenset[str] = frozenset()
     server_arguments = (
         f"--backend-config=tensorrt,plugins={LIBRARIES / 'libsaccade_tensorrt.so'}",
     )
@@ -93,16 +87,29 @@ class ServedTensorRT:
         parts = {each.variant.name: each for each in folder.manifests}
         return {name: _served_files(parts[name], own) for name, own in plans.items()}
 
-    def owns(self, model: OpenedModel, name: str) -> bool:
-        return name == f"1/{PLAN_FILE}" or bool(_OF_A_GPU.fullmatch(name))
+    def config_fields(
+        self, model: OpenedModel, options: RepositoryOptions, run_batch: int
+    ) -> dict[str, Any]:
+        # Which of the plans is the default was the order of --engines.
+        default = model.config.default_model_filename
+        plans = sorted(_plans_of(model).items(), key=lambda plan: plan[1] != default)
+        return config_fields(dict(plans), run_batch)
+
+    def files(self, model: OpenedModel) -> set[str]:
+        plans = _plans_of(model)
+        return {f"1/{name}" for name in plans.values()} | set(map(engine_file, plans))
 
     def weights_bytes(self, model: OpenedModel) -> int:
         # A server loads one plan, that of its GPU.
         return max((each.file.bytes for each in model.engines.values()), default=0)
 
 
+def _plans_of(model: OpenedModel) -> dict[str, str]:
+    return plan_files(tuple(model.engines))
+
+
 def _served_files(manifest: Manifest, plans: Sequence[Plan]) -> ServedFiles:
-    named = {each.capability: plan_file(each.capability, plans) for each in plans}
+    named = plan_files([each.capability for each in plans])
     files = {}
     for each in plans:
         source = StoredFile(each.folder / each.engine.file.name, each.engine.file.sha256)

@@ -326,10 +326,10 @@ def test_needs_no_framework() -> None:
 
 
 def test_verify_prints_what_becomes_of_an_image(tmp_path: Path) -> None:
-    from saccade.export.gate.report import GateReport, render
+    from saccade.export.gate.report import GateReport
 
     put(tmp_path)
     said = ArtefactFolder(tmp_path).images_text()
     report = GateReport(tmp_path, (), said)
     assert report.to_dict()["images"] == list(said)
-    assert said[0] in str(render(report).caption)
+    assert said[0] in str(report.to_text().caption)

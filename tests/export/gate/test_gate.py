@@ -28,7 +28,7 @@ from saccade.export.gate.metrics import (
     thresholds_of,
     top1_flips,
 )
-from saccade.export.gate.report import GateReport, render
+from saccade.export.gate.report import GateReport
 from saccade.export.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
 from saccade.files import sha256_of
 from saccade.models.interface import Part, TensorSpec, part_named
@@ -69,7 +69,7 @@ def shown(report: GateReport) -> str:
     from rich.console import Console
 
     text = io.StringIO()
-    Console(width=120, file=text).print(render(report))
+    Console(width=120, file=text).print(report.to_text())
     return text.getvalue()
 
 

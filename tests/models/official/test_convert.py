@@ -23,6 +23,7 @@ from saccade.models.official.conversion import Converted, Official
 from saccade.models.official.convert import OPTIONAL, SOURCES, ConvertOptions, Source, convert
 from saccade.models.official.report import ConversionFailed
 from saccade.models.preprocessing import Preprocessing
+from saccade.serving.commands.command import as_command
 from saccade.serving.commands.models import convert as convert_command
 
 CONFIG = NACConfig(modules=6, dim=16, heads=2, code_dim=8, signature_dim=4, ffn_dim=16, classes=3)
@@ -137,9 +138,11 @@ def test_a_report_of_what_does_not_fit_is_there_for_machines(
     their_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     options = ConvertOptions(tmp_path / "out.safetensors")
-    answer = convert_command("fake", their_file(head__bias=None), options, json=True)  # type: ignore[arg-type]
-    assert (answer.exit_code, answer.as_json) == (2, True)
-    assert [row["ours"] for row in answer.data["rows"]] == ["head.bias"]
+    answer, as_json = as_command(convert_command)(
+        "fake", their_file(head__bias=None), options, json=True
+    )
+    assert (getattr(answer, "exit_code", 0), as_json) == (2, True)
+    assert [row["ours"] for row in answer.to_dict()["rows"]] == ["head.bias"]
 
 
 def test_a_configuration_that_does_not_fit_its_weights(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from saccade.serving.commands import doctor as module
-from saccade.serving.commands.doctor import doctor, render
+from saccade.serving.commands.doctor import doctor
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def row(report, what):
 
 def shown(report) -> str:
     file = io.StringIO()
-    Console(file=file, width=200).print(render(report))
+    Console(file=file, width=200).print(report.to_text())
     return file.getvalue()
 
 

@@ -176,6 +176,15 @@ def test_a_report_says_which_ran():
     assert ops_text({"variants": [{"ops": None}, {}]}) == ""
 
 
+def test_who_asks_for_kernels_gets_no_bodies(folder, no_compiler, tmp_path, capsys):
+    out = tmp_path / "repository"
+    assert run(["repository", str(folder), "--out", str(out), "--op-library"]) == 2
+    assert "--op-library: ONNX Runtime has no kernels" in capsys.readouterr().err
+    assert not out.exists()
+    assert run(["repository", str(folder), "--out", str(out)]) == 0
+    assert "Custom ops run by bodies." in capsys.readouterr().out
+
+
 def test_scripts_may_still_ask_for_the_default(folder, library, tmp_path, capsys):
     command = ["repository", str(folder), "--out", str(tmp_path / "repository")]
     assert run([*command, "--op-library", "--no-op-library"]) == 2

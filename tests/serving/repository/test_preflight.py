@@ -18,6 +18,7 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 
 import tiny_artefacts as tiny
 from broken_by_intent import HOSTILE
+from broken_changes import edit, parameter
 from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
 from half_typed import add_variant, half_typed
 from safetensors.numpy import load, save
@@ -27,9 +28,11 @@ from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.gate.metrics import FLOORS, THRESHOLDS, relative_error
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.rendered import FREE
 from saccade.serving.repository.preflight.target import Gpu, Target
 
 CONTAINER = Target(line="24.10", bundled=False, memory_bytes=2**30)
+MUCH = replace(CONTAINER, memory_bytes=2**50)
 BUNDLED = replace(CONTAINER, bundled=True)
 
 
@@ -73,7 +76,8 @@ def test_a_good_repository_passes_every_check(made, runtime):
     findings = examine(made / runtime, CONTAINER)
     assert [each for each in findings if each.verdict == "failed"] == []
     checked = {each.check for each in findings if each.verdict == "passed"}
-    wanted = {"files", "models", "configuration", "paths", "versions", "code", "routes", "sample"}
+    wanted = {"files", "models", "configuration", "fields", "versions", "content", "routes"}
+    wanted |= {"labels", "sample", "warm-up"}
     wanted |= {"answer", "weights", "memory"} if runtime == "onnxruntime" else {"profiles"}
     assert checked >= wanted
     unchecked = {each.check for each in findings if each.verdict == "not checked"}
@@ -158,7 +162,39 @@ def test_a_good_repository_on_the_wrong_machine(made, case):
 def test_instances_on_a_gpu_are_not_for_the_bundled_server(made, tmp_path):
     deploy(made / "artefacts", RepositoryOptions(tmp_path / "out", instances="gpu"))
     assert "runs on KIND_CPU" in failures(tmp_path / "out", BUNDLED)["instances"][0]
-    assert "instances" not in failures(tmp_path / "out", CONTAINER)
+    assert not failures(tmp_path / "out", CONTAINER)
+
+
+# What an operator may choose: how such a field is set.
+CHOICES = {
+    "instance_group.count": lambda it, to: setattr(it.instance_group[0], "count", to),
+    "max_batch_size": lambda it, to: setattr(it, "max_batch_size", to),
+    "optimization.graph.level": lambda it, to: setattr(it.optimization.graph, "level", to),
+    "dynamic_batching.priority_levels": lambda it, to: (
+        setattr(it.dynamic_batching, "priority_levels", to),
+        setattr(it.dynamic_batching, "default_priority_level", (to + 1) // 2),
+    ),
+    "dynamic_batching.default_queue_policy.max_queue_size": lambda it, to: setattr(
+        it.dynamic_batching.default_queue_policy, "max_queue_size", to
+    ),
+    "dynamic_batching.default_queue_policy.default_timeout_microseconds": lambda it, to: setattr(
+        it.dynamic_batching.default_queue_policy, "default_timeout_microseconds", to
+    ),
+}
+
+
+@pytest.mark.parametrize("field", FREE)
+def test_what_an_operator_may_choose_has_bounds(repository, field):
+    bounds, key = FREE[field].expected, field.rpartition(".")[2]
+    choose = CHOICES.get(field, lambda it, to: parameter(key, str(to))(it))
+    most = int(bounds.split(" to ")[1])
+    edit(lambda it: choose(it, most))(repository)
+    tiny.rehash(repository)
+    assert not failures(repository, MUCH)
+    edit(lambda it: choose(it, most + 1))(repository)
+    tiny.rehash(repository)
+    found = failures(repository, MUCH)["fields"]
+    assert any(f"expected {bounds}" in each and key in each for each in found), found
 
 
 @pytest.mark.parametrize(

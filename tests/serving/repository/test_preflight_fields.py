@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of newer fields against the messages that the bundled server carries itself."""
+"""The fields that are written, against the messages that the bundled server carries itself."""
 
 from importlib import util
 from pathlib import Path
 
 import pytest
+from places import TESTS
 
-from saccade.serving.repository.config_text import messages
-from saccade.serving.repository.preflight.target import NEWER_FIELDS
+from saccade.serving.repository.config_text import parse_config
+
+EXAMPLES = TESTS / "serving" / "repository" / "examples"
 
 
-def test_the_newer_fields_are_those_that_the_bundled_server_does_not_have():
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.pbtxt")), ids=lambda path: path.stem)
+def test_the_bundled_server_knows_every_field_that_is_written(example):
+    # Preflight refuses any other field, also those that a newer server knows.
     package = util.find_spec("pytriton")
     if package is None or package.origin is None:
         pytest.skip("nvidia-pytriton is not installed: pip install 'saccade[serve]'")
-    from google.protobuf import descriptor_pb2
-
     data = (Path(package.origin).parent / "tritonserver/bin/tritonserver").read_bytes()
-    own, todays = server_messages(data), descriptor_pb2.FileDescriptorProto()
-    messages().DESCRIPTOR.CopyToProto(todays)
-    known = {each.name for each in own.message_type}
-    newer = fields_of(todays.message_type) - fields_of(own.message_type)
-    # Fields of a message that is new itself come with the field that holds it.
-    assert {each for each in newer if each.split(".")[0] in known} == set(NEWER_FIELDS)
+    known = fields_of(server_messages(data).message_type)
+    written = set(set_fields(parse_config(example.read_text())))
+    assert "ModelConfig.max_batch_size" in written and "ModelConfig.model_metrics" not in known
+    assert written <= known
+
+
+def set_fields(message):
+    """The fields of a message and of the messages in it."""
+    for field, value in message.ListFields():
+        yield field.full_name.removeprefix("inference.")
+        if field.message_type and not field.message_type.GetOptions().map_entry:
+            for each in value if hasattr(value, "add") else [value]:
+                yield from set_fields(each)
 
 
 def server_messages(data):

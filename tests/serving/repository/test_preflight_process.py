@@ -20,7 +20,7 @@ import numpy as np
 import tiny_artefacts as tiny
 from broken_changes import other_answer, with_library
 from ops_implementations import built_library
-from tiny_artefacts import FULL, HALF, examine
+from tiny_artefacts import FULL, HALF
 
 from saccade.errors import SaccadeError
 from saccade.plugins.native import library as native
@@ -28,7 +28,6 @@ from saccade.serving.client.client import Client
 from saccade.serving.commands.cli import run
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.target import target_of
 from saccade.serving.repository.preflight.verb import PreflightOptions, preflight
 from saccade.serving.server.server import ServeOptions, Server
 
@@ -105,20 +104,6 @@ def test_exit_codes_and_answers(capsys, repository, tmp_path):
 def test_a_server_that_is_not_known_is_refused(made, version):
     with pytest.raises(SaccadeError, match="--server-version is"):
         preflight(made, PreflightOptions(server_version=version))
-
-
-def test_a_newer_server_knows_newer_fields(repository):
-    path = repository / FULL / "config.pbtxt"
-    path.write_text(path.read_text() + "model_metrics { }\n")
-    tiny.rehash(repository)
-    found = {}
-    for line in ("24.10", "2.51", "24.11"):
-        target = target_of(line, None, None, "onnxruntime")
-        findings = examine(repository, target)
-        found[line] = [
-            each.verdict for each in findings if (each.check, each.model) == ("configuration", FULL)
-        ]
-    assert found == {"24.10": ["failed"], "2.51": ["failed"], "24.11": ["passed"]}
 
 
 def test_a_library_is_compared_before_it_is_loaded(repository, library, tmp_path):

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `saccade repository` would write of the models that are there.
+
+A repository does not keep its options: they are read from the configurations, where they are within
+their bounds. Everything else follows from the manifests.
+"""
+
+import json
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.export.artefact.manifest import SUFFIX
+from saccade.export.artefact.variant_files import VariantParts, grouped
+from saccade.files import json_bytes
+from saccade.models.preprocessing import Preprocessing
+from saccade.serving.repository.config_text import parse_config, plain_fields
+from saccade.serving.repository.image_caps import MOST
+from saccade.serving.repository.model_config import (
+    LABELS_FILE,
+    MAX_BATCH,
+    Served,
+    variant_config,
+)
+from saccade.serving.repository.options import RANGES, RepositoryOptions
+from saccade.serving.repository.preflight.difference import Bounds
+from saccade.serving.repository.preflight.opened import Opened, OpenedModel
+from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.router_folder import (
+    RouterPlan,
+    labels_text,
+    router_code,
+    router_text,
+    routes_content,
+)
+from saccade.serving.repository.stored_sample import FILE, FOLDER, read_sample
+
+Files = dict[str, bytes | None]  # by name, what is in them; none: that is another check's
+_WHOLE = re.compile(r"-?[0-9]{1,12}")
+_BATCHING = "dynamic_batching"
+_POLICY = f"{_BATCHING}.default_queue_policy"
+# Option of `saccade repository` -> the field of a variant's configuration that it becomes, and how
+# many of the field's units are one of the option's.
+_FIELDS = {
+    "instance_count": ("instance_group.count", 1),
+    "threads": ("parameters.intra_op_thread_count", 1),
+    "inter_op_threads": ("parameters.inter_op_thread_count", 1),
+    "parallel_nodes": ("parameters.execution_mode", 1),
+    "graph_level": ("optimization.graph.level", 1),
+    "max_queue": (f"{_POLICY}.max_queue_size", 1),
+    "queue_timeout_ms": (f"{_POLICY}.default_timeout_microseconds", 1000),
+    "priority_levels": (f"{_BATCHING}.priority_levels", 1),
+}
+
+
+def _whole(low: float, high: float) -> Bounds:
+    def fit(value: Any) -> bool:
+        text = str(value) if type(value) in (int, str) else ""
+        return bool(_WHOLE.fullmatch(text)) and low <= int(text) <= high
+
+    return Bounds(f"{low:.12g} to {high:.12g}", fit)
+
+
+_TEXT = Bounds("a text or null", lambda value: value is None or isinstance(value, str))
+_FIGURE = Bounds(
+    "a number or null",
+    lambda value: value is None or (type(value) in (int, float) and math.isfinite(value)),
+)
+# What an operator may choose. Any other field has to be the one that is written.
+FREE: dict[str, Bounds] = {
+    **{
+        field: _whole(RANGES[option][0] * unit, RANGES[option][1] * unit)
+        for option, (field, unit) in _FIELDS.items()
+    },
+    "max_batch_size": _whole(1, MAX_BATCH),
+}
+_MEASURED = ("score", "lower_bound", "inferences_per_second", "p95_ms")
+FREE_OF_ROUTES: dict[str, Bounds] = {
+    **{f"variants.{name}": _TEXT for name in ("score_name", "score_unit")},
+    **{f"variants.{name}": _FIGURE for name in _MEASURED},
+}
+
+
+def rendered_config(model: OpenedModel) -> dict[str, Any]:
+    """A variant's configuration, as plain data.
+
+    Raises: SaccadeError for options that its runtime does not have.
+    """
+    found, manifest, run_batch = model.fields, model.manifest, _run_batch(model)
+    options = _options(model)
+    served = Served(
+        fields=model.served.config_fields(model, options, run_batch),
+        options=options,
+        max_batch=_largest(found),
+        sample=_sample_shapes(model),
+    )
+    labelled = bool(manifest.labels)
+    text = variant_config(manifest, run_batch=run_batch, served=served, labelled=labelled)
+    return plain_fields(parse_config(text))
+
+
+def rendered_files(model: OpenedModel) -> Files:
+    """The files in a variant's folder."""
+    files: Files = dict.fromkeys({"config.pbtxt", model.name + SUFFIX, *model.served.files(model)})
+    files[LABELS_FILE] = labels_text(model.manifest.labels)
+    if model.sampled:
+        files[f"{FOLDER}/{FILE}"] = None
+    if _warmed_by_files(model):
+        stored = read_sample(model.sample).inputs if model.sampled else {}
+        for name in (spec.name for spec in model.manifest.inputs):
+            files[f"{FOLDER}/{name}"] = stored[name].tobytes() if name in stored else None
+    return files
+
+
+def rendered_router(repository: Opened) -> dict[str, Any]:
+    """The router's configuration, as plain data."""
+    return plain_fields(parse_config(router_text(_plan(repository))))
+
+
+def rendered_routes(repository: Opened) -> dict[str, Any]:
+    """The content of routes.json, without measurements."""
+    content: dict[str, Any] = json.loads(json_bytes(routes_content(_plan(repository))))
+    return content
+
+
+def rendered_router_files(repository: Opened) -> Files:
+    """The files in the router's folder."""
+    first, vectors = variants_of(repository)[0], zero_shot(repository)
+    files: Files = dict.fromkeys(["config.pbtxt", "1/routes.json"])
+    files |= {f"1/{name}.npy": None for name in vectors}
+    files |= {f"1/{name}": code for name, code in router_code(first.main.variant.family).items()}
+    # Labels of vectors are the operator's.
+    files[LABELS_FILE] = None if vectors else labels_text(first.labels)
+    return files
+
+
+def variants_of(repository: Opened) -> tuple[VariantParts, ...]:
+    """The variants behind the router, in the order of the description."""
+    if not repository.models:
+        raise NotChecked("no model could be opened")
+    return grouped([each.manifest for each in repository.models])
+
+
+def zero_shot(repository: Opened) -> list[str]:
+    """The variants that have vectors of labels, by the routes."""
+    there = {each.name for each in variants_of(repository)}
+    said = [each["name"] for each in repository.routes["variants"] if each.get("classes")]
+    return [name for name in said if name in there]
+
+
+def _value_at(content: Any, field: str) -> Any:
+    """The value of a field, of a list the first; none where it is not set."""
+    for key in field.split("."):
+        content = content[0] if isinstance(content, list) and content else content
+        content = content.get(key) if isinstance(content, dict) else None
+    return content
+
+
+def _options(model: OpenedModel) -> RepositoryOptions:
+    chosen: dict[str, Any] = {}
+    for option, (field, unit) in _FIELDS.items():
+        if FREE[field].fit(value := _value_at(model.fields, field)):
+            chosen[option] = int(value) / unit if unit > 1 else int(value)
+    on_gpu = _value_at(model.fields, "instance_group.kind") == "KIND_GPU"
+    return RepositoryOptions(
+        out=model.folder,
+        runtime=model.runtime,
+        engines=tuple(model.engines),
+        instances="gpu" if on_gpu else None,
+        rate_limit=_value_at(model.fields, "instance_group.rate_limiter.resources.name"),
+        **chosen,
+    )
+
+
+def _largest(found: dict[str, Any]) -> int:
+    size = found.get("max_batch_size")
+    return int(size) if size is not None and FREE["max_batch_size"].fit(size) else MAX_BATCH
+
+
+def _run_batch(model: OpenedModel) -> int:
+    """The preferred batch; none is said of single runs."""
+    sizes = _value_at(model.fields, f"{_BATCHING}.preferred_batch_size") or [1]
+    return sizes[0] if _whole(1, _largest(model.fields)).fit(sizes[0]) else 1
+
+
+def _sample_shapes(model: OpenedModel) -> dict[str, tuple[int, ...]]:
+    """Of what warms the model up, by input; nothing where zeros do.
+
+    Axes that are open in the manifest are as the configuration says: its data has to fit them.
+    """
+    if not _warmed_by_files(model):
+        return {}
+    tensors = _value_at(model.fields, "model_warmup.inputs")
+    found = {}
+    for spec in model.manifest.inputs:
+        said = [*map(int, tensors.get(spec.name, {}).get("dims", ())), *([1] * len(spec.shape))]
+        pairs = zip(spec.shape[1:], said, strict=False)
+        found[spec.name] = (1, *(size if isinstance(axis, str) else axis for axis, size in pairs))
+    return found
+
+
+def _warmed_by_files(model: OpenedModel) -> bool:
+    tensors = _value_at(model.fields, "model_warmup.inputs") or {}
+    return any("input_data_file" in each for each in tensors.values())
+
+
+def _plan(repository: Opened) -> RouterPlan:
+    variants, routes = variants_of(repository), repository.routes
+    preprocessing = _capped(routes["preprocessing"], variants[0].preprocessing)
+    largest = preprocessing.max_images if preprocessing else _largest(repository.router.fields)
+    own = {each.name: each for each in repository.models}
+    return RouterPlan(
+        model=repository.deployment.model,
+        variants=variants,
+        preprocessing=preprocessing,
+        labels=tuple(repository.router.labels),
+        # Whether there are vectors of labels decides what is answered, not what they are.
+        classes={name: np.empty(0) for name in zero_shot(repository)},
+        measured={},
+        run_batch={each.name: _run_batch(own[each.main.variant.name]) for each in variants},
+        max_images=largest,
+    )
+
+
+def _capped(declared: Any, promised: Preprocessing | None) -> Preprocessing | None:
+    """A model's preprocessing, with the caps of the routes where these are some."""
+    if declared is None or promised is None:
+        return promised
+    try:
+        found = Preprocessing.from_dict(declared)
+        return replace(promised, **{name: getattr(found, name) for name in MOST})
+    except SaccadeError:
+        return promised  # what is wrong with them is said by the check of the routes
