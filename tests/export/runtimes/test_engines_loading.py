@@ -202,7 +202,10 @@ def test_another_version_and_no_module(plan: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"ABORT", "ended with -6"), (b"nonsense", "cannot deserialise it: magic tag does not match")],
+    [
+        (b"ABORT", r"tried ended \(killed by SIGABRT\)"),
+        (b"nonsense", "cannot deserialise it: magic tag does not match"),
+    ],
 )
 def test_a_throw_away_process_sees_it_first(plan: Path, data: bytes, words: str) -> None:
     replace_plan(plan, data)
