@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_places import FAKES, use_fake, worded
+from engine_places import FAKES, HOPPER, use_fake, worded
 from half_typed import add_variant, half_typed
 from rtx_builds import needs_rtx
 from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError
-from saccade.export.runtimes.gpu import Gpu
 from saccade.export.runtimes.tensorrt import build as build_module
 from saccade.export.runtimes.tensorrt import modules
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
@@ -116,7 +115,7 @@ def test_refuses_options(folder: Path, options: dict, words: str) -> None:
 def test_a_gpu_at_hand_that_it_cannot_build_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modules, "gpu_at_hand", lambda: Gpu("a card of Hopper", "9.0", "1"))
+    monkeypatch.setattr(modules, "gpu_at_hand", lambda: HOPPER)
     with pytest.raises(SaccadeError, match=r"capability 9\.0: TensorRT-RTX builds for"):
         build(folder, BuildOptions(engine="tensorrt-rtx"))
 
