@@ -43,8 +43,8 @@ def this_machine(runtime: str | None = None) -> Machine:
     versions = _versions()
     return Machine(
         processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _all_cores(),
-        memory_mib=_memory_mib(),
+        cores=cores(),
+        memory_mib=memory_bytes() // 2**20,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         versions=versions,
@@ -53,8 +53,14 @@ def this_machine(runtime: str | None = None) -> Machine:
     )
 
 
-def _all_cores() -> int:
-    return os.cpu_count() or 1
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """The memory of this machine, whatever part of it this process may use."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _processor() -> str:
@@ -64,10 +70,6 @@ def _processor() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _memory_mib() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
 
 
 def _versions() -> dict[str, str]:
@@ -88,7 +90,7 @@ def family_of(pid: int) -> list[int]:
     parents = {
         int(path.name): int(fields[1])
         for path in Path("/proc").glob("[0-9]*")
-        if (fields := _stat(path))
+        if (fields := process_fields(int(path.name)))
     }
     family = {pid}
     while more := {child for child, parent in parents.items() if parent in family} - family:
@@ -104,8 +106,7 @@ def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
     ticks = os.sysconf("SC_CLK_TCK")
     found = {}
     for pid in pids:
-        fields = _stat(Path("/proc") / str(pid))
-        if fields:
+        if fields := process_fields(pid):
             found[f"{pid} {fields[-1]}"] = (int(fields[11]) + int(fields[12])) / ticks
     return found
 
@@ -121,21 +122,21 @@ def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
     found = {}
     counted = ("Pss:",) if files else ("Pss_Anon:", "Pss_Shmem:")
     for pid in pids:
-        process = Path("/proc") / str(pid)
         try:
-            lines = (process / "smaps_rollup").read_text().splitlines()
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except OSError:
             continue
         kib = [int(line.split()[1]) for line in lines if line.startswith(counted)]
-        if kib and (fields := _stat(process)):
+        if kib and (fields := process_fields(pid)):
             found[f"{pid} {fields[-1]}"] = sum(kib) / 1024
     return found
 
 
-def _stat(process: Path) -> list[str]:
+def process_fields(pid: int) -> list[str]:
     """The fields of /proc/<pid>/stat from the state on, then the name; empty if it ended."""
     try:
-        text = (process / "stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
+    # The name in parentheses may itself hold spaces and parentheses.
     return [*text[text.rindex(")") + 1 :].split(), text[text.index("(") + 1 : text.rindex(")")]]

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from saccade import limits
 from saccade.errors import SaccadeError
@@ -91,7 +91,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         if not any(value == each and type(value) is type(each) for each in arguments):
             raise WrongValue(where, value, words(kind))
         return value
-    if origin is UnionType and NoneType in arguments:
+    if origin in (UnionType, Union) and NoneType in arguments:
         inner = next(each for each in arguments if each is not NoneType)
         return None if value is None else typed(inner, value, where)
     if origin is tuple:

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of its own for work that may end it, hang in it, or take all memory.
 
-`Worker(module, request, limits)` starts `module.main(request, say)` in a new interpreter; what that
-says comes back, an object a message. It dies with its parent. Limits are the system's own: nothing
-that a foreign library does inside can lift them.
+A `Worker` calls a module's `main(request)` in a new interpreter and answers with what that returns,
+both as JSON of the types that `main` is annotated with. A SaccadeError that `main` raises is raised
+here, and `WorkerEnded` where the process ended instead; the next request is then another process's.
+It dies with its parent. Limits are the system's own: nothing that a foreign library does inside can
+lift them.
+
+The parent writes a line of sizes, the request and the bytes that are in it; the worker writes lines
+of `[kind, content]`: ready (to be asked), said (on the way), answer, or error.
 """
 
-import ctypes
 import json
 import math
 import os
@@ -16,22 +20,34 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import IO, Any, Self, TypeVar, get_type_hints
 
-_PR_SET_PDEATHSIG = 1
-_KEPT_LINES = 6
+from saccade import errors
+from saccade.die_with_parent import dying_with_parent
+from saccade.errors import SaccadeError
+from saccade.schema import typed
 
-Say = Callable[[dict[str, Any]], None]
+START_S = 120.0  # a busy machine may take long to start Python and import what is needed
+_KEPT_LINES = 2
+_KEPT_CHARACTERS = 400
+_OF_A_TRACE = (" ", "\t", "Traceback")
+_POLL_S = 0.05
+_BYTES = "$bytes"  # stands for bytes in a request: which of those that follow it
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a worker may use; none is no limit. With a niceness, others go first.
 
-    Units: memory is of its address space; cpu_s is processor time between two messages.
+    Units: memory is of its address space; cpu_s is processor time for one request.
     """
 
     memory_bytes: int | None = None
@@ -39,86 +55,281 @@ class Limits:
     niceness: int = 0
 
 
-class Worker:
-    """One such process, for one request."""
+class WorkerEnded(Exception):
+    """The process ended before it answered; the message says how, `last_words` what it wrote."""
 
-    def __init__(self, module: str, request: dict[str, Any], limits: Limits) -> None:
-        self._limits = limits
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "saccade.worker"],
+    def __init__(self, how: str, last_words: str) -> None:
+        super().__init__(how)
+        self.last_words = last_words
+
+
+class WorkRefused(Exception):
+    """What a program that knows no SaccadeError did not accept, of one of its own kinds."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Program:
+    """A file that speaks as a worker does and imports nothing of saccade, and where it runs."""
+
+    path: Path
+    folder: Path
+    environment: Mapping[str, str]
+
+
+class Worker:
+    """Such a process, one request after the other: a module's `main`, or a program."""
+
+    def __init__(self, work: str | Program, limits: Limits | None = None) -> None:
+        self._work = work
+        self._limits = limits or Limits()
+        self._process: _Process | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(
+        self,
+        request: Any,
+        kind: type[T],
+        timeout_s: float | None = None,
+        said: Callable[[Any], None] | None = None,
+    ) -> T:
+        """The answer to a request; `said` is called with what comes before it.
+
+        Raises: WorkerEnded if the process ends, or does not answer in time; what the work raises.
+        """
+        self.send(request)
+        return self.answer(kind, timeout_s, said)
+
+    def send(self, request: Any) -> None:
+        """Begin with a request, in a new process where there is none."""
+        if self._process is None:
+            self._process = self._started()
+        with suppress(BrokenPipeError):  # it died: `answer` finds the end of its output
+            _write(self._process.stdin, request)
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether `answer` would not wait."""
+        return self._process is not None and not self._process.lines.empty()
+
+    def answer(
+        self,
+        kind: type[T],
+        timeout_s: float | None = None,
+        said: Callable[[Any], None] | None = None,
+    ) -> T:
+        """The answer to what was sent; raises as `ask` does."""
+        assert self._process is not None, "nothing was sent"
+        if not self._process.is_up.wait(START_S):
+            raise self._ended(f"no sign of life within {START_S:g} s")
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            wait_s = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                line = self._process.lines.get(timeout=wait_s)
+            except queue.Empty:
+                raise self._ended(f"no answer within {timeout_s:g} s") from None
+            if line is None:
+                raise self._ended(None)
+            try:
+                what, content = json.loads(line)
+                failed = _error(*content) if what == "error" else None
+            except (ValueError, TypeError):
+                raise self._ended("an answer that cannot be read") from None
+            if failed is not None:
+                raise failed
+            if what == "answer":
+                found: T = typed(kind, content, "the answer of a worker: ")
+                return found
+            if said is not None:
+                said(content)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _ended(self, how: str | None) -> WorkerEnded | SaccadeError:
+        """What to raise for a process that ended by itself, or is ended now for that reason."""
+        process = self._process
+        assert process is not None
+        how = how or process.ending(self._limits)
+        self.close()
+        if process.was_ready:
+            return WorkerEnded(how, process.last_words)
+        return SaccadeError(
+            f"A process of saccade ended before its work began ({how}). {process.last_words} "
+            "Try again."
+        )
+
+    def _started(self) -> "_Process":
+        if isinstance(self._work, Program):
+            command, folder = [str(self._work.path)], self._work.folder
+            return _Process(command, folder, self._work.environment)
+        task = json.dumps({"module": self._work, **asdict(self._limits)})
+        # Workers share the cores: threads of each would wait for one another.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
+        return _Process(["-m", "saccade.worker", task], None, environment)
+
+
+def each_alone(
+    module: str, requests: Mapping[str, Any], kind: type[T], *, at_a_time: int
+) -> Iterator[tuple[str, T | SaccadeError | WorkerEnded]]:
+    """A worker for every request, some at a time; what each came to, in the order of their ends.
+
+    They are ended when the caller stops asking.
+    """
+    waiting = list(requests.items())
+    running: dict[str, Worker] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_a_time:
+                key, request = waiting.pop(0)
+                running[key] = Worker(module)
+                running[key].send(request)
+            ended = [key for key, worker in running.items() if worker.has_answered]
+            for key in ended:
+                with running.pop(key) as worker:
+                    yield key, _outcome(worker, kind)
+            if not ended:
+                time.sleep(_POLL_S)
+    finally:
+        for worker in running.values():
+            worker.close()
+
+
+def _outcome(worker: Worker, kind: type[T]) -> T | SaccadeError | WorkerEnded:
+    try:
+        return worker.answer(kind)
+    except (SaccadeError, WorkerEnded) as error:
+        return error
+
+
+@dataclass
+class _Process:
+    """The parent's end of one process, and the threads that read what it writes."""
+
+    arguments: list[str]
+    folder: Path | None
+    environment: Mapping[str, str]
+    lines: "queue.SimpleQueue[str | None]" = field(default_factory=queue.SimpleQueue)
+    is_up: threading.Event = field(default_factory=threading.Event)  # ready, or at its end
+    was_ready: bool = False
+    errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Its own session: a Ctrl-C reaches the parent alone, which then ends this process.
+        self._popen = subprocess.Popen(
+            dying_with_parent([sys.executable, "-P", *self.arguments]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"},
-            text=True,
-            errors="replace",
+            cwd=self.folder,
+            env=self.environment,
+            start_new_session=True,
         )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._last_words: list[str] = []
+        assert self._popen.stdin and self._popen.stdout and self._popen.stderr
+        self.stdin = self._popen.stdin
         self._readers = [
-            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True),
+            threading.Thread(target=self._read, args=(self._popen.stdout,), daemon=True),
+            threading.Thread(target=self._listen, args=(self._popen.stderr,), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
-        task = {"module": module, "request": request, "parent": os.getpid(), **asdict(limits)}
-        stdin = cast(IO[str], self._process.stdin)
-        try:
-            stdin.write(json.dumps(task) + "\n")
-            stdin.close()
-        except BrokenPipeError:
-            pass  # it died: `receive` finds the end of its output
-
-    def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message; none when the process has ended.
-
-        Raises: TimeoutError if there is none in that time.
-        """
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            raise TimeoutError(f"no answer within {timeout_s:g} s") from None
-        return None if line is None else dict(json.loads(line))
-
-    def ending(self) -> str:
-        """How the process ended, in words."""
-        code = self._process.wait()
-        if code >= 0:
-            return f"exit code {code}"
-        if -code == signal.SIGXCPU:
-            return f"more than {self._limits.cpu_s} s of CPU time"
-        return f"killed by {signal.Signals(-code).name}"
 
     @property
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""
-        return " ".join(self._last_words[-2:])
+        return " ".join(self.errors)
 
-    def close(self) -> None:
-        """End the process, if it has not ended."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+    def ending(self, limits: Limits) -> str:
+        """How the process ended, in words, now that it writes no more."""
+        try:
+            code = self._popen.wait(START_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its output"
+        if code >= 0:
+            return f"exit code {code}"
+        if -code == signal.SIGXCPU:
+            return f"more than {limits.cpu_s} s of CPU time"
+        return f"killed by {signal.Signals(-code).name}"
+
+    def end(self) -> None:
+        """Kill it, if it has not ended, and hear it out."""
+        self._popen.kill()
+        self._popen.wait()
         for reader in self._readers:
             reader.join(timeout=5)
 
-    def _read(self, stream: IO[str]) -> None:
+    def _read(self, stream: IO[bytes]) -> None:
         for line in stream:
-            self._lines.put(line)
-        self._lines.put(None)
+            text = line.decode(errors="replace")
+            if text.startswith('["ready"'):
+                self.was_ready = True
+                self.is_up.set()
+            else:
+                self.lines.put(text)
+        self.lines.put(None)
+        self.is_up.set()
 
-    def _listen(self, stream: IO[str]) -> None:
+    def _listen(self, stream: IO[bytes]) -> None:
         for line in stream:
-            self._last_words = [*self._last_words[1 - _KEPT_LINES :], line.strip()[:400]]
+            text = line.decode(errors="replace").rstrip()[:_KEPT_CHARACTERS]
+            if text and not text.startswith(_OF_A_TRACE):
+                self.errors = [*self.errors[1 - _KEPT_LINES :], text]
+
+
+def _error(kind: str, text: str) -> Exception:
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, SaccadeError):
+        return found(text)
+    return WorkRefused(kind, text)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
+def _write(stream: IO[bytes], request: Any) -> None:
+    attached: list[bytes] = []
+
+    def plain(value: Any) -> dict[str, Any]:
+        if not isinstance(value, bytes):
+            return _fields(value)
+        attached.append(value)
+        return {_BYTES: len(attached) - 1}
+
+    parts = [json.dumps(request, default=plain).encode(), *attached]
+    for part in parts:
+        stream.write(b"%d " % len(part))
+    stream.write(b"\n")
+    for part in parts:
+        stream.write(part)
+    stream.flush()
+
+
+def _requests(stream: IO[bytes]) -> Iterator[Any]:
+    while line := stream.readline():
+        text, *attached = [stream.read(int(size)) for size in line.split()]
+
+        def with_bytes(found: dict[str, Any], held: list[bytes] = attached) -> Any:
+            return held[found[_BYTES]] if found.keys() == {_BYTES} else found
+
+        yield json.loads(text, object_hook=with_bytes)
 
 
 def main() -> None:
-    """Do what the parent asks for on standard input."""
-    task = json.loads(sys.stdin.readline())
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != task["parent"]:
-        raise SystemExit("the parent ended before the work began")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    """Answer what the parent asks for, until it asks no more."""
+    task = json.loads(sys.argv[1])
     os.nice(task["niceness"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if (most := task["memory_bytes"]) is not None:
@@ -127,12 +338,19 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def say(message: dict[str, Any]) -> None:
-        print(json.dumps(message), file=lines)
+    def tell(what: str, content: Any) -> None:
+        print(json.dumps([what, content], default=_fields), file=lines)
         _allow(task["cpu_s"])
 
-    _allow(task["cpu_s"])
-    import_module(task["module"]).main(task["request"], say)
+    work = import_module(task["module"]).main
+    takes = next(iter(get_type_hints(work).values()))
+    tell("ready", None)
+    for request in _requests(sys.stdin.buffer):
+        try:
+            tell("answer", work(typed(takes, request, "the request to a worker: ")))
+        except SaccadeError as error:
+            known = (each for each in type(error).__mro__ if each.__module__ == errors.__name__)
+            tell("error", [next(known).__name__, str(error)])
 
 
 def _allow(cpu_s: int | None) -> None:

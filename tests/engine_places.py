@@ -15,7 +15,8 @@ from saccade.export.runtimes.tensorrt import build as build_module
 from saccade.export.runtimes.tensorrt import loading, modules
 
 FAKES = Path(__file__).with_name("fakes")
-ADA = Gpu("a card of Ada", "8.9", "580.95")
+ADA = Gpu("a card of Ada", "8.9", "580.95", 2**34)
+HOPPER = Gpu("a card of Hopper", "9.0", "1", 2**34)
 
 
 def use_fake(monkeypatch: pytest.MonkeyPatch, gpu: Gpu | None = ADA) -> None:

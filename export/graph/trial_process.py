@@ -1,41 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker of `graph_trial`: each file is announced, opened, and told as a reason or none."""
+"""The worker of `trial`: reads, checks, loads and asks one ONNX file a request."""
 
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from saccade.errors import MissingPackage, SaccadeError, require
+from saccade.export.graph.trial import Tried
 from saccade.export.runtimes.runners import onnx_session
 from saccade.files import sha256_of
-from saccade.worker import Say
 
 if TYPE_CHECKING:
     import onnx
 
 _MEMORY = re.compile(r"alloc|out of memory|MemoryError", re.IGNORECASE)
+try:
+    HAS_ONNX = bool(require("onnx", extra="export"))  # here, as the time of a request is limited
+except MissingPackage:
+    HAS_ONNX = False
 
 
-def main(request: dict[str, Any], say: Say) -> None:
-    """Try the files, one after the other; without onnx they are loaded and not counted."""
+def main(name: str) -> Tried:
+    """Try a file; without onnx it is loaded and not counted."""
+    path = Path(name)
     try:
-        require("onnx", extra="export")
-        tried = _tried
-    except MissingPackage:
-        tried = _loaded
-    for number, name in enumerate(request["files"]):
-        say({"begins": number})
-        path = Path(name)
-        try:
-            digest, reason = tried(path)
-        except SaccadeError as error:
-            digest, reason = "", str(error)
-        except MemoryError:
-            digest, reason = "", _too_large(path)
-        say({"sha256": digest, "reason": reason})
+        return Tried(*(_tried(path) if HAS_ONNX else _loaded(path)))
+    except SaccadeError as error:
+        return Tried("", str(error))
+    except MemoryError:
+        return Tried("", _too_large(path))
 
 
 def _tried(path: Path) -> tuple[str, str | None]:

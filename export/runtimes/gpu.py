@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU at hand, asked of its driver: name, compute capability, driver version."""
+"""The GPUs that a program finds here, asked of their driver."""
 
 import ctypes
 from dataclasses import dataclass
@@ -10,42 +10,63 @@ _TEXT_BYTES = 256
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first device that the driver lists."""
+    """One device."""
 
     name: str
     capability: str  # such as 8.9
     driver: str
+    memory_bytes: int
 
 
 def gpu_at_hand() -> Gpu | None:
-    """The GPU, or none where there is no driver or no device."""
+    """The first GPU, on which saccade itself runs; none where there is none."""
+    return next(iter(gpus()), None)
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs in the driver's order, but for those that CUDA_VISIBLE_DEVICES hides.
+
+    There are none without a driver, or where it fails.
+    """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None
+        return ()
+    count = ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    driver = _driver(cuda)
+    found = (_gpu(cuda, index, driver) for index in range(count.value))
+    return tuple(each for each in found if each is not None)
+
+
+def _gpu(cuda: ctypes.CDLL, index: int, driver: str) -> Gpu | None:
     device = ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
+    if cuda.cuDeviceGet(ctypes.byref(device), index):
         return None
     name = ctypes.create_string_buffer(_TEXT_BYTES)
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    asked = (
+    major, minor, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    failed = (
         cuda.cuDeviceGetName(name, _TEXT_BYTES, device),
         cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device),
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device),
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device),
     )
-    if any(asked):
+    if any(failed):
         return None
-    return Gpu(name.value.decode(), f"{major.value}.{minor.value}", _driver(cuda))
+    return Gpu(name.value.decode(), f"{major.value}.{minor.value}", driver, memory.value)
 
 
 def _driver(cuda: ctypes.CDLL) -> str:
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     try:
         management = ctypes.CDLL("libnvidia-ml.so.1")
-        asked = management.nvmlInit_v2() or management.nvmlSystemGetDriverVersion(text, _TEXT_BYTES)
+        failed = management.nvmlInit_v2() or management.nvmlSystemGetDriverVersion(
+            text, _TEXT_BYTES
+        )
     except OSError:
-        asked = True
-    if not asked:
+        failed = True
+    if not failed:
         return text.value.decode()
     version = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))

@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load on a server from a process of its own, and what its clients saw in one window."""
+"""Closed-loop load on a server from a process of its own, and what its clients saw in one window.
 
-import base64
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+A run has a warm-up and a window without a break between them. Requests that complete inside
+the window count, so neither the first answers nor the last ones bend the throughput; processor
+time and the server's statistics are read at the same two edges. Requests are serialised before
+the run, answers are parsed in it.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from saccade.errors import ServerFailed
-from saccade.serving.bench.load_child import LoadChild
+from saccade.machine import cpu_seconds, family_of
+from saccade.worker import Worker, WorkerEnded
+
+_SERVICE = "/inference.GRPCInferenceService"
+_PAUSE_AFTER_ERROR_S = 0.01
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -48,11 +61,43 @@ class LoadResult:
     statistics: dict[str, dict[str, Any]]
 
 
-class LoadGenerator(LoadChild):
-    """The parent's end of the load process; a context manager that ends it."""
+@dataclass(frozen=True)
+class Order:
+    """One window of load, as the process is asked for it."""
+
+    url: str
+    server_pid: int
+    timeout_s: float
+    seconds: float
+    warmup_s: float
+    streams: tuple[Stream, ...]
+
+
+class LoadWorker(Worker):
+    """A process that loads the server at `url`; a context manager that ends it."""
+
+    def __init__(self, module: str, url: str) -> None:
+        super().__init__(module)
+        self.url = url
+
+    def load(self, order: Any, kind: type[_T]) -> _T:
+        """What came of an order.
+
+        Raises: ServerFailed if the process ends.
+        """
+        try:
+            return self.ask(order, kind)
+        except WorkerEnded as ended:
+            raise ServerFailed(
+                f"The load generator ended ({ended}) while it loaded {self.url}. {ended.last_words}"
+            ) from ended
+
+
+class LoadGenerator(LoadWorker):
+    """Clients that wait for each answer before they ask again."""
 
     def __init__(self, url: str, *, server_pid: int = 0, timeout_s: float = 30) -> None:
-        super().__init__("saccade.serving.bench.load_process", url)
+        super().__init__(__name__, url)
         self.server_pid = server_pid
         self.timeout_s = timeout_s
 
@@ -61,15 +106,8 @@ class LoadGenerator(LoadChild):
 
         Raises: ServerFailed if requests fail inside the window or the process ends.
         """
-        order = {
-            "url": self.url,
-            "server_pid": self.server_pid,
-            "timeout_s": self.timeout_s,
-            "seconds": seconds,
-            "warmup_s": warmup_s,
-            "streams": [_packed(stream) for stream in streams],
-        }
-        return _result(self.ask(order))
+        order = Order(self.url, self.server_pid, self.timeout_s, seconds, warmup_s, tuple(streams))
+        return self.load(order, LoadResult)
 
 
 def refuse_errors(result: LoadResult, url: str) -> LoadResult:
@@ -88,15 +126,145 @@ def refuse_errors(result: LoadResult, url: str) -> LoadResult:
     return result
 
 
-def _packed(stream: Stream) -> dict[str, Any]:
-    plain = asdict(stream)
-    plain["requests"] = [base64.b64encode(request).decode() for request in stream.requests]
-    return plain
+class _Clients:
+    """All clients of one stream on one connection."""
+
+    def __init__(self, stream: Stream, order: Order) -> None:
+        import grpc
+        from tritonclient.grpc import service_pb2
+
+        self.stream, self.timeout_s = stream, order.timeout_s
+        self.done: list[tuple[float, float]] = []
+        self.failed: list[tuple[float, str, str]] = []
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        # Without a pool of its own, two streams would share one connection.
+        own = ("grpc.use_local_subchannel_pool", 1)
+        self.channel = grpc.aio.insecure_channel(order.url, options=[*unlimited, own])
+        self.call = self.channel.unary_unary(
+            f"{_SERVICE}/ModelInfer",
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        )
+        self.statistics = self.channel.unary_unary(
+            f"{_SERVICE}/ModelStatistics",
+            request_serializer=service_pb2.ModelStatisticsRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStatisticsResponse.FromString,
+        )
+
+    async def client(self, index: int, running: Callable[[], bool]) -> None:
+        import grpc
+
+        turn = index
+        while running():
+            request = self.stream.requests[turn % len(self.stream.requests)]
+            turn += self.stream.concurrency
+            start = time.perf_counter()
+            try:
+                answer = await self.call(request, timeout=self.timeout_s)
+                if not all(answer.raw_output_contents):
+                    raise ValueError("an output is empty")
+            except grpc.aio.AioRpcError as error:
+                await self.fail(error.code().name, error.details() or "")
+            except ValueError as error:
+                await self.fail("EMPTY", str(error))
+            else:
+                self.done.append((start, time.perf_counter()))
+
+    async def counts(self) -> dict[str, Any]:
+        """What the server has counted of every model: the router's variants show up in it too."""
+        from tritonclient.grpc import service_pb2
+
+        answer = await self.statistics(service_pb2.ModelStatisticsRequest())
+        return {found.name: _counts(found) for found in answer.model_stats}
+
+    async def fail(self, kind: str, text: str) -> None:
+        self.failed.append((time.perf_counter(), kind, text))
+        await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+
+    def answered(self, begin: float) -> bool:
+        ends = [self.done[-1][1]] if self.done else []
+        ends += [self.failed[-1][0]] if self.failed else []
+        return any(end > begin for end in ends)
+
+    def seen(self, begin: float, end: float) -> StreamResult:
+        failed = [failure for failure in self.failed if begin < failure[0] <= end]
+        return StreamResult(
+            tuple(
+                round(1e3 * (stop - start), 4) for start, stop in self.done if begin < stop <= end
+            ),
+            Counter(kind for _, kind, _ in failed),
+            f"{failed[0][1]}: {failed[0][2]}" if failed else "",
+        )
 
 
-def _result(answer: dict[str, Any]) -> LoadResult:
-    streams = {
-        name: StreamResult(tuple(found["latencies_ms"]), found["errors"], found["first_error"])
-        for name, found in answer.pop("streams").items()
+def main(order: Order) -> LoadResult:
+    """Load the server, in a process of its own."""
+    return asyncio.run(_measure(order))
+
+
+async def _measure(order: Order) -> LoadResult:
+    groups = [_Clients(stream, order) for stream in order.streams]
+    running = True
+    server = family_of(order.server_pid) if order.server_pid else []
+    tasks = [
+        asyncio.create_task(group.client(index, lambda: running))
+        for group in groups
+        for index in range(group.stream.concurrency)
+    ]
+    await asyncio.sleep(order.warmup_s)
+    statistics = await groups[0].counts()
+    before = _clocks(server)
+    await asyncio.sleep(order.seconds)
+    # A model slower than the window is still measured: on its first answer.
+    latest = before["time"] + order.seconds + order.timeout_s
+    while time.perf_counter() < latest and not all(g.answered(before["time"]) for g in groups):
+        await asyncio.sleep(0.01)
+    after = _clocks(server)
+    statistics = _differences(await groups[0].counts(), statistics)
+    running = False
+    await asyncio.gather(*tasks)
+    for group in groups:
+        await group.channel.close()
+    return LoadResult(
+        seconds=after["time"] - before["time"],
+        streams={g.stream.name: g.seen(before["time"], after["time"]) for g in groups},
+        client_cpu_s=after["client"] - before["client"],
+        server_cpu_s={
+            name: used - before["server"].get(name, 0.0) for name, used in after["server"].items()
+        },
+        statistics=statistics,
+    )
+
+
+def _clocks(server: list[int]) -> dict[str, Any]:
+    return {
+        "server": cpu_seconds(server),
+        "client": time.process_time(),
+        "time": time.perf_counter(),
     }
-    return LoadResult(streams=streams, **answer)
+
+
+def _counts(found: Any) -> dict[str, Any]:
+    parts = ("success", "queue", "compute_input", "compute_infer", "compute_output")
+    return {
+        "inferences": found.inference_count,
+        "executions": found.execution_count,
+        "requests": found.inference_stats.success.count,
+        **{f"{part}_ns": getattr(found.inference_stats, part).ns for part in parts},
+        "batches": {
+            str(batch.batch_size): batch.compute_infer.count for batch in found.batch_stats
+        },
+    }
+
+
+def _differences(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    # The server lists a model from its first inference on.
+    return {model: _difference(found, before.get(model, {})) for model, found in after.items()}
+
+
+def _difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    batches = {
+        size: count - before.get("batches", {}).get(size, 0)
+        for size, count in after["batches"].items()
+    }
+    plain = {key: after[key] - before.get(key, 0) for key in after if key != "batches"}
+    return {**plain, "batches": {size: count for size, count in batches.items() if count}}

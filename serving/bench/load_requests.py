@@ -4,11 +4,12 @@
 import io
 import struct
 from collections.abc import Mapping
-from typing import Any
+from contextlib import closing
 
 import numpy as np
 
 from saccade.errors import ServerFailed
+from saccade.serving.client.connection import connect
 from saccade.serving.client.wire import as_texts, is_text
 
 _DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}
@@ -63,7 +64,7 @@ def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
     Raises: ServerFailed if the server refuses it or does not answer.
     """
     import grpc
-    from tritonclient.grpc import service_pb2
+    from tritonclient.grpc import InferResult, service_pb2
 
     method = "/inference.GRPCInferenceService/ModelInfer"
     parse = service_pb2.ModelInferResponse.FromString
@@ -77,18 +78,14 @@ def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
             raise ServerFailed(
                 f"{url}: {error.code().name}: {error.details()}. Look at the server's log."
             ) from error
-    pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
-    return {output.name: _values(output, raw) for output, raw in pairs}
+    result = InferResult(answer)
+    return {each.name: _values(each.name, result.as_numpy(each.name)) for each in answer.outputs}
 
 
 def server_version(url: str) -> str:
     """The server's own name and version."""
-    import grpc
-    from tritonclient.grpc import service_pb2, service_pb2_grpc
-
-    with grpc.insecure_channel(url) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        answer = stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=30)
+    with closing(connect(url)) as connection:
+        answer = connection.get_server_metadata(client_timeout=30)
     return f"{answer.name} {answer.version}"
 
 
@@ -100,17 +97,7 @@ def _png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _values(output: Any, raw_bytes: bytes) -> np.ndarray | list[bytes]:
-    if output.datatype == "BYTES":
-        return _strings(raw_bytes)
-    found = np.frombuffer(raw_bytes, _DTYPES[output.datatype]).reshape(tuple(output.shape))
-    return list(as_texts(found)[:, 0]) if is_text(output.name, found) else found
-
-
-def _strings(raw_bytes: bytes) -> list[bytes]:
-    found, at = [], 0
-    while at < len(raw_bytes):
-        (length,) = struct.unpack_from("<I", raw_bytes, at)
-        found.append(raw_bytes[at + 4 : at + 4 + length])
-        at += 4 + length
-    return found
+def _values(name: str, found: np.ndarray) -> np.ndarray | list[bytes]:
+    if found.dtype == object:
+        return list(found.ravel())
+    return list(as_texts(found)[:, 0]) if is_text(name, found) else found

@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open-loop load from a process of its own: requests come when they come, answered or not.
 
-`python -m saccade.serving.bench.open_load` reads one order a line as JSON and writes what came of
-it. Arrivals are a Poisson process with a seed. Requests are serialised before the run and answers
+Arrivals are a Poisson process with a seed. Requests are serialised before the run and answers
 are not parsed, so that the generator stays cheap; how far it fell behind its own plan is told.
 """
 
 import asyncio
-import base64
-import json
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.serving.bench.load_child import LoadChild
+from saccade.serving.bench.load import LoadWorker
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -60,43 +56,42 @@ class OpenLoadResult:
         return Counter({"OK": len(self.answered_ms), **ends})
 
 
-class OpenLoad(LoadChild):
-    """The parent's end of the process; a context manager that ends it."""
+@dataclass(frozen=True)
+class Order:
+    """What the process is asked for."""
+
+    url: str
+    arrivals: Arrivals
+
+
+class OpenLoad(LoadWorker):
+    """Requests that are sent on time, whatever became of those before them."""
 
     def __init__(self, url: str) -> None:
-        super().__init__("saccade.serving.bench.open_load", url)
+        super().__init__(__name__, url)
 
     def run(self, arrivals: Arrivals) -> OpenLoadResult:
         """Send all of them and wait for what comes of the last.
 
         Raises: ServerFailed if the process ends.
         """
-        requests = [base64.b64encode(each).decode() for each in arrivals.requests]
-        order = {**vars(arrivals), "url": self.url, "requests": requests}
-        found = self.ask(order)
-        return OpenLoadResult(
-            answered_ms=tuple(found.pop("answered_ms")),
-            failed_ms={name: tuple(each) for name, each in found.pop("failed_ms").items()},
-            lag_ms=tuple(found.pop("lag_ms")),
-            **found,
-        )
+        return self.load(Order(self.url, arrivals), OpenLoadResult)
 
 
 class _Run:
     """One order: its channels, and what has come back so far."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: Order) -> None:
         import grpc
 
-        self.order = order
+        self.arrivals = order.arrivals
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         self.channels = [
-            grpc.aio.insecure_channel(order["url"], options=options)
-            for _ in range(order["channels"])
+            grpc.aio.insecure_channel(order.url, options=options)
+            for _ in range(order.arrivals.channels)
         ]
         # Without functions that read and write messages, bytes go through as they are.
         self.calls = [channel.unary_unary(_METHOD) for channel in self.channels]
-        self.requests = [base64.b64decode(each) for each in order["requests"]]
         self.answered_ms: list[float] = []
         self.after_end, self.ended = 0, False
         self.failed_ms: dict[str, list[float]] = {}
@@ -106,10 +101,10 @@ class _Run:
         import grpc
 
         call = self.calls[index % len(self.calls)]
-        request = self.requests[index % len(self.requests)]
+        request = self.arrivals.requests[index % len(self.arrivals.requests)]
         began = time.perf_counter()
         try:
-            answer = await call(request, timeout=self.order["deadline_s"])
+            answer = await call(request, timeout=self.arrivals.deadline_s)
             status = "OK" if answer else "EMPTY"
         except grpc.aio.AioRpcError as error:
             status = error.code().name
@@ -122,15 +117,20 @@ class _Run:
             self.failed_ms.setdefault(status, []).append(waited_ms)
 
 
-async def _load(order: dict[str, Any]) -> dict[str, Any]:
-    run, rng = _Run(order), random.Random(order["seed"])
+def main(order: Order) -> OpenLoadResult:
+    """Load the server, in a process of its own."""
+    return asyncio.run(_load(order))
+
+
+async def _load(order: Order) -> OpenLoadResult:
+    run, rng, arrivals = _Run(order), random.Random(order.arrivals.seed), order.arrivals
     for channel in run.channels:
         await channel.channel_ready()
     tasks: set[asyncio.Task[None]] = set()
     lag_ms, sent = [], 0
     cpu, start = time.process_time(), time.perf_counter()
     planned = start
-    while (planned := planned + rng.expovariate(order["rate"])) < start + order["seconds"]:
+    while (planned := planned + rng.expovariate(arrivals.rate)) < start + arrivals.seconds:
         await asyncio.sleep(max(0.0, planned - time.perf_counter()))
         lag_ms.append(round(1e3 * max(0.0, time.perf_counter() - planned), 3))
         task = asyncio.create_task(run.one(sent))
@@ -142,16 +142,16 @@ async def _load(order: dict[str, Any]) -> dict[str, Any]:
     used = time.process_time() - cpu
     for channel in run.channels:
         await channel.close()
-    return {
-        "sent": sent,
-        "seconds": seconds,
-        "answered_ms": run.answered_ms,
-        "after_end": run.after_end,
-        "failed_ms": run.failed_ms,
-        "lag_ms": lag_ms,
-        "client_cpu_s": used,
-        "first_errors": run.first_errors,
-    }
+    return OpenLoadResult(
+        sent=sent,
+        seconds=seconds,
+        answered_ms=tuple(run.answered_ms),
+        after_end=run.after_end,
+        failed_ms={status: tuple(each) for status, each in run.failed_ms.items()},
+        lag_ms=tuple(lag_ms),
+        client_cpu_s=used,
+        first_errors=run.first_errors,
+    )
 
 
 def with_timeout(message: Any, timeout_us: int) -> bytes:
@@ -167,13 +167,3 @@ def quantiles(values_ms: Sequence[float]) -> dict[str, float] | None:
     import numpy as np
 
     return {f"p{q}": float(np.percentile(values_ms, q)) for q in (50, 95, 99)}
-
-
-def _main() -> None:
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(asyncio.run(_load(json.loads(line)))) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    _main()

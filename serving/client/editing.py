@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Move, scale or remove one slot of an image and have the model draw the result."""
 
-from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +10,7 @@ from saccade.models.slot_attention.edit import edited_state, painted
 from saccade.serving.client.call_options import EditOptions
 from saccade.serving.client.images import Image
 from saccade.serving.client.router_view import RouterView
-from saccade.serving.client.wire import Call, array_calls, image_calls, output
+from saccade.serving.client.wire import Budget, Steps, array_calls, choice, image_calls, output
 
 
 @dataclass(frozen=True)
@@ -31,14 +29,13 @@ class Change:
     slots: int | None = None  # how many; default: as in training
 
 
-def edit(
-    image: Image, change: Change, parameters: Mapping[str, str]
-) -> Generator[Call | None, Any, np.ndarray]:
-    """The image with one slot changed, as the model draws it.
+def edit(image: Image, change: Change, budget: Budget | None = None) -> Steps[np.ndarray]:
+    """The image with one slot moved, scaled or left out, as the model draws it.
 
     Shapes: -> uint8 [h w c].
     Raises: SaccadeError if there is no such slot, or the model cannot change it so.
     """
+    parameters = choice(budget)
     view: RouterView = yield None
     view.require("edit", "editing")
     names = view.inputs("decode")

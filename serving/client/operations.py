@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client does, step by step: the same for the blocking and the asyncio client.
+"""What a client does, step by step: the methods of the blocking and of the asyncio client.
 
 An operation is a generator. It yields a call and is sent the server's answer, or yields None
 and is sent the router's view; what it returns is what the caller asked for.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -24,132 +26,159 @@ from saccade.serving.client.embeddings import Embeddings
 from saccade.serving.client.images import Image, encoded
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.text_tokens import question_tokens, text_tokens
-from saccade.serving.client.wire import Call, array_calls, choice, image_calls, made_by, output
+from saccade.serving.client.wire import (
+    Budget,
+    Call,
+    Steps,
+    array_calls,
+    choice,
+    image_calls,
+    made_by,
+    output,
+)
 from saccade.serving.client.zero_shot import Labelling, probabilities
 
 _T = TypeVar("_T")
-Steps = Generator[Call | None, Any, _T]
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _NAMES = ("variant", "variant_sha256")
 
 
+def as_method(method: _Method, operation: Callable[..., Steps[Any]]) -> _Method:
+    """A method with the name, the text and the signature of the operation that it runs."""
+    own = inspect.signature(operation)
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    update_wrapper(method, operation, assigned=("__name__", "__doc__"))
+    method.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[first, *own.parameters.values()],
+        return_annotation=get_args(own.return_annotation)[2],
+    )
+    return method
+
+
 def classify(
-    images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str], top: int
-) -> Steps[list[Classification]]:
-    """The best labels of each image, of those that the model or the repository has."""
-    _check_top(top)
-    found = []
-    for call in image_calls(images, ("probabilities", "variant"), parameters, top=top):
-        found += classifications((yield call))
-    return found
-
-
-def classify_as(
     images: Sequence[Image] | np.ndarray,
-    labelling: Labelling,
-    parameters: Mapping[str, str],
-    top: int,
+    budget: Budget | None = None,
+    min_score: float | None = None,
+    max_latency_ms: float | None = None,
+    top: int = 3,
+    labels: Sequence[str] = (),
+    templates: Sequence[str] = (),
 ) -> Steps[list[Classification]]:
-    """The best of the given labels for each image: both towers of one variant are asked."""
+    """The `top` labels of each image, by the variant that the one parameter chooses.
+
+    Without `labels` they are the model's, or those it was deployed with. With them a model
+    of image and text compares the image with each label in each template, such as
+    "a photo of a {}".
+    """
+    parameters = choice(budget, min_score=min_score, max_latency_ms=max_latency_ms)
+    if labels:
+        labelling = Labelling(tuple(labels), tuple(templates))
+        return _classify_as(images, labelling, parameters, top)
+    if templates:
+        raise SaccadeError("templates were given without labels. Give both, or neither.")
     _check_top(top)
-    view: RouterView = yield None
-    if "tokens" not in view.inputs("text"):
-        raise SaccadeError(
-            f"{view.model}: a model of family {view.family} without a text part; labels need one. "
-            "Leave them out, or name a model with image and text."
-        )
-    coded = yield from embed(images, parameters)
-    facts = view.facts(coded.variant)
-    labelling = labelling.of(facts)
-    tokens = text_tokens(labelling.prompts(), facts)
-    texts = yield from _embed_tokens(tokens, view, coded.variant)
-    texts.check_comparable(coded)
-    chances = probabilities(coded.vectors, labelling.vectors(texts.vectors), facts)
-    return ranked(chances, labelling.labels, top, coded.variant)
+    calls = image_calls(images, ("probabilities", "variant"), parameters, top=top)
+    return _all_of(calls, classifications)
 
 
-def embed(images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str]) -> Steps[Embeddings]:
-    """One vector an image, all of the same variant."""
-    results = []
-    for call in image_calls(images, ("embedding", *_NAMES), parameters):
-        results.append((yield call))
-    view: RouterView = yield None
-    return _joined(results, view)
+def embed(images: Sequence[Image] | np.ndarray, budget: Budget | None = None) -> Steps[Embeddings]:
+    """One vector an image, all of the same variant.
+
+    Shapes: vectors float32 [n d].
+    """
+    return _embed_images(images, choice(budget))
 
 
 def embed_text(
-    texts: Sequence[str], parameters: Mapping[str, str], truncate: bool
+    texts: Sequence[str], budget: Budget | None = None, truncate: bool = False
 ) -> Steps[Embeddings]:
-    """One vector a text, all of the same variant."""
+    """One vector a text, all of the same variant; long texts are cut only if asked to.
+
+    Shapes: vectors float32 [n d].
+    """
+    parameters = choice(budget)
     view: RouterView = yield None
-    facts = view.facts(view.variants[0])
-    tokens = text_tokens(texts, facts, truncate=truncate)
-    results = []
-    for call in array_calls({"tokens": tokens}, ("embedding", *_NAMES), parameters):
-        results.append((yield call))
-    return _joined(results, view)
+    tokens = text_tokens(texts, _first(view), truncate=truncate)
+    return (yield from _embed_tokens(tokens, view, parameters))
 
 
 def segment(
     images: Sequence[Image] | np.ndarray,
-    parameters: Mapping[str, str],
-    seed: int,
-    slots: int | None,
+    budget: Budget | None = None,
+    seed: int = 0,
+    slots: int | None = None,
 ) -> Steps[list[Segmentation]]:
-    """The slots of each image."""
+    """The slots of each image; `seed` and the image's place in its request draw their start.
+
+    A request takes up to 64 images: with the 65th the places begin anew.
+    """
+    parameters = choice(budget) | {"seed": str(seed)}
+    if slots is not None:
+        parameters["slots"] = str(slots)
     view: RouterView = yield None
     view.require("segment", "segmenting")
     wanted = ("masks", "slots", "positions", "scales", "reconstruction")
     names = tuple(name for name in wanted if name in view.outputs(""))
-    drawn = {"seed": str(seed)} | ({} if slots is None else {"slots": str(slots)})
-    found = []
-    for call in image_calls(images, (*names, "variant"), {**parameters, **drawn}):
-        found += segmentations((yield call), names)
-    return found
+    calls = image_calls(images, (*names, "variant"), parameters)
+    return (yield from _all_of(calls, lambda result: segmentations(result, names)))
 
 
 def answer(
     images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray],
     questions: Sequence[str],
-    parameters: Mapping[str, str],
-    top: int,
-    truncate: bool,
+    budget: Budget | None = None,
+    top: int = 3,
+    truncate: bool = False,
 ) -> Steps[list[Classification]]:
-    """The best answers to each question on the image, or features, of the same place."""
+    """The `top` answers to each question on the image of the same place.
+
+    In place of images the features that the model takes, by name, where it takes features.
+    A question that is too long is cut where `truncate` says so, else refused.
+    """
+    parameters = choice(budget)
     _check_top(top)
     view: RouterView = yield None
     view.require("answer", "answering")
     tokens = question_tokens(questions, _first(view), truncate=truncate)
-    inputs: dict[str, Any] = {"question": tokens}
-    inputs |= images if isinstance(images, Mapping) else {"image": images}
-    arrays = as_arrays(inputs, view)
-    found = []
-    for call in array_calls(arrays, ("probabilities", "variant"), parameters, top=top):
-        found += classifications((yield call))
-    return found
+    arrays = as_arrays({"question": tokens, **_by_name(images)}, view)
+    calls = array_calls(arrays, ("probabilities", "variant"), parameters, top=top)
+    return (yield from _all_of(calls, classifications))
 
 
 def caption(
     images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray],
-    parameters: Mapping[str, str],
+    budget: Budget | None = None,
+    beam: int | None = None,
+    max_length: int | None = None,
+    end: str | None = None,
 ) -> Steps[list[Caption]]:
-    """A sentence for each image, or for its features."""
+    """A sentence for each image, by a search of `beam` sentences at a time.
+
+    Units: max_length is words; `end` is the word that ends a sentence.
+    """
+    given = {"beam": beam, "max_length": max_length, "end": end}
+    own = {name: str(value) for name, value in given.items() if value is not None}
+    parameters = choice(budget) | own
     view: RouterView = yield None
     view.require("caption", "captioning")
-    arrays = as_arrays(images if isinstance(images, Mapping) else {"image": images}, view)
-    found = []
-    for call in array_calls(arrays, ("caption", "attention", "variant"), parameters):
-        found += captions((yield call))
-    return found
+    arrays = as_arrays(_by_name(images), view)
+    calls = array_calls(arrays, ("caption", "attention", "variant"), parameters)
+    return (yield from _all_of(calls, captions))
 
 
 def infer(
-    inputs: Mapping[str, Any], outputs: Sequence[str] | None, parameters: Mapping[str, str]
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] | None = None,
+    budget: Budget | None = None,
+    parameters: Mapping[str, str] | None = None,
 ) -> Steps[dict[str, np.ndarray]]:
-    """Whatever a model takes and answers, by name."""
+    """Whatever the model takes and answers, by name: arrays, and images where it takes some.
+
+    Shapes: every array has the samples as its first axis, of which there are the same number.
+    """
+    asked = choice(budget) | dict(parameters or {})
     view: RouterView = yield None
-    results = []
-    for call in array_calls(as_arrays(inputs, view), outputs, parameters):
-        results.append((yield call))
+    results = yield from _results(array_calls(as_arrays(inputs, view), outputs, asked))
     names = outputs or [each.name for each in results[0].get_response().outputs]
     return {name: np.concatenate([output(each, name) for each in results]) for name in names}
 
@@ -178,13 +207,61 @@ def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarr
     return found
 
 
-def _embed_tokens(tokens: np.ndarray, view: RouterView, variant: str) -> Steps[Embeddings]:
-    """The codes of texts by that variant."""
-    parameters = choice(view.setting(variant))
-    results = []
-    for call in array_calls({"tokens": tokens}, ("embedding", *_NAMES), parameters):
-        results.append((yield call))
+def _classify_as(
+    images: Sequence[Image] | np.ndarray,
+    labelling: Labelling,
+    parameters: Mapping[str, str],
+    top: int,
+) -> Steps[list[Classification]]:
+    """The best of the given labels for each image: both towers of one variant are asked."""
+    _check_top(top)
+    view: RouterView = yield None
+    if "tokens" not in view.inputs("text"):
+        raise SaccadeError(
+            f"{view.model}: a model of family {view.family} without a text part; labels need one. "
+            "Leave them out, or name a model with image and text."
+        )
+    coded = yield from _embed_images(images, parameters)
+    facts = view.facts(coded.variant)
+    labelling = labelling.of(facts)
+    tokens = text_tokens(labelling.prompts(), facts)
+    texts = yield from _embed_tokens(tokens, view, choice(view.setting(coded.variant)))
+    texts.check_comparable(coded)
+    chances = probabilities(coded.vectors, labelling.vectors(texts.vectors), facts)
+    return ranked(chances, labelling.labels, top, coded.variant)
+
+
+def _embed_images(
+    images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str]
+) -> Steps[Embeddings]:
+    results = yield from _results(image_calls(images, ("embedding", *_NAMES), parameters))
+    view: RouterView = yield None
     return _joined(results, view)
+
+
+def _embed_tokens(
+    tokens: np.ndarray, view: RouterView, parameters: Mapping[str, str]
+) -> Steps[Embeddings]:
+    calls = array_calls({"tokens": tokens}, ("embedding", *_NAMES), parameters)
+    return _joined((yield from _results(calls)), view)
+
+
+def _all_of(calls: Iterable[Call], read: Callable[[Any], list[_T]]) -> Steps[list[_T]]:
+    """What is read of the answer to each call."""
+    found: list[_T] = []
+    for call in calls:
+        found += read((yield call))
+    return found
+
+
+def _results(calls: Iterable[Call]) -> Steps[list[Any]]:
+    return _all_of(calls, lambda result: [result])
+
+
+def _by_name(
+    images: Sequence[Image] | np.ndarray | Mapping[str, np.ndarray],
+) -> Mapping[str, Any]:
+    return images if isinstance(images, Mapping) else {"image": images}
 
 
 def _joined(results: Sequence[Any], view: RouterView) -> Embeddings:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One small inference of a model, to see whether it answers."""
 
-import io
 import json
 import queue
 import time
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from saccade.serving.client.connection import connect_alone
+from saccade.serving.client.images import encoded
 from saccade.serving.client.router_view import LANES, PROBE, probe_of
 from saccade.serving.client.rpc_errors import is_queue_full, is_unreachable, short
 
@@ -171,9 +171,5 @@ def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[s
 
 
 def small_picture() -> bytes:
-    """A grey PNG of 8 x 8 pixels."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("L", (8, 8)).save(file, "PNG")
-    return file.getvalue()
+    """A black PNG of 8 x 8 pixels."""
+    return encoded([np.zeros((8, 8), np.uint8)])[0]

@@ -2,7 +2,7 @@
 """Whether every variant answers, and new callers get through to them."""
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 State = Literal["starting", "serving", "restarting", "stopped", "failed"]
@@ -31,16 +31,7 @@ class Readiness:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "ready": self.ready,
-            "state": self.state,
-            "model": self.model,
-            "router": self.router,
-            "variants": self.variants,
-            "new_connections": self.new_connections,
-            "reasons": self.reasons,
-            "busy": self.busy,
-        }
+        return {"ready": self.ready, **asdict(self)}
 
 
 class Board:

@@ -2,6 +2,8 @@
 """What a failed call means, in words that name the server, the variant and what to do."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from saccade.errors import SaccadeError, ServerFailed
@@ -32,6 +34,17 @@ def is_unreachable(error: Any) -> bool:
 def is_queue_full(error: Any) -> bool:
     """Whether the server refused a request only because many others wait."""
     return _BUSY.search(str(error.message())) is not None
+
+
+@contextmanager
+def explained(url: str, model: str, timeout_s: float) -> Iterator[None]:
+    """A call to `model` at `url`, whose failure is raised in words."""
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        yield
+    except InferenceServerException as error:
+        raise explain(error, url, model, timeout_s) from error
 
 
 def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:

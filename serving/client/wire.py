@@ -4,11 +4,11 @@
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ Budget = BudgetLike  # a fraction of the full model, or a setting by its name, s
 # repositories that were written before this, as strings.
 TEXTS = ("variant", "variant_sha256", "caption")
 Call = dict[str, Any]  # arguments of `infer`, the deadline excepted
+_T = TypeVar("_T")
+# Calls, or None to be told the router's view; each is sent what it is answered.
+Steps = Generator[Call | None, Any, _T]
 GRACE_S = 0.1
 LONGEST_S = 7 * 24 * 3600.0  # what the router takes for ever
 _NUMBERS = count(1)

@@ -7,11 +7,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.export.runtimes.gpu import gpus
 from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.installation import Installation
 from saccade.serving.repository.model_config import data_type
-from saccade.serving.repository.preflight.target import gpus
 from saccade.serving.repository.runtimes.registry import served_names, served_runtime
 
 MENDED_LINE = "25.08"  # of the server: the classes of strings are refused (server#8267)
@@ -90,7 +90,7 @@ def refuse_unrunnable(repository: Path, needs: Needs, server: Installation) -> N
     lacks = (
         "the bundled server runs ONNX files on KIND_CPU only"
         if server.bundled
-        else f"{server.binary} needs a GPU for them, and nvidia-smi shows none"
+        else f"{server.binary} needs a GPU for them, and its driver shows none"
     )
     folder = shlex.quote(str(repository))
     raise SaccadeError(

@@ -3,10 +3,9 @@
 
 import logging
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+from saccade.machine import process_fields
 from saccade.serving.client.probe import Probe, Prober
 from saccade.serving.client.readiness import Board
 from saccade.serving.server.process import ServerProcess
@@ -149,8 +148,8 @@ class Liveness:
     def _server_computes(self) -> bool:
         now = time.monotonic()
         if now >= self._server_due_s:
-            with suppress(OSError):
-                state, ticks = process_time(self._process.pid)
+            state, ticks = process_time(self._process.pid)
+            if state:
                 self._server_busy = self._computes("", ticks) and state != "T"
             # Several models are judged at a time, and none may find that no time has passed.
             self._server_due_s = now + self._prober.timeout_s / 2
@@ -160,9 +159,8 @@ class Liveness:
         """States and processor time, in ticks, of the processes in which a model runs."""
         states, ticks = "", 0
         for stub in self._process.stubs_of(model):
-            with suppress(OSError):
-                state, used = process_time(stub.pid)
-                states, ticks = states + state, ticks + used
+            state, used = process_time(stub.pid)
+            states, ticks = states + state, ticks + used
         return states, ticks
 
     def _read_lanes(self, probe: Probe) -> str | None:
@@ -188,7 +186,9 @@ class Liveness:
 
 
 def process_time(pid: int) -> tuple[str, int]:
-    """A process's state, `T` if it is stopped, and the clock ticks that it has computed."""
-    # The name in parentheses may itself hold spaces and parentheses.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return fields[0], int(fields[11]) + int(fields[12])
+    """A process's state, `T` if it is stopped, and the clock ticks that it has computed.
+
+    Nothing and none of a process that has ended.
+    """
+    fields = process_fields(pid)
+    return (fields[0], int(fields[11]) + int(fields[12])) if fields else ("", 0)

@@ -16,10 +16,10 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+from saccade.die_with_parent import dying_with_parent
 from saccade.errors import SaccadeError
 from saccade.serving.repository.installation import STUB, Installation
 from saccade.serving.repository.requirements import Needs
-from saccade.serving.server import die_with_parent as leash
 from saccade.serving.server import listeners
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.log import ServerLog
@@ -86,7 +86,7 @@ class ServerProcess:
         arguments = server_arguments(self._options, backends, models, self._regions)
         arguments = [*supervised(arguments), *needs.arguments]
         self._process = subprocess.Popen(
-            leash.leashed([*limited(installation.binary), *arguments]),
+            dying_with_parent([*limited(installation.binary), *arguments]),
             env=installation.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from saccade.serving.server.reaper import (
     ORDERLY,
@@ -52,12 +51,7 @@ class RunFolder:
             self._release()
             self._reaper = _start_reaper(self.path)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         kill_processes(self.path)
         remove_regions(self.path.name)
         shutil.rmtree(self.path, ignore_errors=True)

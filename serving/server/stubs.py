@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import ServerFailed
+from saccade.machine import process_fields
 from saccade.serving.repository.installation import STUB
 
 
@@ -28,7 +29,7 @@ def stubs_in(group: int) -> list[Stub]:
         if not entry.name.isdigit():
             continue
         with suppress(OSError, IndexError):
-            fields = _stat(int(entry.name))
+            fields = process_fields(int(entry.name))
             words = (entry / "cmdline").read_bytes().split(b"\0")
             if int(fields[2]) == group and words[0].endswith(STUB.encode()):
                 region = words[2].decode(errors="replace") if len(words) > 2 else ""
@@ -45,18 +46,10 @@ def _model_of(words: list[bytes]) -> str:
     return ""
 
 
-def _stat(pid: int) -> list[str]:
-    # The name in parentheses may itself hold spaces and parentheses.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
 def _started(pid: int) -> int | None:
     """When the living process `pid` began, in clock ticks; None if it is gone or a zombie."""
-    try:
-        fields = _stat(pid)
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = process_fields(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def is_alive(stub: Stub) -> bool:

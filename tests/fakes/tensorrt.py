@@ -8,7 +8,6 @@ never ends the build, REFUSE gives no plan. A plan that begins with ABORT ends i
 import ctypes
 import json
 import os
-import sys
 import time
 from enum import Enum, IntEnum
 from types import SimpleNamespace
@@ -109,7 +108,7 @@ class Builder:
         config.progress_monitor.phase_start("Building", None, 2)
         config.progress_monitor.step_complete("Building", 0)
         if "HANG" in words:
-            print("hanging", file=sys.stderr, flush=True)
+            open("hanging", "w").close()  # noqa: PTH123
             time.sleep(600)
         if "REFUSE" in words:
             self.logger.log(ILogger.Severity.ERROR, "no tactic for node 7")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands that are killed: what each is given, and what it leaves when it is done."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -90,22 +89,20 @@ def _fake_tensorrt() -> None:
 
 
 def _points_in_this_process() -> None:
-    """A sweep's children load torch for seconds each; what they write is written here instead."""
-    children = import_module("saccade.serving.bench.sweep.children")
+    """A sweep's workers load torch for seconds each; what they do is done here instead."""
 
-    def run_all(
-        module: str, tasks: dict[str, Any], folder: Path, *, at_a_time: int
-    ) -> Iterator[Any]:
+    def each_alone(
+        module: str, tasks: dict[str, Any], kind: type, *, at_a_time: int
+    ) -> Iterator[tuple[str, Any]]:
         for key, task in tasks.items():
-            answer = json.dumps(import_module(module).main(task))
-            yield children.Ended(key, 0, answer, "")
+            yield key, import_module(module).main(task)
 
-    def run_one(module: str, task: dict[str, Any], folder: Path) -> Any:
-        (ended,) = run_all(module, {"one": task}, folder, at_a_time=1)
-        return ended
+    class Here(import_module("saccade.worker").Worker):  # type: ignore[misc]
+        def ask(self, request: Any, kind: type, *_: Any) -> Any:
+            return import_module(self._work).main(request)
 
-    import_module("saccade.serving.bench.sweep.ready").run_all = run_all  # type: ignore[attr-defined]
-    import_module("saccade.serving.bench.sweep.turns").run_one = run_one  # type: ignore[attr-defined]
+    import_module("saccade.serving.bench.sweep.ready").each_alone = each_alone  # type: ignore[attr-defined]
+    import_module("saccade.serving.bench.sweep.turns").Worker = Here  # type: ignore[attr-defined]
 
 
 _SWEEP = ("sweep", "{given}/nac.safetensors", "--out", "{out}/sweep", *_DATA,

@@ -213,6 +213,17 @@ def test_what_runs_in_the_server_imports_nothing_of_saccade():
         assert not imported_modules(path), name_of(path)
 
 
+def test_processes_of_our_own_are_workers():
+    """The server is no program of ours, and what cleans up behind it has to outlive its parent."""
+    assert {name_of(path) for path in SOURCES if "Popen" in path.read_text()} == {
+        "saccade/worker.py",
+        "serving/server/process.py",
+        "serving/server/run_folder.py",
+    }
+    forked = re.compile(r"multiprocessing|ProcessPoolExecutor|os\.fork|sys\.executable, \"-m\"")
+    assert not [name_of(path) for path in SOURCES if forked.search(path.read_text())]
+
+
 # Where a runtime's name may stand. The second is the server's side of each: its checks know models
 # and options of `serving`, of which `export` imports nothing.
 OF_RUNTIMES = ("export/runtimes/", "serving/repository/runtimes/")

@@ -25,6 +25,7 @@ from saccade.export.runtimes.tensorrt.engine_manifest import (
 from saccade.export.runtimes.tensorrt.inspector import compare_with_inspector
 from saccade.export.runtimes.tensorrt.loading import look_inside
 from saccade.export.runtimes.tensorrt.modules import (
+    NAMES,
     chosen_capabilities,
     chosen_engine,
     takes_plugins,
@@ -48,6 +49,7 @@ from saccade.plugins.availability import TENSORRT_LIBRARY
 from saccade.progress import progress
 
 _MOST_MIB = 2**20
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,21 @@ class Engines:
 
     def to_text(self) -> Any:
         """A row a plan: its size, the types of its matrix layers, how long it took."""
-        from saccade.export.runtimes.tensorrt.engine_table import rendered
+        from rich.table import Table
 
-        return rendered(self.folder, self.manifests)
+        first = self.manifests[0]
+        by = f"{NAMES[first.engine]} {first.version} for {', '.join(first.compute_capabilities)}"
+        table = Table(title=f"{self.folder}: {by}", title_justify="left")
+        words = ("variant", "matrix layers")
+        for name in ("variant", "MiB", "matrix layers", "batch", "build s"):
+            table.add_column(name, justify="left" if name in words else "right")
+        for each in self.manifests:
+            types = ", ".join(f"{count} {kind}" for kind, count in each.layer_types.items())
+            batch = next(iter(each.profiles.values()))
+            shown = ":".join(str(batch[key][0]) for key in ("min", "opt", "max"))
+            size = f"{each.file.bytes / _MIB:.1f}"
+            table.add_row(each.variant.name, size, types, shown, f"{each.build_seconds:.1f}")
+        return table
 
 
 def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Engines:
@@ -195,7 +209,7 @@ def _seen_on_gpu(
     if gpu is None or gpu.capability not in engine.compute_capabilities:
         return engine
     found = look_inside(folder / engine.file.name, engine, plan_bytes(folder, engine))
-    seen = compare_with_inspector(promise_of(artefact, manifest), found["inspector"])
+    seen = compare_with_inspector(promise_of(artefact, manifest), found.inspector)
     return replace(engine, options={**engine.options, "inspector": seen})
 
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine by either of TensorRT's two modules: `python builder.py`, in a process of its own.
 
-It reads request.json in its folder and writes one JSON object a line: what the network holds,
-how far the build is, what TensorRT says. It builds when standard input says so, into `plan`.
-It imports nothing but TensorRT. A plan's bytes follow the addresses of the builder's own objects,
-so the process runs with a fixed address space, does the same each time, and builds one engine.
+It speaks as `saccade.worker` does. It answers the request with what the network holds, and the next
+one, which lets it build into `plan` of its folder, with how that went; on the way it says how far
+it is, and what TensorRT says. It imports nothing but TensorRT. A plan's bytes follow the addresses
+of the builder's own objects, so the process runs with a fixed address space, does the same each
+time, and builds one engine.
 """
 
 import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import warnings
@@ -25,14 +25,13 @@ STEADY = {  # of the environment; the parent sets it
     ":glibc.malloc.mmap_threshold=33554432",
 }
 _FIXED_ADDRESSES, _ASK = 0x0040000, 0xFFFFFFFF
-_PR_SET_PDEATHSIG = 1
 _AGAIN = "again"
 _PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "DECONVOLUTION", "EINSUM")
 # What moves numbers and leaves them what they are.
 _MOVES = ("SHUFFLE", "SQUEEZE", "UNSQUEEZE", "IDENTITY", "SLICE", "GATHER", "CONCATENATION")
 _MIB = 2**20
 
-Say = Callable[..., None]
+Tell = Callable[[str, Any], None]
 
 
 class Refused(Exception):
@@ -43,12 +42,14 @@ class Refused(Exception):
         self.kind = kind
 
 
-def build(trt: Any, request: dict[str, Any], say: Say, go: Callable[[], bool]) -> bytes | None:
-    """The plan of `request["onnx"]`; none if `go`, asked after parsing, says no.
+def build(
+    trt: Any, request: dict[str, Any], tell: Tell, go: Callable[[], Any]
+) -> tuple[bytes, float] | None:
+    """The plan of `request["onnx"]` and its seconds; none if `go`, asked after parsing, says no.
 
     Raises: Refused with TensorRT's own words.
     """
-    logger = _logger(trt, say)
+    logger = _logger(trt, tell)
     plugins = trt.get_plugin_registry()
     for library in request["plugins"]:
         if plugins.load_library(library) is None:
@@ -61,20 +62,20 @@ def build(trt: Any, request: dict[str, Any], say: Say, go: Callable[[], bool]) -
     if not parser.parse(Path(request["onnx"]).read_bytes()):
         errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
         raise Refused("onnx", errors[0] if errors else "no reason given")
-    say("network", version=trt.__version__, **_described(trt, network))
+    tell("answer", {"version": trt.__version__, **_described(trt, network)})
     if not go():
         return None
-    monitor = _monitor(trt, say)
+    monitor = _monitor(trt, tell)
     config = _config(trt, builder, network, request, monitor)
     started = time.perf_counter()
     plan = builder.build_serialized_network(network, config)
+    seconds = time.perf_counter() - started
     if plan is None:
         raise Refused("build", "no plan")
     data = bytes(plan)
     if request["timing_cache"] is not None:
         Path("timing_cache").write_bytes(bytes(config.get_timing_cache().serialize()))
-    say("built", seconds=time.perf_counter() - started)
-    return data
+    return data, seconds
 
 
 def _config(trt: Any, builder: Any, network: Any, request: dict[str, Any], monitor: Any) -> Any:
@@ -147,19 +148,19 @@ def _origin(tensor: Any, makers: dict[str, Any]) -> str:
     return "INPUT" if layer is None else str(layer.type.name)
 
 
-def _logger(trt: Any, say: Say) -> Any:
+def _logger(trt: Any, tell: Tell) -> Any:
     class Logger(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, text: str) -> None:
             if severity <= trt.ILogger.Severity.INFO:
-                say("message", severity=severity.name, text=text)
+                tell("said", {"event": "message", "severity": severity.name, "text": text})
 
     return Logger()
 
 
-def _monitor(trt: Any, say: Say) -> Any:
+def _monitor(trt: Any, tell: Tell) -> Any:
     class Monitor(trt.IProgressMonitor):
         """Reports the outermost phase: those inside it come and go."""
 
@@ -170,11 +171,11 @@ def _monitor(trt: Any, say: Say) -> Any:
         def phase_start(self, name: str, parent: str | None, steps: int) -> None:
             if parent is None:
                 self.outer = name
-                say("phase", name=name, steps=steps)
+                tell("said", {"event": "phase", "steps": steps})
 
         def step_complete(self, name: str, step: int) -> bool:
             if name == self.outer:
-                say("step", name=name, step=step)
+                tell("said", {"event": "step"})
             return True
 
         def phase_finish(self, name: str) -> None:
@@ -183,39 +184,34 @@ def _monitor(trt: Any, say: Say) -> Any:
     return Monitor()
 
 
-def main() -> int:
-    """Serve one request; 0 built or told not to, 2 refused."""
+def main() -> None:
+    """Build one engine."""
     if _AGAIN not in sys.argv and _fix_addresses():
         os.execv(sys.executable, [sys.executable, "-P", __file__, _AGAIN])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     warnings.simplefilter("ignore")
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # a library may print what it likes
 
-    def say(event: str, **found: Any) -> None:
+    def tell(what: str, content: Any) -> None:
         # One call a line: the monitor may be told by several threads.
-        sys.stdout.write(json.dumps({"event": event, **found}) + "\n")
-        sys.stdout.flush()
+        lines.write(json.dumps([what, content]) + "\n")
 
-    def go() -> bool:
-        return sys.stdin.readline() == "build\n"
+    def next_request() -> Any:
+        size = sys.stdin.buffer.readline()
+        return json.loads(sys.stdin.buffer.read(int(size))) if size else None
 
-    request = json.loads(Path("request.json").read_text("utf-8"))
+    tell("ready", None)
+    request = next_request()
     try:
-        plan = build(import_module(request["module"]), request, say, go)
+        built = build(import_module(request["module"]), request, tell, next_request)
+        if built is not None:
+            plan, seconds = built
+            Path("plan").write_bytes(plan)
+            tell("answer", {"seconds": seconds, "fixed_addresses": _AGAIN in sys.argv})
     except Refused as refused:
-        say("refused", kind=refused.kind, text=str(refused))
-        return 2
+        tell("error", [refused.kind, str(refused)])
     except OSError as error:
-        say("refused", kind="file", text=str(error))
-        return 2
-    if plan is None:
-        return 0
-    try:
-        Path("plan").write_bytes(plan)
-    except OSError as error:
-        say("refused", kind="file", text=str(error))
-        return 2
-    say("done", fixed_addresses=_AGAIN in sys.argv, bytes=len(plan))
-    return 0
+        tell("error", ["file", str(error)])
 
 
 def _fix_addresses() -> bool:
@@ -226,4 +222,4 @@ def _fix_addresses() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A build in a process of its own: what it reports as it goes, and how it may end."""
 
-import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.export.runtimes.tensorrt.builder import STEADY
 from saccade.export.runtimes.tensorrt.engine_manifest import Profile
 from saccade.export.runtimes.tensorrt.modules import MODULES, NAMES
+from saccade.worker import Program, Worker, WorkerEnded, WorkRefused
 
+_PROGRAM = Path(__file__).with_name("builder.py")
 _KEPT = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR")
-_TAIL = 400  # characters of what a dead process has said last
 
 
 @dataclass(frozen=True)
@@ -61,13 +57,13 @@ class Network:
     layers: int
     products: tuple[dict[str, Any], ...]
 
-    @classmethod
-    def of(cls, event: dict[str, Any]) -> "Network":
-        """As the child describes it."""
-        inputs, outputs, products = (
-            tuple(event[each]) for each in ("inputs", "outputs", "products")
-        )
-        return cls(event["version"], inputs, outputs, event["layers"], products)
+
+@dataclass(frozen=True)
+class Done:
+    """What the child tells of a build that has ended well."""
+
+    seconds: float
+    fixed_addresses: bool
 
 
 @dataclass(frozen=True)
@@ -95,86 +91,45 @@ def build_in_child(
     Raises: SaccadeError if TensorRT refuses, or its process dies; what `proved` raises.
     """
     messages: list[tuple[str, str]] = []
-    network: Network | None = None
-    seconds, steps = 0.0, 1
-    with _process(job, work) as process:
-        for event in _events(process):
-            match event.pop("event"):
-                case "message":
-                    messages.append((event["severity"], event["text"]))
-                case "network":
-                    network = Network.of(event)
-                    proved(network)
-                    _tell(process, "build\n")
-                case "phase":
-                    steps = max(1, event["steps"])
-                case "step":
-                    progressed(1 / steps)
-                case "built":
-                    seconds = event["seconds"]
-                case "refused":
-                    raise _refusal(job, work, event["kind"], event["text"], messages)
-                case "done" if network is not None:
-                    cache = work / "timing_cache" if job.timing_cache is not None else None
-                    log = "".join(f"{severity}: {text}\n" for severity, text in messages)
-                    fixed = event["fixed_addresses"]
-                    return Built(work / "plan", cache, network, seconds, fixed, log)
-        raise _death(job, process.wait(), work, messages)
+    steps = 1
+
+    def said(event: dict[str, Any]) -> None:
+        nonlocal steps
+        match event["event"]:
+            case "message":
+                messages.append((event["severity"], event["text"]))
+            case "phase":
+                steps = max(1, event["steps"])
+            case "step":
+                progressed(1 / steps)
+
+    _link_inputs(job, work)
+    with Worker(Program(_PROGRAM, work, _environment())) as worker:
+        try:
+            network = worker.ask(job.request(), Network, said=said)
+            proved(network)
+            done = worker.ask("build", Done, said=said)
+        except WorkRefused as refused:
+            raise _refusal(job, work, refused.kind, str(refused), messages) from refused
+        except WorkerEnded as ended:
+            raise _death(job, ended, messages) from ended
+    cache = work / "timing_cache" if job.timing_cache is not None else None
+    log = "".join(f"{severity}: {text}\n" for severity, text in messages)
+    return Built(work / "plan", cache, network, done.seconds, done.fixed_addresses, log)
 
 
-@contextmanager
-def _process(job: Job, work: Path) -> Iterator[subprocess.Popen[str]]:
+def _link_inputs(job: Job, work: Path) -> None:
     try:
-        (work / "request.json").write_text(json.dumps(job.request()), "utf-8")
         (work / "model.onnx").symlink_to(job.onnx.resolve())
         if job.timing_cache is not None:
             (work / "timing_cache_in").symlink_to(job.timing_cache.resolve())
-        stderr = (work / "stderr").open("wb")
     except OSError as error:
         raise SaccadeError(f"{work}: cannot be written ({error}). Choose another --out.") from error
-    with stderr:
-        # A session of its own: Ctrl-C comes to this process, which then ends the child.
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("builder.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            cwd=work,
-            env=_environment(),
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _environment() -> dict[str, str]:
     # Nothing else of the caller's: what Python copies of it moves the addresses of what follows.
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | STEADY
-
-
-def _events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    for line in cast(IO[str], process.stdout):
-        # A library may print what it likes; only the builder's own lines are objects.
-        if line.startswith("{"):
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
-
-
-def _tell(process: subprocess.Popen[str], words: str) -> None:
-    stdin = cast(IO[str], process.stdin)
-    try:
-        stdin.write(words)
-        stdin.flush()
-    except BrokenPipeError:
-        pass  # it died: the end of its output says how
 
 
 def _refusal(
@@ -200,18 +155,14 @@ def _refusal(
     return SaccadeError(f"{job.name}: {reason[kind]}")
 
 
-def _death(job: Job, code: int, work: Path, messages: list[tuple[str, str]]) -> SaccadeError:
-    if code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
-            how += ", as the system does when memory runs out"
-    else:
-        how = f"ended with {code} and no answer"
-    last = (work / "stderr").read_text("utf-8", errors="replace").strip()[-_TAIL:]
-    said = _first_error(messages) or (f": {last}" if last else "")
+def _death(job: Job, ended: WorkerEnded, messages: list[tuple[str, str]]) -> SaccadeError:
+    how = str(ended)
+    if how.endswith("SIGKILL"):
+        how += ", as the system does when memory runs out"
+    said = _first_error(messages) or (f": {ended.last_words}" if ended.last_words else "")
     return SaccadeError(
-        f"{job.name}: the process in which {NAMES[job.engine]} built it {how}{said}. Nothing was "
-        "written. Leave this variant out with --variant, or try the other --engine."
+        f"{job.name}: the process in which {NAMES[job.engine]} built it ended ({how}){said}. "
+        "Nothing was written. Leave this variant out with --variant, or try the other --engine."
     )
 
 

@@ -1,21 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan deserialised: in the process that runs it, and first in one that may die of it.
 
-As a file (`python loader.py`) it reads a line of JSON and the plan's bytes from standard input,
-and answers with a line of JSON: what the engine takes and gives, and what its inspector says. It
-imports nothing but TensorRT.
+As a worker it answers with what the engine takes and gives, and what its inspector says.
 """
 
-import json
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
 
+from saccade.errors import SaccadeError
 
-class NotLoaded(Exception):
+
+class NotLoaded(SaccadeError):
     """TensorRT's own words."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The bytes of a plan, the module that reads them, and the libraries of its plugins."""
+
+    module: str
+    plugins: tuple[str, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Inputs and outputs of an engine with their types and shapes, and the inspector's JSON."""
+
+    inputs: tuple[dict[str, Any], ...]
+    outputs: tuple[dict[str, Any], ...]
+    inspector: str
 
 
 def deserialize(trt: Any, data: bytes, plugins: Sequence[str]) -> tuple[Any, Any]:
@@ -48,37 +65,25 @@ def _registered(trt: Any, library: str) -> bool:
     return trt.get_plugin_registry().load_library(library) is not None
 
 
-def described(trt: Any, engine: Any) -> dict[str, Any]:
-    """Inputs and outputs with their types and shapes, and the inspector's JSON."""
+def main(plan: Plan) -> Contents:
+    """Deserialise a plan."""
+    trt = import_module(plan.module)
+    runtime, engine = deserialize(trt, plan.data, plan.plugins)
+    found = _contents(trt, engine)
+    del engine, runtime  # in this order
+    return found
+
+
+def _contents(trt: Any, engine: Any) -> Contents:
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    kinds: dict[str, list[dict[str, Any]]] = {"inputs": [], "outputs": []}
+    modes: dict[Any, list[dict[str, Any]]] = {
+        trt.TensorIOMode.INPUT: [],
+        trt.TensorIOMode.OUTPUT: [],
+    }
     for name in names:
-        is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
-        kinds["inputs" if is_input else "outputs"].append(
-            {
-                "name": name,
-                "type": engine.get_tensor_dtype(name).name,
-                "shape": list(engine.get_tensor_shape(name)),
-            }
-        )
+        kind, shape = engine.get_tensor_dtype(name).name, list(engine.get_tensor_shape(name))
+        modes[engine.get_tensor_mode(name)].append({"name": name, "type": kind, "shape": shape})
     inspector = engine.create_engine_inspector()
     said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-    return {**kinds, "inspector": said}
-
-
-def main() -> int:
-    """Answer for one plan; 0 loaded, 2 refused."""
-    request = json.loads(sys.stdin.buffer.readline())
-    trt = import_module(request["module"])
-    try:
-        runtime, engine = deserialize(trt, sys.stdin.buffer.read(), request["plugins"])
-    except NotLoaded as error:
-        print(json.dumps({"refused": str(error)}), flush=True)
-        return 2
-    print(json.dumps(described(trt, engine)), flush=True)
-    del engine, runtime
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    inputs, outputs = (tuple(each) for each in modes.values())
+    return Contents(inputs, outputs, said)

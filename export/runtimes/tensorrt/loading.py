@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan is executable code: what is checked before TensorRT sees a byte of it."""
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.export.runtimes.gpu import gpu_at_hand
+from saccade.export.runtimes.tensorrt import loader
 from saccade.export.runtimes.tensorrt.child import Network
 from saccade.export.runtimes.tensorrt.engine_manifest import (
     AGAIN,
@@ -17,11 +15,12 @@ from saccade.export.runtimes.tensorrt.engine_manifest import (
     manifest_of,
     plan_bytes,
 )
-from saccade.export.runtimes.tensorrt.loader import NotLoaded, deserialize
+from saccade.export.runtimes.tensorrt.loader import Contents, NotLoaded, Plan, deserialize
 from saccade.export.runtimes.tensorrt.modules import MODULES, NAMES, chosen_engine, module_of
 from saccade.export.runtimes.tensorrt.type_proof import check_bindings
 from saccade.files import sha256_of
 from saccade.plugins.availability import TENSORRT_LIBRARY
+from saccade.worker import Worker, WorkerEnded
 
 _SECONDS = 300  # for a first deserialisation: TensorRT-RTX compiles for the GPU then
 
@@ -94,34 +93,24 @@ def check_fits(plan: Path, manifest: EngineManifest) -> None:
             )
 
 
-def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> dict[str, Any]:
+def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
     """Deserialise in a throw-away process; what the engine takes, gives, and its inspector says.
 
     Raises: SaccadeError if TensorRT refuses it, its process dies or hangs, or the engine has
         other inputs or outputs than its manifest.
     """
-    request = json.dumps({"module": MODULES[manifest.engine], "plugins": _libraries(manifest)})
+    request = Plan(MODULES[manifest.engine], tuple(_libraries(manifest)), data)
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(Path(__file__).with_name("loader.py"))],
-            input=request.encode() + b"\n" + data,
-            capture_output=True,
-            timeout=_SECONDS,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise _refused(plan, manifest, f"no answer in {_SECONDS} s") from error
-    lines = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
-    found = json.loads(lines[-1]) if lines else {}
-    if "refused" in found:
-        raise _refused(plan, manifest, found["refused"])
-    if done.returncode or not found:
-        last = done.stderr.decode(errors="replace").strip()[-200:]
-        raise _refused(
-            plan, manifest, f"the process that tried ended with {done.returncode} {last}"
-        )
-    network = Network(manifest.version, tuple(found["inputs"]), tuple(found["outputs"]), 0, ())
+        with Worker(loader.__name__) as worker:
+            found = worker.ask(request, Contents, _SECONDS)
+    except WorkerEnded as ended:
+        said = f"the process that tried ended ({ended}) {ended.last_words}".strip()
+        raise _refused(plan, manifest, said) from ended
+    except SaccadeError as error:
+        raise _refused(plan, manifest, str(error)) from error
+    network = Network(manifest.version, found.inputs, found.outputs, 0, ())
     check_bindings(str(plan), network, manifest.inputs, manifest.outputs)
-    return dict(found)
+    return found
 
 
 def _libraries(manifest: EngineManifest) -> list[str]:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user asks of a sweep."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.variant import PRECISIONS, check_chosen
 from saccade.export.runtimes.runtime import DEFAULT, Runtime, runtime_named, runtimes
+from saccade.machine import cores
 from saccade.models.budget import BudgetLike
 from saccade.serving.bench.options import BenchOptions
 
@@ -52,6 +52,4 @@ class SweepOptions(BenchOptions):
     @property
     def processes(self) -> int:
         """Exports at a time."""
-        if self.jobs is not None:
-            return self.jobs
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        return cores() if self.jobs is None else self.jobs

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Points that passed the gate and were scored, in one artefact folder, ready to be measured."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,16 @@ from saccade.export.artefact.manifest import SUFFIX
 from saccade.export.artefact.variant_files import VariantParts
 from saccade.export.graph.trial import refuse_untried
 from saccade.files import sha256_of
+from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import Found, Score
 from saccade.progress import Advance
-from saccade.serving.bench.sweep.children import Ended, run_all
+from saccade.serving.bench.sweep.options import SweepOptions
+from saccade.serving.bench.sweep.point_process import Refusal, Task
 from saccade.serving.bench.sweep.points import Point
 from saccade.serving.bench.sweep.state import SweepFolder, link
+from saccade.worker import WorkerEnded, each_alone
 
-_MODULE = "saccade.serving.bench.sweep.point_process"
+_PROCESS = "saccade.serving.bench.sweep.point_process"
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,8 @@ class Ready:
 def prepare(
     state: SweepFolder,
     points: Iterable[Point],
-    task: dict[str, Any],
-    *,
-    at_a_time: int,
+    checkpoint: Checkpoint,
+    options: SweepOptions,
     advance: Advance,
 ) -> None:
     """Export and score what is not, in processes of their own; what fails is noted.
@@ -55,35 +56,48 @@ def prepare(
     for point in points:
         if state.failure(point) or _is_prepared(state, point):
             advance(1, point.variant)
-            continue
-        tasks[point.variant] = task | {
-            "place": str(state.place(point)),
-            "folder": str(state.exported(point)),
-            "budget": point.budget,
-            "precision": point.precision,
-        }
+        else:
+            tasks[point.variant] = _task(state, point, checkpoint, options)
     known = {point.variant: point for point in points}
-    crashed = []
-    for ended in run_all(_MODULE, tasks, state.path, at_a_time=at_a_time):
-        if ended.code:
-            crashed.append(ended)
-        elif failed := json.loads(ended.output.splitlines()[-1]):
-            state.fail(known[ended.key], failed["stage"], failed["reason"])
-        advance(1, ended.key)
+    crashed = {}
+    for name, found in each_alone(_PROCESS, tasks, Refusal, at_a_time=options.processes):
+        if not isinstance(found, Refusal):
+            crashed[name] = found
+        elif found.reason:
+            state.fail(known[name], found.stage, found.reason)
+        advance(1, name)
     if crashed:
         raise _crash(crashed)
+
+
+def _task(state: SweepFolder, point: Point, checkpoint: Checkpoint, options: SweepOptions) -> Task:
+    return Task(
+        checkpoint=str(checkpoint.path),
+        name=options.name,
+        slots=str(options.slots) if options.slots else None,
+        data=options.data,
+        task=options.task,
+        limit=options.limit,
+        runtime=options.runtime,
+        op_library=options.op_library,
+        place=str(state.place(point)),
+        folder=str(state.exported(point)),
+        budget=point.budget,
+        precision=point.precision,
+    )
 
 
 def _is_prepared(state: SweepFolder, point: Point) -> bool:
     return state.exported(point).is_dir() and state.read(point, "score") is not None
 
 
-def _crash(crashed: Sequence[Ended]) -> SaccadeError:
-    first = crashed[0]
-    last = first.complaint.splitlines()[-1] if first.complaint else "it said nothing"
-    names = ", ".join(each.key for each in crashed)
+def _crash(crashed: Mapping[str, SaccadeError | WorkerEnded]) -> SaccadeError:
+    first = next(iter(crashed.values()))
+    how = f"could not go on: {first}"
+    if isinstance(first, WorkerEnded):
+        how = f"ended ({first}): {first.last_words or 'it said nothing'}."
     return SaccadeError(
-        f"{names}: the process that exports and scores ended with code {first.code} ({last}). "
+        f"{', '.join(crashed)}: the process that exports and scores {how} "
         "What is done is kept: run the same command again, with --jobs 1 if memory was short."
     )
 

@@ -111,18 +111,8 @@ def _swept(
     if options.retry:
         for point in points:
             state.forgive(point)
-    task = {
-        "checkpoint": str(checkpoint.path),
-        "name": options.name,
-        "slots": str(options.slots) if options.slots else "",
-        "data": options.data,
-        "task": options.task,
-        "limit": options.limit,
-        "runtime": options.runtime,
-        "op_library": options.op_library,
-    }
     with progress("export", len(points)) as advance:
-        prepare(state, points, task, at_a_time=options.processes, advance=advance)
+        prepare(state, points, checkpoint, options, advance)
     ready = ready_points(state, points)
     folder = collected(state, ready)
     for runtime in options.built:

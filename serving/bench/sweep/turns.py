@@ -6,7 +6,6 @@ of work that an interrupted sweep does not do again.
 """
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,21 +19,20 @@ from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import Entry
 from saccade.export.evaluation.load_inputs import inputs_of
 from saccade.export.runtimes.runtime import loaded, ops_of, runtime_named
-from saccade.files import write_atomically
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance
 from saccade.serving.bench import in_process, served
 from saccade.serving.bench.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.servers import Behind, behind, by_precision
-from saccade.serving.bench.sweep.children import run_one
-from saccade.serving.bench.sweep.memory_process import BATCH
+from saccade.serving.bench.sweep.memory_process import BATCH, Memory, Task
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.ready import Ready
 from saccade.serving.bench.sweep.state import SweepFolder
 from saccade.serving.bench.work import Work, works_of
+from saccade.worker import Worker, WorkerEnded
 
-_MEMORY_MODULE = "saccade.serving.bench.sweep.memory_process"
+_MEMORY_PROCESS = "saccade.serving.bench.sweep.memory_process"
 
 
 @dataclass(frozen=True)
@@ -108,29 +106,25 @@ def _measure_in_process(bench: Bench, each: Ready, turn: int) -> None:
 
 
 def _memory(bench: Bench, each: Ready) -> dict[str, Any]:
-    place = bench.state.place(each.point)
-    paths: dict[str, dict[str, str]] = {}
-    for role, inputs in bench.inputs[each.variant.name].items():
-        for name, values in inputs.items():
-            path = place / f"input-{role or 'main'}-{name}.npy"
-            data = io.BytesIO()
-            np.save(data, values[:BATCH], allow_pickle=False)
-            write_atomically(path, data.getvalue())
-            paths.setdefault(role, {})[name] = str(path)
-    task = {
-        "folder": str(each.folder),
-        "inputs": paths,
-        "runtime": bench.options.runtime,
-        "ops": bench.ops,
+    inputs = {
+        role: {name: _file(values[:BATCH]) for name, values in arrays.items()}
+        for role, arrays in bench.inputs[each.variant.name].items()
     }
-    ended = run_one(_MEMORY_MODULE, task, bench.state.path)
-    if ended.code:
+    task = Task(str(each.folder.path), inputs, bench.options.runtime, bench.ops)
+    try:
+        with Worker(_MEMORY_PROCESS) as worker:
+            return asdict(worker.ask(task, Memory))
+    except WorkerEnded as ended:
         raise SaccadeError(
-            f"{each.variant.name}: the process that holds it ended with code {ended.code}: "
-            f"{ended.complaint[-300:] or 'it said nothing'}. Try again with --retry."
-        )
-    found: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
-    return found
+            f"{each.variant.name}: the process that holds it ended ({ended}): "
+            f"{ended.last_words or 'it said nothing'}. Try again with --retry."
+        ) from ended
+
+
+def _file(values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values, allow_pickle=False)
+    return file.getvalue()
 
 
 def in_process_turns(

@@ -2,12 +2,13 @@
 """The server that a repository is checked for, and what the machine at hand has."""
 
 import re
-import shutil
-import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
+from saccade.export.runtimes.gpu import Gpu, gpus
+from saccade.machine import memory_bytes
 from saccade.serving.repository.installation import BUNDLED_LINE
 from saccade.serving.repository.runtimes.registry import served_runtime
 
@@ -17,14 +18,6 @@ _CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU of this machine."""
-
-    capability: str
-    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -70,35 +63,13 @@ def target_of(
     return Target(line, bundled, tensorrt, memory, gpus())
 
 
-def memory_of_machine() -> int | None:
-    """Bytes that this machine or its control group has, None where nothing says so."""
-    found = []
+def memory_of_machine() -> int:
+    """Bytes that this machine or its control group has."""
+    found = [memory_bytes()]
     for path in _CGROUPS:
-        try:
+        with suppress(OSError, ValueError):  # no such group, or `max`
             found.append(int(path.read_text()))
-        except (OSError, ValueError):
-            continue  # no such group, or `max`
-    try:
-        total = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        total = None
-    if total:
-        found.append(1024 * int(total[1]))
-    return min(found, default=None)
-
-
-def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that the driver shows; none without a driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    query = [program, "--query-gpu=compute_cap,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    rows = re.findall(r"^(\d+\.\d+), (\d+)$", done.stdout, re.MULTILINE)
-    return tuple(Gpu(capability, int(mib) * 2**20) for capability, mib in rows)
+    return min(found)
 
 
 def _as_numbers(line: str) -> tuple[int, ...]:

@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a repository in a throw-away process, and goes on where one of the checks ended it."""
+"""Checks a repository in a throw-away process, and goes on where one of the checks ended it.
+
+What a repository holds is loaded there: a library or a model that kills the process is known by
+the check that was not answered.
+"""
 
 import math
-from collections.abc import Generator, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.progress import progress
 from saccade.serving.repository.model_config import MODEL_FILE
+from saccade.serving.repository.preflight.examine import steps
 from saccade.serving.repository.preflight.opened import opened
 from saccade.serving.repository.preflight.report import Finding, PreflightReport
 from saccade.serving.repository.preflight.target import Target, target_of
-from saccade.worker import Limits, Worker
+from saccade.worker import Limits, Worker, WorkerEnded
 
-_START_S = 120.0
 _NICENESS = 10  # a server beside it goes first
 _GIB = 2**30
-_UNLOADABLE = ("library", "failed")
 
 
 @dataclass(frozen=True)
@@ -52,73 +54,57 @@ def preflight(folder: Path | str, options: PreflightOptions | None = None) -> Pr
         found.deployment.runtime,
     )
     findings: list[Finding] = []
-    with progress("preflight", len(found.deployment.variants) + 1) as advance:
-        done = False
-        while not done:
-            run = _Run(folder, findings, target, options.timeout_s)
-            with closing(run.findings()) as told:
-                for finding in told:
-                    if not findings or finding.model != findings[-1].model:
-                        advance(1, note=finding.model)
-                    findings.append(finding)
-            done = run.done
+    checked = Checked(str(folder.resolve()), target)
+    limits = Limits(_memory_bytes(folder), niceness=_NICENESS)
+    with (
+        progress("preflight", len(found.deployment.variants) + 1) as advance,
+        Worker(__name__, limits) as worker,
+    ):
+        for number, (check, model, _) in enumerate(steps(found, target)):
+            if not findings or model != findings[-1].model:
+                advance(1, note=model)
+            try:
+                finding = worker.ask(Check(number, checked), Finding, options.timeout_s)
+            except WorkerEnded as ended:
+                reason = f"what it loads ended the process ({ended})."
+                finding = Finding(check, model, "failed", (reason,))
+                failed = (each.model for each in [*findings, finding] if _is_unloadable(each))
+                checked = replace(checked, unloadable=tuple(failed))
+            findings.append(finding)
     return PreflightReport(str(folder), target.title, tuple(findings))
 
 
-class _Run:
-    """One process: the findings until it ends; one more where a check ended it."""
+@dataclass(frozen=True)
+class Checked:
+    """The repository and its server, and the models whose library has ended a process before."""
 
-    def __init__(
-        self, folder: Path, before: Sequence[Finding], target: Target, timeout_s: float
-    ) -> None:
-        failed = [each.model for each in before if (each.check, each.verdict) == _UNLOADABLE]
-        request = {
-            "folder": str(folder.resolve()),
-            "start": len(before),
-            "target": asdict(target),
-            "unloadable": failed,
-        }
-        limits = Limits(_memory_bytes(folder), niceness=_NICENESS)
-        self._worker = Worker("saccade.serving.repository.preflight.child", request, limits)
-        self._timeout_s = timeout_s
-        self.done = False
+    folder: str
+    target: Target
+    unloadable: tuple[str, ...] = ()
 
-    def findings(self) -> Generator[Finding, None, None]:
-        """Each as it is told; the process is gone when they end or are closed."""
-        begun: tuple[str, str] | None = None
-        try:
-            while (told := self._next(begun)) is not None:
-                if "finding" in told:
-                    begun = None
-                    yield Finding(
-                        **{**told["finding"], "reasons": tuple(told["finding"]["reasons"])}
-                    )
-                elif "begins" in told:
-                    begun = tuple(told["begins"])
-                else:
-                    self.done = True
-        except TimeoutError:
-            if begun is None:
-                raise SaccadeError(self._stillborn("says nothing")) from None
-            reason = f"the check did not end within {self._timeout_s:g} s."
-            yield Finding(*begun, "failed", (reason,))
-            return
-        finally:
-            self._worker.close()
-        if begun is not None:
-            ending = self._worker.ending()
-            yield Finding(*begun, "failed", (f"what it loads ended the process ({ending}).",))
-        elif not self.done:
-            raise SaccadeError(self._stillborn(self._worker.ending()))
 
-    def _next(self, begun: tuple[str, str] | None) -> dict[str, Any] | None:
-        # Before and between checks Python itself loads and reads; a busy machine may take long.
-        allowed = self._timeout_s if begun else max(_START_S, self._timeout_s)
-        return self._worker.receive(allowed)
+@dataclass(frozen=True)
+class Check:
+    """One check, by its number in `steps`."""
 
-    def _stillborn(self, how: str) -> str:
-        said = self._worker.last_words
-        return f"The process of the checks ended before the first one ({how}). {said} Try again."
+    number: int
+    of: Checked
+
+
+def main(check: Check) -> Finding:
+    """Make a check, in a process of its own."""
+    _, _, run = _steps(check.of)[check.number]
+    return run()
+
+
+@cache
+def _steps(checked: Checked) -> list[tuple[str, str, Callable[[], Finding]]]:
+    repository = opened(Path(checked.folder))
+    return steps(repository, checked.target, frozenset(checked.unloadable))
+
+
+def _is_unloadable(finding: Finding) -> bool:
+    return (finding.check, finding.verdict) == ("library", "failed")
 
 
 def _memory_bytes(folder: Path) -> int:

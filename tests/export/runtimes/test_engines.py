@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_places import FAKES, use_fake, worded
+from engine_places import FAKES, HOPPER, use_fake, worded
 from half_typed import add_variant, half_typed
 from rtx_builds import needs_rtx
 from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError
-from saccade.export.runtimes.gpu import Gpu
 from saccade.export.runtimes.tensorrt import build as build_module
 from saccade.export.runtimes.tensorrt import modules
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
@@ -116,7 +115,7 @@ def test_refuses_options(folder: Path, options: dict, words: str) -> None:
 def test_a_gpu_at_hand_that_it_cannot_build_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modules, "gpu_at_hand", lambda: Gpu("a card of Hopper", "9.0", "1"))
+    monkeypatch.setattr(modules, "gpu_at_hand", lambda: HOPPER)
     with pytest.raises(SaccadeError, match=r"capability 9\.0: TensorRT-RTX builds for"):
         build(folder, BuildOptions(engine="tensorrt-rtx"))
 
@@ -217,7 +216,7 @@ def test_a_module_that_is_installed_in_part(
 @pytest.mark.parametrize(
     ("word", "words"),
     [
-        ("ABORT", f"{FULL}: the process in which TensorRT built it was ended by SIGABRT"),
+        ("ABORT", f"{FULL}: the process in which TensorRT built it ended .killed by SIGABRT"),
         ("UNKNOWN", "cannot parse .*: node 3 is unknown"),
         ("REFUSE", "TensorRT cannot build it: no tactic for node 7"),
     ],
@@ -270,8 +269,7 @@ def test_interrupted_it_ends_the_child_and_leaves_nothing(folder: Path) -> None:
 
 def _hanging(folder: Path) -> int:
     """The process that builds for that folder and has said that it hangs."""
-    said = [path for path in folder.glob("engines/.*/.work-*/stderr") if path.stat().st_size]
-    for path in said:
+    for path in folder.glob("engines/.*/.work-*/hanging"):
         for each in Path("/proc").glob("[0-9]*/cwd"):
             try:
                 if each.readlink() == path.parent.resolve():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_places import ADA, HostMemory, use_fake, use_library
+from engine_places import ADA, HOPPER, HostMemory, use_fake, use_library
 from tiny_artefacts import FULL, artefacts
 
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
@@ -87,8 +87,7 @@ def test_the_engines_that_run_here_are_runners(
     assert found["tensorrt-8.9"]({"image": np.ones((1, 4, 4, 1), np.uint8)})["logits"][0, 0] == 16
     other = replace(manifest, file=replace(manifest.file, sha256="0" * 64))
     assert peers_of(ArtefactFolder(folder), other) == {}
-    hopper = Gpu("a card of Hopper", "9.0", "1")
-    monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: hopper)
+    monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: HOPPER)
     assert peers_of(ArtefactFolder(folder), manifest) == {}
 
 
@@ -178,7 +177,7 @@ def test_unknown_changed_and_linked_plans(plan: Path, tmp_path: Path) -> None:
     ("gpu", "words"),
     [
         (None, r"neither a driver \(libcuda.so.1\) nor a device.*compute capability 8\.9"),
-        (Gpu("a card of Hopper", "9.0", "1"), r"for compute capability 8\.9; a card .* has 9\.0"),
+        (HOPPER, r"for compute capability 8\.9; a card .* has 9\.0"),
     ],
 )
 def test_the_gpu_at_hand(
@@ -203,7 +202,10 @@ def test_another_version_and_no_module(plan: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"ABORT", "ended with -6"), (b"nonsense", "cannot deserialise it: magic tag does not match")],
+    [
+        (b"ABORT", r"tried ended \(killed by SIGABRT\)"),
+        (b"nonsense", "cannot deserialise it: magic tag does not match"),
+    ],
 )
 def test_a_throw_away_process_sees_it_first(plan: Path, data: bytes, words: str) -> None:
     replace_plan(plan, data)

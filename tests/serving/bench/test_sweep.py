@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from saccade.export.artefact.frontier import read_frontier
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.sweep import point_process, ready, turns
-from saccade.serving.bench.sweep.children import Ended
 from saccade.serving.bench.sweep.options import SweepOptions
+from saccade.serving.bench.sweep.point_process import Refusal, Task
 from saccade.serving.bench.sweep.sweep import SweepReport, sweep
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.options import RepositoryOptions
+from saccade.worker import WorkerEnded
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 pytest.importorskip("matplotlib", reason="matplotlib is missing: pip install 'saccade[bench]'")
@@ -40,19 +42,19 @@ FAILED = "nac-b0500-int8"
 WHY = "relative error is 0.5, at most 0.1 is allowed"
 
 
-def prepared_from(exported: Path) -> Callable[..., Iterator[Ended]]:
+def prepared_from(exported: Path) -> Callable[..., Iterator[tuple[str, Refusal]]]:
     """Exports taken from a folder of fp32 files, which also stand for int8; one point fails."""
 
     def prepared(
-        module: str, tasks: dict[str, Any], folder: Path, *, at_a_time: int
-    ) -> Iterator[Ended]:
+        module: str, tasks: dict[str, Task], kind: type, *, at_a_time: int
+    ) -> Iterator[tuple[str, Refusal]]:
         assert module == point_process.__name__
         for key, task in tasks.items():
-            answer = {"stage": "export", "reason": WHY}
+            answer = Refusal("export", WHY)
             if key != FAILED:
-                copy_variant(exported, Path(task["folder"]), key)
+                copy_variant(exported, Path(task.folder), key)
                 answer = point_process.main(task)
-            yield Ended(key, 0, json.dumps(answer), "")
+            yield key, answer
 
     return prepared
 
@@ -97,7 +99,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> SweepOptions:
 
 @pytest.fixture(scope="module")
 def swept(asked: SweepOptions, tiny_checkpoint: Path, tiny_folder: Path) -> SweepReport:
-    with mock.patch.object(ready, "run_all", prepared_from(tiny_folder)):
+    with mock.patch.object(ready, "each_alone", prepared_from(tiny_folder)):
         return sweep(tiny_checkpoint, asked)
 
 
@@ -154,7 +156,8 @@ def test_killed_it_goes_on_and_does_nothing_twice(
     command = [sys.executable, "-m", "saccade", "sweep", str(tiny_checkpoint), "--out", str(folder)]
     command += ["--data", str(asked.data), "--budget", "1,0.5", "--precision", "fp32,int8"]
     command += ["--seconds", "0.1", "--rounds", "1", "--concurrency", "1"]
-    running = subprocess.Popen(command + ["--no-server"] * (not asked.server))
+    environment = os.environ | {"SWEPT": str(folder)}
+    running = subprocess.Popen(command + ["--no-server"] * (not asked.server), env=environment)
     eventually((point / "memory-0.json").exists, 60)
     running.send_signal(signal.SIGKILL)
     running.wait()
@@ -165,7 +168,7 @@ def test_killed_it_goes_on_and_does_nothing_twice(
         before.items() <= kept.items() and str(Path("points", PASSED[1], "memory-0.json")) in kept
     )
     eventually(lambda: not processes_of(folder), 10)
-    with mock.patch.object(ready, "run_all", side_effect=lambda *_, **__: iter(())) as exports:
+    with mock.patch.object(ready, "each_alone", side_effect=lambda *_, **__: iter(())) as exports:
         again = sweep(tiny_checkpoint, replace(asked, out=folder))
     assert exports.call_args.args[1] == {}
     after = pieces(folder)
@@ -182,14 +185,14 @@ def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
     (folder / "points" / PASSED[2] / "memory-0.json").unlink()
     (folder / "points" / PASSED[2] / ".export.half").mkdir()  # of a process that was killed
     options = replace(asked, out=folder)
-    with mock.patch.object(turns, "run_one", return_value=Ended("one", -9, "", "Killed")):
+    with mock.patch.object(turns.Worker, "ask", side_effect=WorkerEnded("killed", "Killed")):
         found = sweep(tiny_checkpoint, options)
     assert [each["variant"] for each in found.full["variants"]] == PASSED[:2]
     failed = {each.variant: (each.stage, each.reason) for each in found.failures}
-    assert failed[PASSED[2]][0] == "measure" and "code -9: Killed" in failed[PASSED[2]][1]
+    assert failed[PASSED[2]][0] == "measure" and "(killed): Killed" in failed[PASSED[2]][1]
     left = {each.variant.name for each in ArtefactFolder(folder / "artefacts").manifests}
     assert left == set(PASSED[:2]) and not list(folder.rglob(".export*"))
-    with mock.patch.object(ready, "run_all", prepared_from(folder)):
+    with mock.patch.object(ready, "each_alone", prepared_from(folder)):
         again = sweep(tiny_checkpoint, replace(options, retry=True))
     assert [each["variant"] for each in again.full["variants"]] == PASSED
     assert [each.variant for each in again.failures] == [FAILED]
@@ -197,13 +200,10 @@ def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
 
 def processes_of(folder: Path) -> list[int]:
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in words:
-            found.append(int(path.parent.name))
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"SWEPT={folder}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
     return found
 
 
@@ -255,7 +255,7 @@ def test_what_does_not_fit_is_refused_before_any_export_and_costs_nothing(
         ({"slots": tmp_path / "none.json"}, "only the family 'sparo'"),
     ]
     before = pieces(asked.out)
-    with mock.patch.object(ready, "run_all", side_effect=AssertionError):
+    with mock.patch.object(ready, "each_alone", side_effect=AssertionError):
         for changes, words in wrong:
             with pytest.raises(SaccadeError, match=words):
                 sweep(tiny_checkpoint, replace(asked, out=tmp_path / "swept", **changes))
@@ -268,16 +268,16 @@ def test_a_crashed_export_says_nothing_of_the_point(
     asked: SweepOptions, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     def killed(
-        module: str, tasks: dict[str, Any], folder: Path, *, at_a_time: int
-    ) -> Iterator[Ended]:
-        yield from (Ended(key, -9, "", "Killed") for key in tasks)
+        module: str, tasks: dict[str, Task], kind: type, *, at_a_time: int
+    ) -> Iterator[tuple[str, WorkerEnded]]:
+        yield from ((key, WorkerEnded("killed by SIGKILL", "Killed")) for key in tasks)
 
     options = replace(asked, out=tmp_path / "swept")
-    with mock.patch.object(ready, "run_all", killed):
-        with pytest.raises(SaccadeError, match=r"code -9 \(Killed\).*--jobs 1"):
+    with mock.patch.object(ready, "each_alone", killed):
+        with pytest.raises(SaccadeError, match=r"ended \(killed by SIGKILL\): Killed.*--jobs 1"):
             sweep(tiny_checkpoint, options)
     assert not list((tmp_path / "swept").rglob("failed.json"))
     full = OSError(errno.ENOSPC, "No space left on device")
-    with mock.patch.object(ready, "run_all", side_effect=full):
+    with mock.patch.object(ready, "each_alone", side_effect=full):
         with pytest.raises(SaccadeError, match=r"No space left.*make room"):
             sweep(tiny_checkpoint, options)

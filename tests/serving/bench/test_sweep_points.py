@@ -3,7 +3,6 @@
 
 import errno
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,45 +12,47 @@ import pytest
 from saccade.errors import SaccadeError
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.serving.bench.sweep import point_process, ready
-from saccade.serving.bench.sweep.children import run_all, run_one
 from saccade.serving.bench.sweep.options import SweepOptions
+from saccade.serving.bench.sweep.point_process import Refusal, Task
 from saccade.serving.bench.sweep.state import differences, opened
+from saccade.worker import Worker
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install 'saccade[cpu]'")
 
 
+def task_in(
+    place: Path, checkpoint: Path, data: str | None = None, limit: int | None = None
+) -> Task:
+    """A budget of one half."""
+    return Task(
+        checkpoint=str(checkpoint), name=None, slots=None, data=data, task=None, limit=limit,
+        runtime="onnxruntime", op_library=True, place=str(place), folder=str(place / "export"),
+        budget="0.5", precision="fp32",
+    )  # fmt: skip
+
+
 def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Path) -> None:
     checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=2, propagator_layers=1).path
-    task = {
-        "checkpoint": str(checkpoint), "name": None, "slots": "", "data": "digits", "task": None,
-        "limit": 20, "place": str(tmp_path / "point"), "folder": str(tmp_path / "point" / "export"),
-        "budget": "0.5", "precision": "fp32", "runtime": "onnxruntime", "op_library": True,
-    }  # fmt: skip
-    ended = run_one(point_process.__name__, task, tmp_path)
-    assert (ended.code, json.loads(ended.output)) == (0, {}), ended.complaint
+    task = task_in(tmp_path / "point", checkpoint, data="digits", limit=20)
+    with Worker(point_process.__name__) as worker:
+        assert worker.ask(task, Refusal) == Refusal()
     (manifest,) = ArtefactFolder(tmp_path / "point" / "export").manifests
     assert manifest.parity.passed and manifest.variant.kept == 1
     found = ready.read_found(json.loads((tmp_path / "point" / "score.json").read_bytes()))
     assert found.samples.shape == (20,) and found.scores[0].n == 20
     (tmp_path / "point" / "score.json").unlink()
     (tmp_path / "point" / "export" / manifest.file.name).unlink()
-    answer = json.loads(run_one(point_process.__name__, task, tmp_path).output)
-    assert answer["stage"] == "score" and manifest.file.name in answer["reason"]
+    answer = point_process.main(task)
+    assert answer.stage == "score" and manifest.file.name in answer.reason
 
 
-def test_a_killed_sweep_leaves_nothing_outside_its_folder_and_the_next_clears_it(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_sweep_had_begun_is_cleared_by_the_next(tmp_path: Path) -> None:
+    half = tmp_path / "points" / "nac-b1000-fp32" / ".export.half"
     with opened(tmp_path, {}, force=False):
-        running = run_all("this", {"one": {}}, tmp_path, at_a_time=1)
-        assert "Zen" in next(running).output
-        (left,) = tmp_path.glob(".children.*")
-        shutil.copytree(left, tmp_path / "kept")
-        running.close()
-        assert not left.exists()
-    (tmp_path / "kept").rename(left)
-    (tmp_path / "points" / "nac-b1000-fp32" / ".export.half").mkdir(parents=True)
+        half.mkdir(parents=True)
+    assert [each.name for each in tmp_path.rglob(".*")] == [".lock"]
+    half.mkdir(parents=True)
     with opened(tmp_path, {}, force=False):
         assert [each.name for each in tmp_path.rglob(".*")] == [".lock"]
 
@@ -71,15 +72,12 @@ def test_a_full_disk_says_nothing_of_the_point(tmp_path: Path) -> None:
     def full(*_: Any) -> None:
         raise SaccadeError("cannot be written") from OSError(errno.ENOSPC, "No space left")
 
-    task = {
-        "checkpoint": "nac.safetensors", "name": None, "slots": "", "place": str(tmp_path),
-        "folder": str(tmp_path / "export"), "budget": "0.5", "precision": "fp32",
-    }  # fmt: skip
+    task = task_in(tmp_path, Path("nac.safetensors"))
     with mock.patch.object(point_process, "export", full):
         with pytest.raises(SaccadeError, match="cannot be written"):
             point_process.main(task)
     with mock.patch.object(point_process, "export", side_effect=SaccadeError("too coarse")):
-        assert point_process.main(task) == {"stage": "export", "reason": "too coarse"}
+        assert point_process.main(task) == Refusal("export", "too coarse")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 """The client against the real server: answers, splits, deadlines, and errors in words."""
 
 import asyncio
+import inspect
 import io
 import socket
 import subprocess
@@ -87,6 +88,23 @@ def test_asyncio_client_answers_the_same(server, client, digit):
     assert classified == [client.classify([digit], budget=0.5)] * 4
     np.testing.assert_allclose(embedded.vectors, client.embed([digit]).vectors, atol=1e-6)
     assert ready
+
+
+def test_both_clients_have_the_methods_of_the_operations():
+    names = ("classify", "embed", "embed_text", "segment", "edit", "answer", "caption", "infer")
+    for name in names:
+        waiting, awaited = getattr(Client, name), getattr(AsyncClient, name)
+        assert inspect.iscoroutinefunction(awaited) and not inspect.iscoroutinefunction(waiting)
+        assert (waiting.__name__, waiting.__doc__) == (awaited.__name__, awaited.__doc__)
+        assert waiting.__name__ == name and waiting.__doc__
+        signature = inspect.signature(waiting)
+        assert signature == inspect.signature(awaited)
+        assert "Generator" not in str(signature)
+    with Client() as client:
+        assert list(inspect.signature(client.classify).parameters) == [
+            "images", "budget", "min_score", "max_latency_ms", "top", "labels", "templates",
+        ]  # fmt: skip
+    assert inspect.signature(Client.embed).return_annotation is Embeddings
 
 
 def test_ready_asks_every_variant(client, server):

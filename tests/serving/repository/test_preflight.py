@@ -20,6 +20,7 @@ import tiny_artefacts as tiny
 from broken_by_intent import HOSTILE
 from broken_changes import edit, parameter
 from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
+from engine_places import HOPPER
 from half_typed import add_variant, half_typed
 from safetensors.numpy import load, save
 from tiny_artefacts import examine
@@ -29,7 +30,7 @@ from saccade.export.gate.metrics import FLOORS, THRESHOLDS, relative_error
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.rendered import FREE
-from saccade.serving.repository.preflight.target import Gpu, Target
+from saccade.serving.repository.preflight.target import Target
 
 CONTAINER = Target(line="24.10", bundled=False, memory_bytes=2**30)
 MUCH = replace(CONTAINER, memory_bytes=2**50)
@@ -145,7 +146,7 @@ def test_files_that_are_not_those_written(repository, case):
 TARGETS = {
     "memory": (replace(CONTAINER, memory_bytes=2**10), "onnxruntime", "memory", "there are 0"),
     "a GPU that no plan is for": (
-        replace(CONTAINER, gpus=(Gpu("9.0", 2**33),)), "tensorrt", "capabilities", "at hand is 9.0",
+        replace(CONTAINER, gpus=(HOPPER,)), "tensorrt", "capabilities", "at hand is 9.0",
     ),
     "a server with another TensorRT": (
         replace(CONTAINER, tensorrt="10.13.3.9"), "tensorrt", "engines", "has 10.13.3.9",

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engine_places import ADA
 
 from saccade.errors import SaccadeError
 from saccade.serving.client.client import Client
@@ -20,7 +21,6 @@ from saccade.serving.commands import cli
 from saccade.serving.repository import requirements as needs_module
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.installation import find_installation
-from saccade.serving.repository.preflight.target import Gpu
 from saccade.serving.repository.requirements import Needs, needs_of
 from saccade.serving.server import print_command
 from saccade.serving.server.addresses import ServeOptions, with_ports
@@ -205,9 +205,9 @@ def test_a_server_that_saccade_does_not_bring_is_told_what_plans_need(
     folder = written(SHARED)
     (folder / "saccade.json").touch()
     monkeypatch.setattr(needs_module, "gpus", tuple)
-    with pytest.raises(SaccadeError, match="needs a GPU for them, and nvidia-smi shows none"):
+    with pytest.raises(SaccadeError, match="needs a GPU for them, and its driver shows none"):
         print_command.print_command(folder)
-    monkeypatch.setattr(needs_module, "gpus", lambda: (Gpu("8.9", 2**34),))
+    monkeypatch.setattr(needs_module, "gpus", lambda: (ADA,))
     words = print_command.print_command(folder, ServeOptions(host="localhost"))
     assert "--grpc-address=127.0.0.1" in words
     assert words[-2:] == tuple(container_arguments(needs_of(folder))[-2:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Become a program that dies with its parent: `python leash.py PARENT_PID PROGRAM ARGUMENT...`.
+"""Become a program that dies with its parent: `python die_with_parent.py PARENT_PID PROGRAM ...`.
 
 Run as a file by an interpreter of its own: a hook between fork and exec would be unsafe in a
 parent with threads. The kernel sends the signal when the parent's *thread* ends.
@@ -13,7 +13,7 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def leashed(command: list[str]) -> list[str]:
+def dying_with_parent(command: list[str]) -> list[str]:
     """The command that dies with the thread of this process that starts it."""
     return [sys.executable, "-IS", __file__, str(os.getpid()), *command]
 
