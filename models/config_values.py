@@ -33,7 +33,7 @@ class ConfigValues:
 
         Raises: SaccadeError naming the first field that is something else, or beyond `limits`.
         """
-        for name, kind in _kinds(type(self)).items():
+        for name, kind in _kinds(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             if isinstance(value, list | tuple):
                 of_texts = bool(value) and isinstance(value[0], str)

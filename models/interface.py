@@ -110,7 +110,7 @@ class Family:
 
     def fold(self) -> "nn.Module":
         """The same function with constants folded; evaluation only, it has `parts` too."""
-        return folded(self)
+        return folded(self)  # type: ignore[arg-type]
 
     def facts(self) -> dict[str, Any]:
         """JSON that the server and the client need, such as a vocabulary."""

@@ -108,7 +108,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     return _scalar(kind, value, where)
 
 
-def _scalar(kind: type, value: Any, where: str) -> Any:
+def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float and type(value) is int:
         try:
             value = float(value)

@@ -157,8 +157,8 @@ def npz_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         raise SaccadeError(f"{path}: not an .npz of plain arrays ({error}). {write}") from error
     if missing := [name for name in wanted if name not in arrays]:
         raise SaccadeError(
-            f"{path}: found arrays {found!r:.200}, expected {', '.join(wanted)} "
-            f"({missing[0]} is missing). {write}"
+            f"{path}: found arrays {found!r:.200}, expected {', '.join(wanted[:-1])} "
+            f"and {wanted[-1]} ({missing[0]} is missing). {write}"
         )
     return arrays
 

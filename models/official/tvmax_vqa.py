@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Converted, Official, Reading
 from saccade.models.official.given_files import check_claims, whole_number
-from saccade.models.vqa.config import VQAConfig
+from saccade.models.vqa.config import Attention, Sparse, VQAConfig
 
 LAM = 0.05  # the authors' alpha of 0.1 is halved before it meets 1/2 ||x - z||^2
 _EPS, _PADDED_ROWS, _QUESTION_LENGTH = 1e-6, 100, 14
@@ -119,7 +119,7 @@ def _config(official: Official, given: Mapping[str, Any], boxes: bool) -> VQACon
         pool_hidden=shapes["attflat_img.mlp.fc.linear.weight"][0],
         pool_dim=pool_dim,
         answers=answers,
-        attention=str(official.attention),
+        attention=cast("Attention", official.attention),
         box_attention=_box_attention(official, boxes),
         lam=LAM if official.lam is None else official.lam,
         solver="authors" if official.attention == "tvmax" else "exact",
@@ -174,7 +174,7 @@ def _place(given: Mapping[str, Any], features: int, boxes: bool) -> dict[str, An
     return {"image": "grid", "rows": rows, "feature_dim": features, "grid": _grid(given, rows)}
 
 
-def _box_attention(official: Official, boxes: bool) -> str:
+def _box_attention(official: Official, boxes: bool) -> Sparse:
     if not boxes or official.attention in ("softmax", "sparsemax"):
         return "softmax" if official.attention == "softmax" else "sparsemax"
     raise SaccadeError(

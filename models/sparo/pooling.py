@@ -190,7 +190,7 @@ POOLS: dict[str, type[nn.Module]] = {
 
 def pool(config: SparoConfig, tower: str) -> nn.Module:
     """What pools the tokens of `image` or `text`."""
-    kind = config.pooling
+    kind: str = config.pooling
     if tower == "text":
         kind = config.text_pooling
         if kind == "same":

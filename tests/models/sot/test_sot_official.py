@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from saccade.errors import SaccadeError  # noqa: E402
-from saccade.models.official import deit, sot, vit  # noqa: E402
+from saccade.models.official import sot, vit  # noqa: E402
 from saccade.models.official.conversion import Official  # noqa: E402
 from saccade.models.sot.config import PRESETS  # noqa: E402
 
@@ -79,7 +79,7 @@ def test_vit_of_imagenet_21k_has_a_tanh_before_its_classifier():
 
 def test_distilled_deit_answers_the_mean_of_its_classifiers():
     tensors = files.vit_file(2)
-    converted = deit.convert(Official("deit.pth", tensors, config=files.HINT))
+    converted = vit.convert_deit(Official("deit.pth", tensors, config=files.HINT))
     assert files.untouched(converted, tensors) == set()
     mean, std = (torch.tensor(getattr(converted.config, each)).double() for each in ("mean", "std"))
     pixels = ((files.image(12).double() / 255 - mean) / std).permute(0, 3, 1, 2)
@@ -98,7 +98,7 @@ def test_deit_with_the_second_order_head():
         "classifier.", files.DIM, 2, 3, class_token=True
     )
     del tensors["head.weight"], tensors["head.bias"]
-    converted = deit.convert(Official("deit.pth", tensors, config=files.HINT))
+    converted = vit.convert_deit(Official("deit.pth", tensors, config=files.HINT))
     config = converted.config
     assert files.untouched(converted, tensors) == set()
     assert (config.fusion, config.pool_heads, config.m, config.n) == ("sum", 2, 3, 3)
@@ -111,7 +111,7 @@ def test_deit_with_the_second_order_head():
     alone = {key: each for key, each in tensors.items() if key.startswith("classifier.")}
     trunk = {key: each for key, each in tensors.items() if key not in alone}
     trunk |= files.pair("head", files.CLASSES, files.DIM)
-    apart = deit.convert(Official("head.pth", alone, config=files.HINT, backbone=trunk))
+    apart = vit.convert_deit(Official("head.pth", alone, config=files.HINT, backbone=trunk))
     assert torch.equal(files.loaded(apart)(files.image(12)), together)
 
 
