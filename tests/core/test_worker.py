@@ -211,5 +211,5 @@ def test_dies_with_its_parent(start: Callable[..., Worker], tmp_path: Path) -> N
 def test_words_of_a_choice_are_checked() -> None:
     kind = Literal["passed", "failed"] | None
     assert [typed(kind, each, "") for each in ("failed", None)] == ["failed", None]
-    with pytest.raises(SaccadeError, match="^verdict: found 'fine', expected one of passed"):
+    with pytest.raises(SaccadeError, match=r"^verdict: found 'fine', expected one of passed"):
         typed(kind, "fine", "verdict: ")
