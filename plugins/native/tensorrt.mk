@@ -22,8 +22,8 @@ LINK := -shared -cudart static -Xlinker --exclude-libs=ALL -Xlinker --no-undefin
 KERNELS := $(wildcard $(HERE)cuda_* $(HERE)contract*.hpp) $(HERE)saccade_ops.h \
 	$(wildcard $(HERE)../*/*.cuh)
 # In a checkout only.
-HARNESS := $(wildcard $(HERE)../../tests/native/tensorrt_harness.cpp \
-	$(HERE)../../tests/native/harness_case.hpp)
+HARNESS := $(wildcard $(HERE)../../tests/plugins/native/tensorrt_harness.cpp \
+	$(HERE)../../tests/plugins/native/harness_case.hpp)
 NVCC_PATH := $(shell command -v $(NVCC) 2>/dev/null)
 
 ifeq ($(NVCC_PATH),)
