@@ -5,7 +5,7 @@ import math
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from saccade import limits
 from saccade.errors import SaccadeError
@@ -41,9 +41,13 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return _typed_object(kind, value, where)
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType and NoneType in arguments:
+    if origin in (UnionType, Union) and NoneType in arguments:
         inner = next(each for each in arguments if each is not NoneType)
         return None if value is None else typed(inner, value, where)
+    if origin is Literal:
+        if value not in arguments:
+            raise _wrong_type(where, value, " or ".join(map(repr, arguments)))
+        return value
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong_type(where, value, "a list")

@@ -2,9 +2,8 @@
 """What was measured of each variant, in `frontier.json`: score against speed, and who dominates."""
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from saccade.export.artefact.variant_files import VariantParts
 from saccade.files import read_bounded
 from saccade.json_text import parse_json
 from saccade.models.scores.intervals import paired_bootstrap
-from saccade.plugins.execution import OPS, Ops
+from saccade.plugins.execution import Ops
+from saccade.schema import AGAIN, typed
 
 SCHEMA = "saccade.frontier"
 VERSION = 1
@@ -120,15 +120,18 @@ def read_frontier(path: Path) -> Frontier:
             f"{path}: is {schema!r} version {version!r}, expected {SCHEMA!r} version {VERSION}. "
             f"{_AGAIN}"
         )
+    if isinstance(entries := content.get("entries"), list):
+        content["entries"] = [_completed(each) for each in entries]
     try:
-        _require_keys(content, Frontier, "frontier")
-        entries = tuple(entry_of(each) for each in _of_type(content["entries"], list, "entries"))
-        model = _of_type(content["model"], str, "model")
-    except (ValueError, TypeError) as error:
-        raise SaccadeError(f"{path}: {error}. {_AGAIN}") from error
-    if len({entry.key for entry in entries}) < len(entries):
+        frontier: Frontier = typed(Frontier, content, f"{path}: ")
+        for index, entry in enumerate(frontier.entries):
+            _check_entry(entry, f"{path}: entries[{index}]: ")
+    except SaccadeError as error:
+        # What checks values serves manifests too.
+        raise SaccadeError(str(error).replace(AGAIN, _AGAIN)) from error
+    if len({entry.key for entry in frontier.entries}) < len(frontier.entries):
         raise SaccadeError(f"{path}: holds the same measurement twice. {_AGAIN}")
-    return Frontier(model, entries)
+    return frontier
 
 
 def merged(old: Frontier, entries: Iterable[Entry], variants: Iterable[VariantParts]) -> Frontier:
@@ -229,68 +232,44 @@ _AGAIN = "Measure again with: saccade bench FOLDER"
 def entry_of(value: Any) -> Entry:
     """One entry from its JSON object, every key checked.
 
-    Raises: ValueError that names the key.
+    Raises: SaccadeError that names the key.
     """
-    # As older files are, and as a benchmark leaves the memory.
-    value = {"embedding_bytes": None, "memory_bytes": None, "ops": None, **value}
-    _require_keys(value, Entry, "entry")
-    where = f"entry {value['variant']!r}: "
-    score = value["score"]
-    _require_keys(score, Score, where + "score")
-    for holder, keys, kind in (
-        (value, ("variant", "sha256", "precision", "runtime", "device"), str),
-        (value, ("budget",), float),
-        (score, ("name", "unit", "data", "data_sha256"), str),
-        (score, ("higher_is_better",), bool),
-        (score, ("n",), int),
-        (score, ("value",), float),
-    ):
-        for key in keys:
-            _of_type(holder[key], kind, where + key)
-    optional = {"embedding_bytes": int, "memory_bytes": int, "top5": float, "dominated_by": str}
-    for key, expected in optional.items():
-        if value[key] is not None:
-            _of_type(value[key], expected, where + key)
-    if value["ops"] not in (None, *OPS):
-        raise ValueError(f"{where}ops is {value['ops']!r:.60}, expected {' or '.join(OPS)}")
-    low, high = (float(_of_type(each, float, where + "interval")) for each in score["interval"])
-    _check_points(value["in_process"], where + "in_process")
-    best = _of_type(value["in_process"].get("best_batch"), int, where + "best_batch")
-    if f"batch_{best}" not in value["in_process"]:
-        raise ValueError(f"{where}best_batch is {best}, but batch_{best} was not measured")
-    if value["grpc"] is not None:
-        _check_points(value["grpc"], where + "grpc")
-    return Entry(**{**value, "score": Score(**{**score, "interval": (low, high)})})
+    entry: Entry = typed(Entry, _completed(value), "entry: ")
+    _check_entry(entry, "entry: ")
+    return entry
 
 
-def _check_points(points: Any, where: str, inside: bool = False) -> None:
-    for key, point in _of_type(points, dict, where).items():
-        if _POINT.fullmatch(key):
-            for figure in _FIGURES:
-                _of_type(
-                    _of_type(point, dict, f"{where} {key}").get(figure),
-                    float,
-                    f"{where} {key} {figure}",
-                )
-        elif key in known_roles()[1:] and not inside:
-            _check_points(point, f"{where} {key}", inside=True)
-        elif key not in ("threads", "best_batch"):
-            raise ValueError(f"{where}: key {key!r} is not known")
+def _completed(value: Any) -> Any:
+    """With the keys that older files lack, and the memory that a benchmark leaves out."""
+    older = {"embedding_bytes": None, "memory_bytes": None, "ops": None}
+    return {**older, **value} if isinstance(value, dict) else value
 
 
-def _require_keys(value: Any, kind: type, where: str) -> None:
-    expected = {field.name for field in fields(kind)}
-    if found := set(_of_type(value, dict, where)) ^ expected:
-        raise ValueError(f"{where}: keys {sorted(found)} are unknown or missing")
+def _check_entry(entry: Entry, where: str) -> None:
+    if len(entry.score.interval) != 2:
+        raise SaccadeError(f"{where}score: interval: is {entry.score.interval}. {AGAIN}")
+    _check_points(entry.in_process, f"{where}in_process: ")
+    best = typed(int, entry.in_process.get("best_batch"), f"{where}best_batch: ")
+    if f"batch_{best}" not in entry.in_process:
+        raise SaccadeError(
+            f"{where}best_batch is {best}, but batch_{best} was not measured. {AGAIN}"
+        )
+    _check_points(entry.grpc or {}, f"{where}grpc: ")
 
 
-def _of_type(value: Any, kind: type, where: str) -> Any:
-    fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-    if not fits or (kind is not bool and isinstance(value, bool)):
-        raise ValueError(f"{where} is {value!r:.60}, expected {kind.__name__}")
-    if kind is float and not abs(value) <= sys.float_info.max:
-        raise ValueError(f"{where} is {value!r:.60}, expected a finite number")
-    return value
+def _check_points(points: dict[str, Any], where: str, inside: bool = False) -> None:
+    for key, point in points.items():
+        if key in ("threads", "best_batch"):
+            continue
+        is_part = key in known_roles()[1:] and not inside
+        if not is_part and not _POINT.fullmatch(key):
+            raise SaccadeError(f"{where}key {key!r:.60} is not known. {AGAIN}")
+        found = typed(dict[str, Any], point, f"{where}{key}: ")
+        if is_part:
+            _check_points(found, f"{where}{key}: ", inside=True)
+            continue
+        for figure in _FIGURES:
+            typed(float, found.get(figure), f"{where}{key}: {figure}: ")
 
 
 def _count(key: str) -> int:

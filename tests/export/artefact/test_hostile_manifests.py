@@ -108,14 +108,14 @@ def test_a_label_with_any_end_of_a_line(end: str, folder: Path, tmp_path: Path) 
 
 NESTED: dict[str, Any] = {"text": {"text": {"batch_1": FIGURES}}}
 FRONTIERS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
-    "entries as an object": (("entries",), {}, "entries is {}, expected list"),
-    "entries as a text": (("entries",), "abc", "entries is 'abc', expected list"),
-    "null as entries": (("entries",), None, "entries is None"),
+    "entries as an object": (("entries",), {}, "entries: found {}, expected a list"),
+    "entries as a text": (("entries",), "abc", "entries: found 'abc', expected a list"),
+    "null as entries": (("entries",), None, "entries: found None"),
     "a concurrency of 5,000 digits": (
         ("entries", 0, "grpc"), {"concurrency_1" + "0" * 5000: FIGURES}, "is not known",
     ),
     "a part inside a part": (("entries", 0, "in_process", "text"), NESTED, "'text' is not known"),
-    "a large number": (("entries", 0, "score", "value"), 10**400, "expected a finite number"),
+    "a large number": (("entries", 0, "score", "value"), 10**400, "value: found 1000"),
 }  # fmt: skip
 
 

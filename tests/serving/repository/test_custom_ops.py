@@ -158,7 +158,7 @@ def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, 
     for place, speed in (("again", 99.0), ("bodies", 9.0)):
         routes = json.loads((tmp_path / place / MODEL / "1" / "routes.json").read_text())
         assert routes["variants"][0]["inferences_per_second"] == speed
-    with pytest.raises(ValueError, match="ops is 'both'"):
+    with pytest.raises(SaccadeError, match="ops: found 'both'"):
         entry(folder, FULL, "both", 1.0)
 
 
