@@ -42,7 +42,7 @@ def entry(name: str, sha256: str, budget: float, **changes: Any) -> Entry:
     score, bound, rate, p95 = FIGURES[name]
     return entry_of(
         {
-            "variant": name, "sha256": sha256, "budget": budget, "precision": "fp32",
+            "variant": name, "sha256": sha256, "budget": float(budget), "precision": "fp32",
             "runtime": "onnxruntime 1.31.1 CPU", "device": "a processor, 2 cores",
             "score": {
                 "name": "top-1", "value": score, "higher_is_better": True, "unit": "share",

@@ -41,7 +41,7 @@ def measured(folder, *, device="a processor, 2 cores", best_batch=16):
         entry_of(
             {
                 "variant": each.variant.name, "sha256": each.file.sha256,
-                "budget": each.variant.budget, "precision": "fp32",
+                "budget": float(each.variant.budget), "precision": "fp32",
                 "runtime": "onnxruntime 1.31.1 CPU", "device": device,
                 "score": {
                     "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "fraction",
