@@ -140,6 +140,7 @@ def test_what_ends_the_process_is_named_and_the_rest_is_checked(
     found = {(each.check, each.model): each for each in report.findings}
     assert len(found) == len(report.findings), "a check was made twice"
     assert re.search(expected, found["library", FULL].reasons[0])
+    assert found["answer", FULL].verdict == "not checked", "it was loaded again"
     assert found["answer", HALF].verdict == "passed"
     assert report.findings[-1].check == "memory"
 
