@@ -37,5 +37,5 @@ def score_budgets(checkpoint: Checkpoint, data: str, budgets: Sequence[float]) -
 def _right(model: torch.nn.Module, test: Dataset) -> np.ndarray:
     images, labels = torch.from_numpy(test.images), torch.from_numpy(test.labels)
     with torch.inference_mode():
-        found = [model(images[i : i + 100]).argmax(1) for i in range(0, len(labels), 100)]
-    return (torch.cat(found) == labels).numpy()
+        predicted = [model(images[i : i + 100]).argmax(1) for i in range(0, len(labels), 100)]
+    return (torch.cat(predicted) == labels).numpy()

@@ -127,13 +127,13 @@ def scored(name: str) -> dict[str, Any]:
         for arm in comparison.arms:
             for seed in seeds:
                 path = CHECKPOINTS / name / f"{arm}-{seed}.safetensors"
-                (found,) = evaluate(path, options).found
-                samples.setdefault(arm, []).append(found.samples)
+                (results,) = evaluate(path, options).results
+                samples.setdefault(arm, []).append(results.samples)
                 known = {"arm": arm, "seed": seed, "validation": load(path).card["validation"]}
-                runs.append(known | found.to_dict())
+                runs.append(known | results.to_dict())
         for better, worse in comparison.pairs:
             differences.append(
-                {"task": found.task, "data": found.data, "score": found.scores[0].name}
+                {"task": results.task, "data": results.data, "score": results.scores[0].name}
                 | {"pair": [better, worse]}
                 | paired_difference(samples[better], samples[worse])
             )
@@ -173,8 +173,8 @@ def paired_difference(first: list[np.ndarray], second: list[np.ndarray]) -> dict
 
 def summarised(result: dict[str, Any]) -> dict[str, Any]:
     """A result with the intervals over its seeds made anew from the seeds' own differences."""
-    for each in result["differences"]:
-        each["over_seeds"] = interval(each["by_seed"])
+    for difference in result["differences"]:
+        difference["over_seeds"] = interval(difference["by_seed"])
     return result
 
 
@@ -189,14 +189,16 @@ def every_score(result: dict[str, Any]) -> list[dict[str, Any]]:
         (row["arm"], row["task"], row["data"], row["score"]): row["by_seed"]
         for row in result.get("table", ())
     }
-    found = []
+    scores = []
     for first, second in COMPARISONS[result["comparison"]].pairs:
         for (arm, *named), values in rows.items():
             if arm == first and len(values) > 1:
                 differences = np.subtract(values, rows[(second, *named)])
                 row = dict(zip(("task", "data", "score"), named, strict=True))
-                found.append(row | {"pair": [first, second], "over_seeds": over_seeds(differences)})
-    return found
+                scores.append(
+                    row | {"pair": [first, second], "over_seeds": over_seeds(differences)}
+                )
+    return scores
 
 
 def transfer(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -209,7 +211,7 @@ def transfer(result: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     near, far = comparison.transfer
     rows = {(row["arm"], row["data"], row["score"]): row["by_seed"] for row in result["table"]}
-    found = []
+    transferred = []
     for first, second in comparison.pairs:
         for score in dict.fromkeys(row["score"] for row in result["table"]):
             one, other = (
@@ -217,12 +219,12 @@ def transfer(result: dict[str, Any]) -> list[dict[str, Any]]:
                 for arm in (first, second)
             )
             if len(one) > 1:
-                found.append(
+                transferred.append(
                     {"pair": [first, second], "score": score, "from": near, "to": far}
                     | {"changes": {first: one.tolist(), second: other.tolist()}}
                     | {"over_seeds": over_seeds(one - other)}
                 )
-    return found
+    return transferred
 
 
 def main() -> None:
@@ -250,7 +252,7 @@ def main() -> None:
 def report(result: dict[str, Any], out: Path) -> None:
     """Write the result and say each difference."""
     derived = {"every_score": every_score(result), "transfer": transfer(result)}
-    write_result(out, result | {name: found for name, found in derived.items() if found})
+    write_result(out, result | {name: figures for name, figures in derived.items() if figures})
     for each in derived["every_score"] or result["differences"]:
         first, second = each["pair"]
         over = spoken(each["over_seeds"]) if each["over_seeds"] else "one seed, no interval"

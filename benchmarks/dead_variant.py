@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers notice of a variant's death, of another repository, and what `kill -9` leaves.
+"""Effects on callers of a variant's death and of another repository, and what `kill -9` leaves.
 
 A served model under load by threads in a closed loop, half of them at the largest budget, half at
 the smallest. In turns: the stub of the smallest variant is killed; the whole server is replaced
@@ -48,17 +48,17 @@ KILLED_S = 2.0
 
 @dataclass
 class Calls:
-    """What the callers of one budget saw: when each call began, its seconds, its status."""
+    """Calls of one budget's callers: when each began, its seconds, its status."""
 
     seen: list[tuple[float, float, str]] = field(default_factory=list)
 
     def window(self, start: float, stop: float) -> dict[str, Any]:
         """Count, failures by status and percentiles of the calls that began in this time."""
-        found = [each for each in list(self.seen) if start <= each[0] < stop]
-        seconds = [each[1] for each in found] or [0.0]
-        failures = Counter(each[2] for each in found if each[2])
+        calls = [call for call in list(self.seen) if start <= call[0] < stop]
+        seconds = [each[1] for each in calls] or [0.0]
+        failures = Counter(each[2] for each in calls if each[2])
         return {
-            "calls": len(found),
+            "calls": len(calls),
             "failed": sum(failures.values()),
             "statuses": dict(failures),
             "p99_ms": 1e3 * float(np.percentile(seconds, 99)),
@@ -111,12 +111,12 @@ def _round(
         began = time.monotonic()
         time.sleep(options.seconds)
         struck = time.monotonic()
-        found = fault(server, smallest)
+        recovery = fault(server, smallest)
         time.sleep(max(0.0, struck + options.seconds - time.monotonic()))
         ended = time.monotonic()
     windows = ((began, struck), (struck, ended))
-    before, after = ({name: each.window(*one) for name, each in calls.items()} for one in windows)
-    failed = [each[0] + each[1] for each in calls[smallest].seen if each[2]]
+    before, after = ({name: call.window(*one) for name, call in calls.items()} for one in windows)
+    failed = [call[0] + call[1] for call in calls[smallest].seen if call[2]]
     return {
         "others": {
             "failed": after[largest]["failed"],
@@ -127,7 +127,7 @@ def _round(
             "statuses": after[smallest]["statuses"],
             "last_failure_s": max(failed) - struck if failed else 0.0,
         },
-        **found,
+        **recovery,
         "before": before[largest],
         "after": after[largest],
     }
@@ -136,8 +136,8 @@ def _round(
 def _kill(server: Server, budget: float) -> dict[str, Any]:
     before, began = server.reloads, time.monotonic()
     memory = _memory_mib({server.pid})
-    setting = f"-b{round(1000 * budget):04d}-"
-    (pid,) = [each.pid for each in stubs_in(server.pid) if setting in each.model]
+    name = f"-b{round(1000 * budget):04d}-"
+    (pid,) = [stub.pid for stub in stubs_in(server.pid) if name in stub.model]
     os.kill(pid, signal.SIGKILL)
     _wait(lambda: server.reloads > before)
     return {
@@ -192,11 +192,11 @@ def _killed(repository: Deployment, busy: bool, clients: int) -> dict[str, Any]:
 
 def _left(run: Path) -> int:
     """Processes, regions of shared memory and folders of a run."""
-    found = int(run.exists()) + len(list(SHARED_MEMORY.glob(f"{run.name}*")))
+    leftovers = int(run.exists()) + len(list(SHARED_MEMORY.glob(f"{run.name}*")))
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            found += run.name.encode() in command.read_bytes()
-    return found
+            leftovers += run.name.encode() in command.read_bytes()
+    return leftovers
 
 
 @contextmanager
@@ -239,7 +239,7 @@ def _loop(url: str, model: str, budget: float, calls: Calls, stop: threading.Eve
 def _memory_mib(pids: set[int]) -> float:
     """Memory of servers and their stubs, shared pages divided."""
     total = 0
-    for pid in {*pids, *(stub.pid for each in pids for stub in stubs_in(each))}:
+    for pid in {*pids, *(stub.pid for parent in pids for stub in stubs_in(parent))}:
         with suppress(OSError):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
@@ -255,17 +255,17 @@ def _wait(holds: Callable[[], object]) -> None:
 
 
 def _summary(rounds: list[dict[str, Any]], killed: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for name in ("loaded again", "second server"):
-        mine = [each for each in rounds if each["fault"] == name]
-        times = [each["others"]["p99_times_before"] for each in mine]
-        grown = [each["memory_mib"]["most"] / each["memory_mib"]["before"] for each in mine]
-        seconds = [each["back_s"] for each in mine]
+        mine = [one_round for one_round in rounds if one_round["fault"] == name]
+        times = [call["others"]["p99_times_before"] for call in mine]
+        grown = [call["memory_mib"]["most"] / call["memory_mib"]["before"] for call in mine]
+        seconds = [call["back_s"] for call in mine]
         statuses = Counter[str]()
-        for each in mine:
-            statuses.update(each["callers_of_the_victim"]["statuses"])
-        found[name] = {
-            "failed_of_others": sum(each["others"]["failed"] for each in mine),
+        for call in mine:
+            statuses.update(call["callers_of_the_victim"]["statuses"])
+        summary[name] = {
+            "failed_of_others": sum(call["others"]["failed"] for call in mine),
             "p99_of_others_times_before": {
                 "median": statistics.median(times), "least": min(times), "most": max(times),
             },
@@ -273,15 +273,15 @@ def _summary(rounds: list[dict[str, Any]], killed: list[dict[str, Any]]) -> dict
             "failed_of_the_victims_callers": dict(statuses),
             "memory_times_before": statistics.median(grown),
         }  # fmt: skip
-    met = found["loaded again"]
+    met = summary["loaded again"]
     times_met = met["p99_of_others_times_before"]["median"] <= MOST_TIMES
-    found["killed_supervisor_s"] = max(each["until_nothing_is_left_s"] for each in killed)
-    found["target"] = {
+    summary["killed_supervisor_s"] = max(call["until_nothing_is_left_s"] for call in killed)
+    summary["target"] = {
         "failed": met["failed_of_others"] == 0,
         f"p99 at most {MOST_TIMES:g} times": times_met,
-        f"nothing left after {KILLED_S:g} s": found["killed_supervisor_s"] <= KILLED_S,
+        f"nothing left after {KILLED_S:g} s": summary["killed_supervisor_s"] <= KILLED_S,
     }  # fmt: skip
-    return found
+    return summary
 
 
 def _options() -> argparse.Namespace:
@@ -293,9 +293,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each window")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "dead_variant.json")
-    found = parser.parse_args()
-    found.budgets = tuple(found.budgets)
-    return found
+    args = parser.parse_args()
+    args.budgets = tuple(args.budgets)
+    return args
 
 
 if __name__ == "__main__":

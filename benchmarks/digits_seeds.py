@@ -23,13 +23,13 @@ BUDGETS = (1.0, 0.5, 0.25, 0.2, 0.125)
 def run_of(seed: int, threads: int) -> dict[str, Any]:
     """One training run of the command's defaults, and its score on the test split."""
     with tempfile.TemporaryDirectory() as folder:
-        begin, processor = time.monotonic(), time.process_time()
+        begin, cpu = time.monotonic(), time.process_time()
         options = TrainOptions(Path(folder) / "digits.safetensors", seed=seed, threads=threads)
         checkpoint = train("nac", options)
         return {
             "seed": seed,
             "training_s": time.monotonic() - begin,
-            "training_processor_s": time.process_time() - processor,
+            "training_processor_s": time.process_time() - cpu,
             "card": checkpoint.card,
             "test": score_budgets(checkpoint, "digits", BUDGETS),
         }

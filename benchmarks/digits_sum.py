@@ -51,10 +51,12 @@ PAIRS = (
 def runs(folder: Path, sizes: Path) -> dict[str, TrainOptions]:
     """Name to options; one thread, so that the bytes come out the same."""
     shipped = TrainOptions(BUILT / SHIPPED.name, data="digits-sum", threads=1)
-    found = {"shipped": shipped}
+    checkpoints = {"shipped": shipped}
     for seed in SEEDS:
-        found |= twins(folder, options_of(sizes, Arm(256, heads=True), seed=seed, steps=STEPS))
-    return found
+        checkpoints |= twins(
+            folder, options_of(sizes, Arm(256, heads=True), seed=seed, steps=STEPS)
+        )
+    return checkpoints
 
 
 def twins(folder: Path, plain: TrainOptions) -> dict[str, TrainOptions]:
@@ -66,11 +68,11 @@ def twins(folder: Path, plain: TrainOptions) -> dict[str, TrainOptions]:
         "dense-dropout": dropping | dense,
         "dense-no-dropout": plain.set | dense,
     }
-    found = {named("sparse-no-dropout", plain.seed): plain}
+    options = {named("sparse-no-dropout", plain.seed): plain}
     for twin, settings in given.items():
         name = named(twin, plain.seed)
-        found[name] = replace(plain, out=folder / f"{name}.safetensors", set=settings)
-    return found
+        options[name] = replace(plain, out=folder / f"{name}.safetensors", set=settings)
+    return options
 
 
 def named(twin: str, seed: int) -> str:
@@ -80,7 +82,7 @@ def named(twin: str, seed: int) -> str:
 
 def differences(models: dict[str, Any]) -> list[dict[str, Any]]:
     """Between two twins at each budget, over the seeds that have both; none of a single seed."""
-    found = []
+    rows = []
     for pair in PAIRS:
         seeds = [seed for seed in SEEDS if all(named(twin, seed) in models for twin in pair)]
         if len(seeds) < 2:
@@ -94,8 +96,8 @@ def differences(models: dict[str, Any]) -> list[dict[str, Any]]:
                 for one, other in zip(first, second, strict=True)
             ]
             over = over_seeds(by_seed)
-            found.append({"pair": pair, "budget": budget, "by_seed": by_seed, "over_seeds": over})
-    return found
+            rows.append({"pair": pair, "budget": budget, "by_seed": by_seed, "over_seeds": over})
+    return rows
 
 
 def scores(options: dict[str, TrainOptions], known: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def scores(options: dict[str, TrainOptions], known: dict[str, Any]) -> dict[str,
 
     `known` are scores of before, taken over where the file is the same or no longer there.
     """
-    found = {}
+    by_arm = {}
     for name, run in options.items():
         path = run.out
         if not path.exists() and name == "shipped":
@@ -113,12 +115,12 @@ def scores(options: dict[str, TrainOptions], known: dict[str, Any]) -> dict[str,
             print(f"{name}: {path} is not there, left out")
             continue
         if not path.exists() or before.get("sha256") == load(path).sha256:
-            found[name] = before
+            by_arm[name] = before
             _print(name, before)
             continue
         checkpoint = load(path)
         result = score_budgets(checkpoint, "digits-sum", DIGITS_SUM_BUDGETS)
-        found[name] = {
+        by_arm[name] = {
             "sha256": checkpoint.sha256,
             "card": checkpoint.card,
             "links": links_of(checkpoint.build()),
@@ -127,14 +129,14 @@ def scores(options: dict[str, TrainOptions], known: dict[str, Any]) -> dict[str,
                 row["top_1"] for row in result["budgets"].values()
             ),
         }
-        _print(name, found[name])
-    return found
+        _print(name, by_arm[name])
+    return by_arm
 
 
-def _print(name: str, found: dict[str, Any]) -> None:
-    degree = found["links"]["mean_degree"]
-    print(f"{name}: mean degree {degree:.1f}, {100 * found['mean_over_budgets']:.2f} % on average")
-    for budget, row in found["test"]["budgets"].items():
+def _print(name: str, result: dict[str, Any]) -> None:
+    degree = result["links"]["mean_degree"]
+    print(f"{name}: mean degree {degree:.1f}, {100 * result['mean_over_budgets']:.2f} % on average")
+    for budget, row in result["test"]["budgets"].items():
         low, high = (100 * value for value in row["minus_full_interval"])
         print(
             f"  budget {budget:>8} ({row['modules']:>3} modules): {100 * row['top_1']:.2f} %, "
@@ -160,9 +162,11 @@ def main() -> None:
         return
     models = scores(options, known)
     over = differences(models)
-    for each in over:
-        first, second = each["pair"]
-        print(f"budget {each['budget']}, {first} minus {second}: {spoken(each['over_seeds'])}")
+    for seconds in over:
+        first, second = seconds["pair"]
+        print(
+            f"budget {seconds['budget']}, {first} minus {second}: {spoken(seconds['over_seeds'])}"
+        )
     content = {
         "machine": this_machine().to_dict(),
         "missing": sorted(set(options) - set(models)),

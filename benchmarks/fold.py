@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What folding saves in each family: read-outs, rounds and whole models, one thread.
+"""Savings by folding in each family: read-outs, rounds and whole models, one thread.
 
     python benchmarks/fold.py                # every family; nac writes results/fold.json
     python benchmarks/fold.py sparo vqa      # some; results/fold_families.json keeps the others
@@ -29,12 +29,12 @@ from result_file import write_result
 
 from saccade.export.graph.cost import cost_of
 from saccade.export.graph.samples import random_inputs
-from saccade.export.graph.tracing import trace_part
+from saccade.export.graph.tracing import trace_component
 from saccade.export.runtimes.runners import onnx_session, torch_runner
 from saccade.machine import this_machine
 from saccade.models.captioner.config import PRESETS as CAPTIONERS
 from saccade.models.families import FAMILIES, build
-from saccade.models.interface import part_named
+from saccade.models.interface import component_named
 from saccade.models.slot_attention.config import PRESETS as SLOT_MODELS
 from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.fold import fold_attention
@@ -62,16 +62,16 @@ WHOLE: dict[str, tuple[Any, str, int]] = {
 
 
 def ratio(slow: Callable[[], Any], fast: Callable[[], Any], aim: float | None) -> dict[str, Any]:
-    """How many times faster, median and quartiles over interleaved rounds."""
+    """Speed-up, as median and quartiles over interleaved rounds."""
     with torch.inference_mode():
-        found = in_blocks(
+        seconds = in_blocks(
             lambda index: fast(), lambda index: slow(), rounds=ROUNDS, moment_s=MOMENT_S
         ).to_dict()
     return {
-        "unfolded_us": found["peer_us"],
-        "folded_us": found["ours_us"],
-        "times_faster": found["peer_over_ours"],
-        "quartiles": found["quartiles"],
+        "unfolded_us": seconds["peer_us"],
+        "folded_us": seconds["ours_us"],
+        "times_faster": seconds["peer_over_ours"],
+        "quartiles": seconds["quartiles"],
         "aim": aim,
     }
 
@@ -126,15 +126,15 @@ def whole(family: str) -> dict[str, Any]:
     config, role, batch = WHOLE[family]
     model: Any = build(family, config.to_dict()).eval()
     versions = {"unfolded": model, "folded": deepcopy(model).fold()}
-    inputs = _inputs(part_named(model, role), batch)
+    inputs = _inputs(component_named(model, role), batch)
     row: dict[str, Any] = {"part": role, "batch": batch}
     calls: dict[str, dict[str, Callable[[], Any]]] = {"torch": {}, "onnxruntime": {}}
-    for name, each in versions.items():
-        part = part_named(each, role)
-        proto = trace_part(each, part, _inputs(part, 3), part.outputs)
+    for name, version in versions.items():
+        component = component_named(version, role)
+        proto = trace_component(version, component, _inputs(component, 3), component.outputs)
         row[f"{name}_multiply_adds"] = cost_of(proto, 0, inputs).multiply_adds.total
         session = onnx_session(proto.SerializeToString())
-        run = torch_runner(each, role)
+        run = torch_runner(version, role)
         calls["torch"][name] = lambda run=run: run(inputs)
         calls["onnxruntime"][name] = lambda session=session: session.run(None, inputs)
     for runtime, pair in calls.items():

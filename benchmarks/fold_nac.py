@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What folding and pruning a NAC save: the configuration `bench`, one thread, batch 8.
+"""Savings by folding and pruning a NAC: the configuration `bench`, one thread, batch 8.
 
 The unfolded model is the evaluation pass of `NAC`: eq. 4 and 5 as written, with keys and values
 of every module and token, gains and links computed from codes and signatures in each call.
@@ -26,11 +26,11 @@ from bench_config import bench_config
 from torch import Tensor, nn
 
 from saccade.export.graph.cost import cost_of
-from saccade.export.graph.tracing import trace_part
+from saccade.export.graph.tracing import trace_component
 from saccade.export.runtimes.runners import onnx_session
 from saccade.files import json_bytes, write_atomically
 from saccade.machine import this_machine
-from saccade.models.interface import part_named
+from saccade.models.interface import component_named
 from saccade.models.nac.model import NAC
 
 BATCH = 8
@@ -131,7 +131,7 @@ def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, list[dict[str,
 
 def ratios(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Within each round, how many times faster; then median and quartiles over the rounds."""
-    found = {}
+    by_clock = {}
     for name, (slow, fast) in RATIOS.items():
         row: dict[str, Any] = {}
         for clock in ("wall_s", "core_s"):
@@ -140,8 +140,8 @@ def ratios(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
             row[clock.removesuffix("_s")] = dict(
                 zip(("lower", "median", "upper"), quartiles, strict=True)
             )
-        found[name] = row
-    return found
+        by_clock[name] = row
+    return by_clock
 
 
 def in_torch(modules: int, rounds: int) -> dict[str, Any]:
@@ -153,10 +153,10 @@ def in_torch(modules: int, rounds: int) -> dict[str, Any]:
         calls[name] = lambda model=model, x=x: model(x)
     with torch.inference_mode():
         samples = interleaved(calls, rounds)
-    found = ratios(samples)
-    for name, row in found.items():
+    speedups = ratios(samples)
+    for name, row in speedups.items():
         row["target"] = TARGETS.get((modules, name))
-    return {"ratios": found, "samples": samples}
+    return {"ratios": speedups, "samples": samples}
 
 
 def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def in_onnxruntime(modules: int, rounds: int, folder: Path) -> dict[str, Any]:
             feed = {"tokens": tokens.numpy()}
         else:
             feed = {"image": images.numpy()}
-            part = part_named(model, "")
-            proto = trace_part(model, part, feed, part.outputs)
+            component = component_named(model, "")
+            proto = trace_component(model, component, feed, component.outputs)
             path.write_bytes(proto.SerializeToString())
             parameters = sum(p.numel() for p in model.parameters())
             files[name] = _file_figures(path, cost_of(proto, parameters, feed))
@@ -215,8 +215,8 @@ def table(result: dict[str, Any]) -> str:
     """The ratios as text."""
     lines = ["runtime      modules  ratio             median [quartiles]        core time  target"]
     for runtime in ("torch", "onnxruntime"):
-        for modules, found in result[runtime].items():
-            for name, row in found["ratios"].items():
+        for modules, speedups in result[runtime].items():
+            for name, row in speedups["ratios"].items():
                 wall, core = row["wall"], row["core"]
                 lines.append(
                     f"{runtime:12} {modules:>7}  {name:17} {wall['median']:6.1f} "

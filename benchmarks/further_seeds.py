@@ -26,15 +26,15 @@ def runs_of(name: str, comparison: Comparison, seed: int) -> list[dict[str, Any]
     for arm in comparison.arms:
         path = trained(name, arm, seed)
         for options in comparison.evaluations:
-            (found,) = evaluate(path, options).found
-            runs.append({"arm": arm, "seed": seed, **found.to_dict()})
+            (results,) = evaluate(path, options).results
+            runs.append({"arm": arm, "seed": seed, **results.to_dict()})
     return runs
 
 
 def score_of(runs: list[dict[str, Any]], arm: str, task: str, seed: int) -> float:
     """The task's first score in one run."""
-    (found,) = (r for r in runs if (r["arm"], r["task"], r["seed"]) == (arm, task, seed))
-    return float(found["scores"][0]["value"])
+    (scores,) = (r for r in runs if (r["arm"], r["task"], r["seed"]) == (arm, task, seed))
+    return float(scores["scores"][0]["value"])
 
 
 def main() -> None:
@@ -52,15 +52,18 @@ def main() -> None:
     if len(data) != len({task for task, _ in data}):
         raise SystemExit("the test data is not that of the first seeds. Run compare.py again.")
     differences = []
-    for each in first["differences"]:
-        better, worse = each["pair"]
-        by_seed = each["by_seed"] + [
-            score_of(runs, better, each["task"], seed) - score_of(runs, worse, each["task"], seed)
+    for difference in first["differences"]:
+        better, worse = difference["pair"]
+        by_seed = difference["by_seed"] + [
+            score_of(runs, better, difference["task"], seed)
+            - score_of(runs, worse, difference["task"], seed)
             for seed in options.seeds
         ]
-        named = {key: each[key] for key in ("task", "score", "pair")}
+        named = {key: difference[key] for key in ("task", "score", "pair")}
         differences.append(named | {"by_seed": by_seed, "over_seeds": over_seeds(by_seed)})
-        print(f"{each['score']}, {better} over {worse}: {spoken(differences[-1]['over_seeds'])}")
+        print(
+            f"{difference['score']}, {better} over {worse}: {spoken(differences[-1]['over_seeds'])}"
+        )
     seeds = [*first["seeds"], *options.seeds]
     result = {"comparison": options.name, "seeds": seeds, "runs": runs, "differences": differences}
     write_result(RESULTS / f"seeds_{options.name}.json", result)

@@ -3,7 +3,7 @@
 
     python benchmarks/fuzz_graphs.py --examples 100000 --minutes 60
 
-The law: each is read or refused by SaccadeError, within 5 s of CPU time, and the process
+The rule: each is read or refused by SaccadeError, within 5 s of CPU time, and the process
 never holds more than 1 GiB.
 """
 
@@ -68,20 +68,20 @@ def main() -> int:
     kinds = given.kind or KINDS
     seconds = 60 * given.minutes / len(kinds)
     kept = given.kind and given.out.exists()
-    found = json.loads(given.out.read_text())["kinds"] if kept else {}
+    counts = json.loads(given.out.read_text())["kinds"] if kept else {}
     for kind in kinds:  # a process each: what one holds is not counted to the other
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found[kind] = pool.apply(fuzz, (kind, given.examples, seconds, given.first))
-        print(kind, json.dumps(found[kind])[:600], flush=True)
+            counts[kind] = pool.apply(fuzz, (kind, given.examples, seconds, given.first))
+        print(kind, json.dumps(counts[kind])[:600], flush=True)
     content = {
         "law": {"seconds": MOST_SECONDS, "mib": MOST_MIB, "traces": 0},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
-        "examples": sum(each["examples"] for each in found.values()),
-        "kinds": found,
+        "examples": sum(each["examples"] for each in counts.values()),
+        "kinds": counts,
     }
     given.out.write_text(json.dumps(content, indent=1) + "\n")
     broken = [
-        kind for kind, each in found.items() if each["failed"] or each["largest_mib"] > MOST_MIB
+        kind for kind, each in counts.items() if each["failed"] or each["largest_mib"] > MOST_MIB
     ]
     print(f"failed: {', '.join(broken) or 'none'}")
     return 1 if broken else 0

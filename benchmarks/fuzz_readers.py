@@ -3,7 +3,7 @@
 
     python benchmarks/fuzz_readers.py --examples 100000 --minutes 60
 
-The law: a file is read or refused by SaccadeError, within 5 s of CPU time, and the process
+The rule: a file is read or refused by SaccadeError, within 5 s of CPU time, and the process
 never holds more than 1 GiB.
 """
 
@@ -72,7 +72,7 @@ def fuzz(name: str, examples: int, seconds: float, first: int) -> dict[str, Any]
 
 
 def timed(run: Callable[[], str]) -> tuple[float, str | dict[str, str]]:
-    """Processor seconds of one file, and how it ended: its error where that is none of ours."""
+    """CPU seconds of one file, and how it ended: its error where that is none of ours."""
     began = time.process_time()
     signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
     end: str | dict[str, str]
@@ -110,9 +110,9 @@ def in_a_process(name: str, examples: int, seconds: float, first: int) -> dict[s
             break
     if queue.empty() and process.exitcode != 0:
         return {"examples": 0, "failed": 1, "failures": [{"exit code": process.exitcode}]}
-    found: dict[str, Any] = queue.get(timeout=60)
+    counts: dict[str, Any] = queue.get(timeout=60)
     process.join()
-    return found
+    return counts
 
 
 def main() -> int:
@@ -133,23 +133,25 @@ def main() -> int:
         sound_bytes(reader, Path(folder) / reader.name)
         outcome(reader, Path(folder) / reader.name)
     began_all = time.monotonic()
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     if (given.reader or given.go_on) and given.out.exists():  # the others' counts stay
-        found = json.loads(given.out.read_text())["readers"]
+        counts = json.loads(given.out.read_text())["readers"]
     for index, name in enumerate(names):
         left = 60 * given.minutes - (time.monotonic() - began_all)
         seconds = left / (len(names) - index)
         began = time.monotonic()
-        before = found.get(name) if given.go_on else None
+        before = counts.get(name) if given.go_on else None
         done = before["examples"] if before else 0
         first = before["first_seed"] if before else given.first
         one = in_a_process(name, given.examples - done, seconds, first + done)
         one["wall_seconds"] = round(time.monotonic() - began, 1)
-        found[name] = together(before, one) if before else one
-        print(name, json.dumps(found[name])[:600], flush=True)
-        _write(given.out, found)
+        counts[name] = together(before, one) if before else one
+        print(name, json.dumps(counts[name])[:600], flush=True)
+        _write(given.out, counts)
     failed = [
-        name for name, each in found.items() if each.get("failed") or each["largest_mib"] > MOST_MIB
+        name
+        for name, each in counts.items()
+        if each.get("failed") or each["largest_mib"] > MOST_MIB
     ]
     print(f"failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
@@ -157,23 +159,23 @@ def main() -> int:
 
 def together(before: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """Counts of the seeds of `before` and of those that follow them."""
-    found = {**more, "first_seed": before["first_seed"]}
+    merged = {**more, "first_seed": before["first_seed"]}
     for key in ("examples", "read", "refused", "failed", "wall_seconds"):
         if key in before or key in more:
-            found[key] = round(before.get(key, 0) + more.get(key, 0), 1)
-    found["failures"] = [*before["failures"], *more["failures"]][:KEPT]
+            merged[key] = round(before.get(key, 0) + more.get(key, 0), 1)
+    merged["failures"] = [*before["failures"], *more["failures"]][:KEPT]
     if before.get("slowest_seconds", 0) > more.get("slowest_seconds", 0):
-        found |= {key: before[key] for key in ("slowest_seconds", "slowest_seed")}
-    found["largest_mib"] = max(before.get("largest_mib", 0), more.get("largest_mib", 0))
-    return found
+        merged |= {key: before[key] for key in ("slowest_seconds", "slowest_seed")}
+    merged["largest_mib"] = max(before.get("largest_mib", 0), more.get("largest_mib", 0))
+    return merged
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
+def _write(path: Path, counts: dict[str, Any]) -> None:
     content = {
         "law": {"seconds": MOST_SECONDS, "mib": MOST_MIB, "traces": 0},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
-        "examples": sum(each["examples"] for each in found.values()),
-        "readers": found,
+        "examples": sum(each["examples"] for each in counts.values()),
+        "readers": counts,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -32,10 +32,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def samples(path: Path, budget: float) -> np.ndarray:
-    """Whether each false sentence is farther from its image than the true one."""
+    """True for each image whose false sentence is farther from it than the true one."""
     options = EvaluateOptions(data="shapes", task="hard-negatives", budget=(budget,))
-    (found,) = evaluate(path, options).found
-    return found.samples
+    (results,) = evaluate(path, options).results
+    return results.samples
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
                 select(path, SelectOptions(out=slots, **given))
                 chosen = selected_checkpoint(load(path), slots, Path(folder) / "half.safetensors")
                 halves[way].append(samples(chosen.path, 0.5))
-    rows = {way: paired_difference(found, whole) for way, found in halves.items()}
+    rows = {way: paired_difference(halve, whole) for way, halve in halves.items()}
     result = {"all slots": float(np.mean(whole)), "half of them": rows}
     print(json.dumps(result, indent=1))
     write_result(RESULTS / "half_slots.json", result)

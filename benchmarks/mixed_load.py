@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether cheap requests wait for dear ones: 8 clients at budget 0.125 beside 8 at budget 1.
+"""Mixed load: do cheap requests wait for expensive ones? 8 clients at budget 0.125, 8 at budget 1.
 
 Both through the router with PNG files, alone and together in turns, clients in a process of
 their own. Writes benchmarks/results/mixed_load.json.
@@ -93,11 +93,11 @@ def _round(
 ) -> dict[str, Any]:
     """Every turn once; each round begins with another one."""
     names = list(turns)
-    found = {}
+    results = {}
     for name in names[turn % len(names) :] + names[: turn % len(names)]:
         result = load.run(turns[name], seconds=seconds, warmup_s=0.5)
-        found[name] = _plain(refuse_errors(result, load.url))
-    return {"load_average": os.getloadavg()[0], **found}
+        results[name] = _plain(refuse_errors(result, load.url))
+    return {"load_average": os.getloadavg()[0], **results}
 
 
 def _plain(result: LoadResult) -> dict[str, Any]:

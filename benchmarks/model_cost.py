@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sparse and structured attention, and exact svPN, cost a whole model in ONNX Runtime.
+"""Cost of sparse and structured attention, and of exact svPN, for a whole model in ONNX Runtime.
 
     python benchmarks/model_cost.py          # writes results/model_cost.json
 
@@ -22,12 +22,12 @@ from interleaved import in_blocks
 from result_file import write_result
 
 from saccade.export.graph.samples import random_inputs
-from saccade.export.graph.tracing import trace_part
+from saccade.export.graph.tracing import trace_component
 from saccade.export.runtimes.runners import onnx_session
 from saccade.machine import this_machine
 from saccade.models.captioner.config import PRESETS as CAPTIONERS
 from saccade.models.families import build
-from saccade.models.interface import part_named
+from saccade.models.interface import component_named
 from saccade.models.sot.config import PRESETS as SOT_MODELS
 from saccade.models.vqa.config import PRESETS as VQA_MODELS
 from saccade.plugins import onnxruntime_library
@@ -37,15 +37,15 @@ ROUNDS, MOMENT_S = 9, 2.0
 AIMS = {"sparsemax": 1.1, "tvmax": 1.3}
 
 
-def session_of(family: str, config: Any, role: str, setting: str | None = None) -> Any:
+def session_of(family: str, config: Any, role: str, budget: str | None = None) -> Any:
     """The folded model as a session with the ops' kernels."""
     model: Any = build(family, config.to_dict()).eval()
-    if setting is not None:
-        model = model.at(model.setting(setting))
+    if budget is not None:
+        model = model.at(model.budget(budget))
     folded = model.fold()
-    part = part_named(folded, role)
-    proto = trace_part(folded, part, inputs_of(part, 3), part.outputs)
-    return onnx_session(proto.SerializeToString(), kernels=onnxruntime_library()), part
+    component = component_named(folded, role)
+    proto = trace_component(folded, component, inputs_of(component, 3), component.outputs)
+    return onnx_session(proto.SerializeToString(), kernels=onnxruntime_library()), component
 
 
 def inputs_of(part: Any, count: int) -> dict[str, np.ndarray]:
@@ -56,7 +56,7 @@ def inputs_of(part: Any, count: int) -> dict[str, np.ndarray]:
 def compared(dear: tuple[Any, Any], cheap: tuple[Any, Any], batch: int, aim: float) -> Any:
     """Time of the dear model over that of the cheap one on the same inputs."""
     inputs = inputs_of(dear[1], batch)
-    found = in_blocks(
+    seconds = in_blocks(
         lambda index: cheap[0].run(None, inputs),
         lambda index: dear[0].run(None, inputs),
         rounds=ROUNDS,
@@ -64,10 +64,10 @@ def compared(dear: tuple[Any, Any], cheap: tuple[Any, Any], batch: int, aim: flo
     ).to_dict()
     return {
         "batch": batch,
-        "times": found["peer_over_ours"],
-        "quartiles": found["quartiles"],
-        "cheap_us": found["ours_us"],
-        "dear_us": found["peer_us"],
+        "times": seconds["peer_over_ours"],
+        "quartiles": seconds["quartiles"],
+        "cheap_us": seconds["ours_us"],
+        "dear_us": seconds["peer_us"],
         "aim": aim,
     }
 

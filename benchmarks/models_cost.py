@@ -27,15 +27,15 @@ def main() -> None:
     sizes = [(family, name) for family in FAMILIES for name in presets(family)]
     wanted = [tuple(text.split("/")) for text in sys.argv[1:]] or sizes
     for family, name in wanted:
-        found = cost_of_size(family, name)
+        cost = cost_of_size(family, name)
         costs = known_costs()
-        costs.setdefault(family, {})[name] = found
+        costs.setdefault(family, {})[name] = cost
         kept = {
-            family: {name: each for name, each in rows.items() if (family, name) in sizes}
+            family: {name: row for name, row in rows.items() if (family, name) in sizes}
             for family, rows in costs.items()
         }
         write_atomically(COSTS, json_bytes(kept))
-        print(f"{family}/{name}: {found}", flush=True)
+        print(f"{family}/{name}: {cost}", flush=True)
 
 
 if __name__ == "__main__":

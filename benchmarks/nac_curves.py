@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained circuit's links are, and what it scores with fewer and fewer modules."""
+"""Links of a trained circuit, and its scores with fewer and fewer modules."""
 
 import statistics
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def right_by_kept(model: NAC, order: Tensor, test: Dataset, kept: Sequence[int])
     tokens = _tokens(model, test)
     before = model.module_order.clone()
     model.module_order.copy_(order)
-    found = {}
+    right = {}
     for each in kept:
         small = model.prune(each / model.config.modules).eval()
         small.tokenizer = _AsIs()
@@ -70,9 +70,9 @@ def right_by_kept(model: NAC, order: Tensor, test: Dataset, kept: Sequence[int])
             # Attention maps that fit the processor's caches: twice as fast at 256 modules.
             parts = tokens.split(max(8, _ROWS // each))
             answers = torch.cat([folded(part).argmax(1) for part in parts])
-        found[each] = (answers == labels).numpy()
+        right[each] = (answers == labels).numpy()
     model.module_order.copy_(before)
-    return found
+    return right
 
 
 class _AsIs(nn.Module):
@@ -97,21 +97,21 @@ def curves_of(
     `grid` are numbers of modules of the order by degree, `controls` those of the other orders.
     """
     modules = model.config.modules
-    found: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
     full: np.ndarray | None = None
     for name, orders in orders_of(model).items():
         kept = grid if name == "degree" else controls
         runs = [right_by_kept(model, order, test, kept) for order in orders]
-        found[name] = {
+        curves[name] = {
             str(each): statistics.fmean(float(run[each].mean()) for run in runs) for each in kept
         }
         if name == "degree":
             full = runs[0][modules]
-            found["minus_full_interval"] = {
+            curves["minus_full_interval"] = {
                 str(each): list(paired_bootstrap(runs[0][each], full, samples=2_000))
                 for each in kept
             }
-    return found
+    return curves
 
 
 def dropped(curve: dict[str, float], modules: int, points: float) -> float:

@@ -75,14 +75,14 @@ def run_of(folder: Path, arm: str, seed: int, *, steps: int, training: bool) -> 
         return {}
     kept, checkpoint = options.out.with_suffix(".json"), load(options.out)
     if kept.exists():
-        found: dict[str, Any] = json.loads(kept.read_bytes())
-        if found["sha256"] == checkpoint.sha256 and set(found["curve"]) == set(map(str, KEPT)):
-            return found
-    found = {"arm": arm, "seed": seed, "sha256": checkpoint.sha256, "card": checkpoint.card}
-    found |= scores(checkpoint.build(), load_data("digits-sum", "test"), dense=arm == DENSE)
-    write_atomically(kept, json_bytes(found))
-    print(f"{time.strftime('%H:%M:%S')} {arm} seed {seed}: {found['curve']}", flush=True)
-    return found
+        run: dict[str, Any] = json.loads(kept.read_bytes())
+        if run["sha256"] == checkpoint.sha256 and set(run["curve"]) == set(map(str, KEPT)):
+            return run
+    run = {"arm": arm, "seed": seed, "sha256": checkpoint.sha256, "card": checkpoint.card}
+    run |= scores(checkpoint.build(), load_data("digits-sum", "test"), dense=arm == DENSE)
+    write_atomically(kept, json_bytes(run))
+    print(f"{time.strftime('%H:%M:%S')} {arm} seed {seed}: {run['curve']}", flush=True)
+    return run
 
 
 def scores(model: NAC, test: Dataset, *, dense: bool) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def dropped(curve: dict[str, float], least: float) -> float | None:
 def throughput(folder: Path, arms: list[str], seed: int) -> dict[str, Any]:
     """Folded torch models, one thread, all taking turns: rates, and times the full model's rate.
 
-    Units: inferences per second of processor time.
+    Units: inferences per second of CPU time.
     """
     images = torch.from_numpy(load_data("digits-sum", "test").images[:_BATCH])
     models = {}
@@ -154,21 +154,21 @@ def throughput(folder: Path, arms: list[str], seed: int) -> dict[str, Any]:
         for _ in range(_ROUNDS):
             for key, model in models.items():
                 rates[key].append(_rate(model, images))
-    found: dict[str, Any] = {}
-    for (arm, kept), each in rates.items():
-        times = [own / full for own, full in zip(each, rates[arm, MODULES], strict=True)]
+    by_arm: dict[str, Any] = {}
+    for (arm, kept), rate in rates.items():
+        times = [own / full for own, full in zip(rate, rates[arm, MODULES], strict=True)]
         low, middle, high = statistics.quantiles(times, n=4)
-        found.setdefault(arm, {})[str(kept)] = {
-            "inferences_per_second": statistics.median(each),
+        by_arm.setdefault(arm, {})[str(kept)] = {
+            "inferences_per_second": statistics.median(rate),
             "times_full": middle,
             "quartiles": [low, high],
         }
-    return {"batch": _BATCH, "rounds": _ROUNDS, "threads": 1, "seed": seed, "arms": found}
+    return {"batch": _BATCH, "rounds": _ROUNDS, "threads": 1, "seed": seed, "arms": by_arm}
 
 
 def _rate(model: torch.nn.Module, images: torch.Tensor) -> float:
     model(images)
-    # Processor time: on one thread nothing else counts, and other programs do not.
+    # CPU time: on one thread nothing else counts, and other programs do not.
     calls, begin, taken = 0, time.process_time(), 0.0
     while taken < _MOMENT_S:
         model(images)
@@ -189,8 +189,8 @@ def result_of(folder: Path, runs: dict[str, list[dict[str, Any]]]) -> dict[str, 
     arms = {arm: summary(known) for arm, known in runs.items()}
     if DENSE in arms:
         least = arms[DENSE]["mean"][str(MODULES)]
-        for each in arms.values():
-            each["dropped_until_below_dense"] = dropped(each["mean"], least)
+        for arm in arms.values():
+            arm["dropped_until_below_dense"] = dropped(arm["mean"], least)
     return {
         "machine": this_machine().to_dict(),
         "data": "digits-sum, test split",
@@ -222,8 +222,8 @@ def main() -> None:
     result = result_of(given.folder, {arm: known for arm, known in runs.items() if known})
     write_result(given.out, result)
     draw(json.loads(given.out.read_bytes()), given.picture)
-    for arm, found in result["arms"].items():
-        print(f"{arm}: {found['dropped_at_3_points']} at {LOST_POINTS:g} points", flush=True)
+    for arm, arm_runs in result["arms"].items():
+        print(f"{arm}: {arm_runs['dropped_at_3_points']} at {LOST_POINTS:g} points", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ _COLOURS = {
 def draw(result: dict[str, Any], out: Path) -> None:
     """Left the scores with the spread over seeds, right the throughput as times the full model."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.8), layout="constrained")
-    for arm, found in result["arms"].items():
-        _draw_scores(left, arm, found)
+    for arm, arm_runs in result["arms"].items():
+        _draw_scores(left, arm, arm_runs)
         if arm in result["throughput"]["arms"]:
             _draw_times(right, arm, result["throughput"]["arms"][arm])
     left.set_ylabel("top-1 on the test split, %")
@@ -36,7 +36,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     left.legend(fontsize=8, frameon=False, title="share dropped at 3 points", title_fontsize=8)
-    seeds = {arm: len(found["seeds"]) for arm, found in result["arms"].items()}
+    seeds = {arm: len(arm_runs["seeds"]) for arm, arm_runs in result["arms"].items()}
     fewest, most = min(seeds.values()), max(seeds.values())
     spoken = f"{most}" if fewest == most else f"{fewest} to {most}"
     timed = result["throughput"]
@@ -44,7 +44,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
         f"digits-sum, trained without module dropout; mean and spread of {spoken} seed"
         f"{'s' if most > 1 else ''}. NAC: least connected modules first; dense: mean of 5 random "
         f"orders.\nThroughput: folded torch model, batch {timed['batch']}, one thread, "
-        f"by processor time, interleaved rounds, on {result['machine']['device']}.",
+        f"by CPU time, interleaved rounds, on {result['machine']['device']}.",
         x=0.01, ha="left", fontsize=7.5, color="#5b626b",
     )  # fmt: skip
     figure.savefig(out, dpi=120, metadata={"Software": None})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the graph alone is worth: modules dropped after training, by the size of the circuit.
+"""Value of the graph alone: modules dropped after training, by the size of the circuit.
 
     python benchmarks/nac_sizes.py             # trains what is missing, scores, writes, draws
     python benchmarks/nac_sizes.py --score     # trains nothing
@@ -92,12 +92,12 @@ def run_of(options: TrainOptions, test: Dataset, *, training: bool) -> dict[str,
         return {}
     kept, checkpoint = options.out.with_suffix(".json"), load(options.out)
     if kept.exists():
-        found: dict[str, Any] = json.loads(kept.read_bytes())
-        if (found["sha256"], found["n"]) == (checkpoint.sha256, len(test.labels)):
-            return found
+        run: dict[str, Any] = json.loads(kept.read_bytes())
+        if (run["sha256"], run["n"]) == (checkpoint.sha256, len(test.labels)):
+            return run
     model = checkpoint.build()
     modules = model.config.modules
-    found = {
+    run = {
         "seed": options.seed,
         "sha256": checkpoint.sha256,
         "card": checkpoint.card,
@@ -106,17 +106,17 @@ def run_of(options: TrainOptions, test: Dataset, *, training: bool) -> dict[str,
         **curves_of(
             model,
             test,
-            grid=[modules * each // GRID for each in range(GRID, 0, -1)],
-            controls=[modules * each // CONTROLS for each in range(CONTROLS, 0, -1)],
+            grid=[modules * index // GRID for index in range(GRID, 0, -1)],
+            controls=[modules * index // CONTROLS for index in range(CONTROLS, 0, -1)],
         ),
     }
-    write_atomically(kept, json_bytes(found))
-    print(f"{time.strftime('%H:%M:%S')} {options.out.stem}: {found['degree']}", flush=True)
-    return found
+    write_atomically(kept, json_bytes(run))
+    print(f"{time.strftime('%H:%M:%S')} {options.out.stem}: {run['degree']}", flush=True)
+    return run
 
 
 def known_runs(out: Path, steps: int) -> dict[tuple[str, int], dict[str, Any]]:
-    """What the results file has of runs of this recipe, by arm and seed."""
+    """Runs of this recipe that the results file has already, by arm and seed."""
     if not out.exists():
         return {}
     result = json.loads(out.read_bytes())
@@ -189,18 +189,18 @@ def main() -> None:
     test = replace(test, images=test.images[:TEST_CANVASES], labels=test.labels[:TEST_CANVASES])
     kept = known_runs(given.out, given.steps)
     runs: dict[Arm, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-    for arm, found in runs.items():
+    for arm, arm_runs in runs.items():
         wanted = not given.modules or arm.modules in given.modules
         for seed in given.seeds:
             options = options_of(given.folder, arm, seed, given.steps)
             known = None if options.out.exists() else kept.get((arm.name, seed))
             if run := known or run_of(options, test, training=wanted and not given.score):
-                found.append(run)
+                arm_runs.append(run)
     result = result_of(runs, given.seeds, given.steps)
     write_result(given.out, result)
     draw(json.loads(given.out.read_bytes()), given.picture)
-    for name, found in result["arms"].items():
-        print(f"{name}: {found['full']} in full, dropped {found['dropped_at_3_points']}")
+    for name, arm_runs in result["arms"].items():
+        print(f"{name}: {arm_runs['full']} in full, dropped {arm_runs['dropped_at_3_points']}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    seeds = sorted({len(found["seeds"]) for found in result["arms"].values()})
+    seeds = sorted({len(arm["seeds"]) for arm in result["arms"].values()})
     spoken = " or ".join(map(str, seeds))
     figure.supxlabel(
         f"digits-sum, no module dropout in training, {result['steps']:,} steps of "
@@ -37,14 +37,14 @@ def draw(result: dict[str, Any], out: Path) -> None:
 
 
 def _draw_curves(axes: Any, result: dict[str, Any]) -> None:
-    for name, found in sorted(result["arms"].items(), key=lambda arm: arm[1]["modules"]):
-        if not (found["auxiliary_heads"] and found["learned"]):
+    for name, arm_runs in sorted(result["arms"].items(), key=lambda arm: arm[1]["modules"]):
+        if not (arm_runs["auxiliary_heads"] and arm_runs["learned"]):
             continue
-        modules = found["modules"]
+        modules = arm_runs["modules"]
         for index, run in enumerate(result["runs"][name]):
             kept = sorted(map(int, run["degree"]))
             dropped = [100 * (1 - each / modules) for each in kept]
-            lost = [100 * (run["degree"][str(each)] - found["full"][index]) for each in kept]
+            lost = [100 * (run["degree"][str(each)] - arm_runs["full"][index]) for each in kept]
             label = name if index == 0 else None
             axes.plot(dropped, lost, color=_SIZES[modules], lw=1.5, marker="o", ms=2, label=label)
     axes.axhline(-result["lost_points"], color="#8a8f98", lw=0.8)
@@ -58,18 +58,18 @@ def _draw_sizes(axes: Any, result: dict[str, Any]) -> None:
     for heads, style in ((True, "-"), (False, "--")):
         arms = sorted(
             (
-                found
-                for found in result["arms"].values()
-                if found["auxiliary_heads"] == heads and found["learned"]
+                arm_runs
+                for arm_runs in result["arms"].values()
+                if arm_runs["auxiliary_heads"] == heads and arm_runs["learned"]
             ),
-            key=lambda found: found["modules"],
+            key=lambda arm_runs: arm_runs["modules"],
         )
         if not arms:
             continue
         for order, colour in _ORDERS.items():
-            shares = [found["dropped_at_3_points"][order] for found in arms]
-            sizes = [found["modules"] for found in arms]
-            means = [100 * sum(each) / len(each) for each in shares]
+            shares = [arm_runs["dropped_at_3_points"][order] for arm_runs in arms]
+            sizes = [arm_runs["modules"] for arm_runs in arms]
+            means = [100 * sum(share) / len(share) for share in shares]
             label = f"{order} order" + ("" if heads else ", no auxiliary heads")
             if heads or order == "degree":
                 axes.plot(sizes, means, style, color=colour, lw=1.6, label=label)
@@ -81,8 +81,10 @@ def _draw_sizes(axes: Any, result: dict[str, Any]) -> None:
         label="the paper, Tiny-ImageNet, fig. 5",
     )  # fmt: skip
     axes.set_xscale("log", base=2)
-    ticks = sorted({found["modules"] for found in result["arms"].values()} | {paper["modules"]})
-    axes.set_xticks(ticks, [str(each) for each in ticks])
+    ticks = sorted(
+        {arm_runs["modules"] for arm_runs in result["arms"].values()} | {paper["modules"]}
+    )
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_ylim(-3, 100)
     axes.set_xlabel("modules of the circuit")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the custom ops are beside what one would take instead: one thread, interleaved.
+"""Speed of the custom ops beside their usual substitutes: one thread, interleaved.
 
 Needs the peers: pip install entmax copt numba prox_tv (the last one wants Debian's liblapacke-dev).
 """
@@ -79,9 +79,9 @@ def bound(held: Any, inputs: list[np.ndarray]) -> Call:
     """A session's run on bound memory: what the runtime takes, not what Python adds."""
     bindings = []
     first = held.get_inputs()[0].name
-    for each in inputs:
+    for value in inputs:
         binding = held.io_binding()
-        binding.bind_cpu_input(first, each)
+        binding.bind_cpu_input(first, value)
         for output in held.get_outputs():
             binding.bind_output(output.name)
         bindings.append(binding)
@@ -90,7 +90,7 @@ def bound(held: Any, inputs: list[np.ndarray]) -> Call:
 
 def run(held: Any, inputs: list[np.ndarray]) -> Call:
     """A session's run as one writes it."""
-    (name,) = (each.name for each in held.get_inputs())
+    (name,) = (value.name for value in held.get_inputs())
     return lambda index: held.run(None, {name: inputs[index % SETS]})
 
 
@@ -104,7 +104,7 @@ def sparsemax_rows() -> Iterator[Row]:
     softmax = session(softmax_model())
     for shape in SPARSEMAX_SHAPES:
         inputs = normal(*shape)
-        tensors = [torch.from_numpy(each) for each in inputs]
+        tensors = [torch.from_numpy(value) for value in inputs]
         kernel, plain = bound(with_kernel, inputs), bound(softmax, inputs)
 
         def peer(index: int, tensors: list[torch.Tensor] = tensors) -> Any:
@@ -126,7 +126,7 @@ def sparsemax_rows() -> Iterator[Row]:
 
 
 def training(function: Callable[..., Any], tensors: list[torch.Tensor]) -> Call:
-    leaves = [each.clone().requires_grad_(True) for each in tensors]
+    leaves = [tensor.clone().requires_grad_(True) for tensor in tensors]
     gradient = torch.from_numpy(normal(*tensors[0].shape)[3])
 
     def call(index: int) -> Any:
@@ -140,7 +140,7 @@ def tvmax_rows() -> Iterator[Row]:
     for side, aim in GRIDS:
         grids = normal(64, side, side, dtype="float64")
         for lam in LAMBDAS:
-            exact = [OPS["TVMax"].reference(each, lam=lam)[0] for each in grids]
+            exact = [OPS["TVMax"].reference(grid, lam=lam)[0] for grid in grids]
             quick = tried_once(tv_peers(lam), grids[0])
             for dtype in ("float64", "float32"):
                 # A peer may be as far off as our answer of that type.
@@ -160,7 +160,7 @@ def tvmax_row(
     side = grids[0].shape[-1]
     axes = {"Z": f"b {side} {side}", "P": f"b {side} {side}", "error": "b"}
     model = one_node_model(OPS["TVMax"], dtype, {"lam": lam}, axes=axes, body=False)
-    held, inputs = session(model, onnxruntime_library()), [each.astype(dtype) for each in grids]
+    held, inputs = session(model, onnxruntime_library()), [grid.astype(dtype) for grid in grids]
     ours = bound(held, inputs)
     calls: dict[str, Call] = {
         name: lambda index, peer=peer: peer(grids[index % SETS])  # type: ignore[misc]
@@ -170,7 +170,7 @@ def tvmax_row(
         name: in_turn(ours, call, rounds=3, moment_s=0.0).peer_us for name, call in calls.items()
     }
     fastest = min(times, key=lambda name: times[name])
-    answers = [held.run(None, {"Z": each}) for each in inputs]
+    answers = [held.run(None, {"Z": value}) for value in inputs]
     return Row(
         f"TVMax in ONNX Runtime, 64 grids {side} x {side}, lam {lam:g}, {dtype}",
         fastest,
@@ -224,12 +224,12 @@ def fast_in_torch(q: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
 
 
 def measured(row: Row, rounds: int, moment_s: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"what": row.what, "peer": row.peer, "aim": row.aim, **row.notes}
+    figures: dict[str, Any] = {"what": row.what, "peer": row.peer, "aim": row.aim, **row.notes}
     for way, measure in (("in_blocks", in_blocks), ("in_turn", in_turn)):
         ratio = measure(row.ours_call, row.peer_call, rounds=rounds, moment_s=moment_s)
         met = None if row.aim is None else bool(ratio.median >= row.aim)
-        found[way] = {"met": met, **ratio.to_dict()}
-    return found
+        figures[way] = {"met": met, **ratio.to_dict()}
+    return figures
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -250,11 +250,11 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def ratio(found: dict[str, Any], slow: bool) -> str:
+def ratio(figures: dict[str, Any], slow: bool) -> str:
     """The median with its quartiles, and a word where the aim was missed."""
-    numbers = [found["peer_over_ours"], *found["quartiles"]]
-    low, middle, high = sorted(1 / each if slow else each for each in numbers)
-    missed = " **missed**" if found["met"] is False else ""
+    numbers = [figures["peer_over_ours"], *figures["quartiles"]]
+    low, middle, high = sorted(1 / number if slow else number for number in numbers)
+    missed = " **missed**" if figures["met"] is False else ""
     return f"{middle:.3g} ({low:.3g} to {high:.3g}){missed}"
 
 

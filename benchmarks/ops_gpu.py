@@ -34,7 +34,7 @@ DTYPES = {"float32": 1, "float16": 10}
 
 
 @dataclass(frozen=True)
-class Subject:
+class OpCase:
     """One op and the axes of one item; a batch of 4,096 grids or matrices is one call."""
 
     op: str
@@ -47,19 +47,19 @@ class Subject:
         return f"{self.op} {'x'.join(map(str, self.item))}{', ' + given if given else ''}"
 
 
-SUBJECTS = (
-    Subject("Sparsemax", (64,)),
-    Subject("Sparsemax", (196,)),
-    Subject("Sparsemax", (1024,)),
-    Subject("TVMax", (8, 8), (("lam", 0.01),)),
-    Subject("TVMax", (14, 14), (("lam", 0.01),)),
-    Subject("TVMax", (14, 14), (("lam", 0.1),)),
-    Subject("TVMax", (32, 32), (("lam", 0.1),)),
-    Subject("SvPN", (14, 14)),
-    Subject("SvPN", (24, 24)),
-    Subject("SvPN", (38, 38)),
-    Subject("SvPNFast", (14, 14)),
-    Subject("SvPNFast", (38, 38)),
+CASES = (
+    OpCase("Sparsemax", (64,)),
+    OpCase("Sparsemax", (196,)),
+    OpCase("Sparsemax", (1024,)),
+    OpCase("TVMax", (8, 8), (("lam", 0.01),)),
+    OpCase("TVMax", (14, 14), (("lam", 0.01),)),
+    OpCase("TVMax", (14, 14), (("lam", 0.1),)),
+    OpCase("TVMax", (32, 32), (("lam", 0.1),)),
+    OpCase("SvPN", (14, 14)),
+    OpCase("SvPN", (24, 24)),
+    OpCase("SvPN", (38, 38)),
+    OpCase("SvPNFast", (14, 14)),
+    OpCase("SvPNFast", (38, 38)),
 )
 
 
@@ -76,10 +76,10 @@ class Kernels:
             size = getattr(self.library, f"saccade_cuda_{name}_workspace_bytes")
             size.restype = ctypes.c_size_t
 
-    def prepared(self, subject: Subject, x: Any, v0: Any) -> tuple[Callable[[], None], Any]:
+    def prepared(self, case: OpCase, x: Any, v0: Any) -> tuple[Callable[[], None], Any]:
         """A call on x that allocates nothing, and the tensor that it writes."""
-        torch, values = self.torch, OPS[subject.op].defaults(dict(subject.attributes))
-        name = "svpn_fast" if subject.op == "SvPNFast" else subject.op.lower()
+        torch, values = self.torch, OPS[case.op].defaults(dict(case.attributes))
+        name = "svpn_fast" if case.op == "SvPNFast" else case.op.lower()
         axes = [len(x), *x.shape[1:]]
         size = getattr(self.library, f"saccade_cuda_{name}_workspace_bytes")
         workspace = torch.empty(
@@ -88,16 +88,16 @@ class Kernels:
         y = torch.empty_like(x)
         error = torch.empty(len(x), dtype=torch.float32, device=x.device)
         before: list[Any] = [ctypes.c_int(DTYPES[str(x.dtype).removeprefix("torch.")]), pointer(x)]
-        if subject.op == "SvPNFast":
+        if case.op == "SvPNFast":
             before.append(pointer(v0))
-        if subject.op == "TVMax":
+        if case.op == "TVMax":
             before.append(None)
         before.append(pointer(y))
-        if subject.op == "TVMax":
+        if case.op == "TVMax":
             before.append(pointer(error))
         numbers = [
-            ctypes.c_int64(each) if isinstance(each, int) else ctypes.c_float(each)
-            for each in values.values()
+            ctypes.c_int64(value) if isinstance(value, int) else ctypes.c_float(value)
+            for value in values.values()
         ]
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         arguments = [*before, *map(ctypes.c_int64, axes), *numbers, pointer(workspace), stream]
@@ -106,7 +106,7 @@ class Kernels:
         # `kept` holds the tensors that the pointers lead to.
         def call(kept: tuple = (x, v0, y, error, workspace)) -> None:
             status = run(*arguments)
-            assert status == 0, f"{subject.label}: CUDA error {status}"
+            assert status == 0, f"{case.label}: CUDA error {status}"
 
         return call, y
 
@@ -116,7 +116,7 @@ def pointer(tensor: Any) -> ctypes.c_void_p:
 
 
 def sorted_sparsemax(torch: Any, z: Any) -> Any:
-    """What a user writes in torch: the threshold by sorting."""
+    """Sparsemax as a user writes it in torch: the threshold by sorting."""
     top, _ = torch.sort(z, dim=-1, descending=True)
     excess = top.cumsum(-1) - 1
     rank = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
@@ -137,38 +137,38 @@ def power_iteration(torch: Any, q: Any, v0: Any) -> Any:
     return s.sqrt() * outer + (q - s * outer) / (s.sqrt() + 1e-5)
 
 
-def peers(torch: Any, subject: Subject, x: Any, v0: Any) -> dict[str, Callable[[], Any]]:
-    """What each kernel is measured beside."""
-    if subject.op == "Sparsemax":
+def peers(torch: Any, case: OpCase, x: Any, v0: Any) -> dict[str, Callable[[], Any]]:
+    """Implementations that each kernel is measured beside."""
+    if case.op == "Sparsemax":
         return {
             "torch.softmax": lambda: torch.softmax(x, -1),
             "torch sort": lambda: sorted_sparsemax(torch, x.float()),
         }
-    if subject.op == "TVMax":
+    if case.op == "TVMax":
         return {"torch.softmax": lambda: torch.softmax(x.flatten(1), -1)}
-    if subject.op == "SvPN":
+    if case.op == "SvPN":
         # Thousands of singular value decompositions take seconds; float16 has none.
         return {"torch.linalg.svd": lambda: svd_power(torch, x[:64].float())}
     return {"torch": lambda: power_iteration(torch, x, v0)}
 
 
-def inputs_of(torch: Any, subject: Subject, batch: int, dtype: str, seed: int) -> tuple[Any, Any]:
+def inputs_of(torch: Any, case: OpCase, batch: int, dtype: str, seed: int) -> tuple[Any, Any]:
     generator = torch.Generator(device="cuda").manual_seed(seed)
-    x = torch.randn(batch, *subject.item, generator=generator, device="cuda")
-    v0 = torch.randn(subject.item[-1], generator=generator, device="cuda")
+    x = torch.randn(batch, *case.item, generator=generator, device="cuda")
+    v0 = torch.randn(case.item[-1], generator=generator, device="cuda")
     kind = getattr(torch, dtype)
     return x.to(kind), v0.to(kind)
 
 
-def check(torch: Any, kernels: Kernels, subject: Subject, dtype: str, seed: int) -> float:
+def check(torch: Any, kernels: Kernels, case: OpCase, dtype: str, seed: int) -> float:
     """Largest difference from the reference over 5 items, as a share of the tolerance."""
-    op = OPS[subject.op]
-    x, v0 = inputs_of(torch, subject, 5, dtype, seed)
-    call, y = kernels.prepared(subject, x, v0)
+    op = OPS[case.op]
+    x, v0 = inputs_of(torch, case, 5, dtype, seed)
+    call, y = kernels.prepared(case, x, v0)
     call()
     torch.cuda.synchronize()
-    arrays = [x.cpu().numpy()] + ([v0.cpu().numpy()] if subject.op == "SvPNFast" else [])
-    expected = op.reference(*arrays, **op.defaults(dict(subject.attributes)))[0]
+    arrays = [x.cpu().numpy()] + ([v0.cpu().numpy()] if case.op == "SvPNFast" else [])
+    expected = op.reference(*arrays, **op.defaults(dict(case.attributes)))[0]
     away = np.abs(y.cpu().numpy().astype(np.float64) - expected) / op.scale(expected)
     return float(away.max()) / op.tolerance[dtype]
 
@@ -193,28 +193,28 @@ def burst_seconds(torch: Any, calls: list[Callable[[], Any]], count: int = BURST
 
 
 def measure(
-    torch: Any, kernels: Kernels, subject: Subject, batch: int, dtype: str, bandwidth: float
+    torch: Any, kernels: Kernels, case: OpCase, batch: int, dtype: str, bandwidth: float
 ) -> dict[str, Any]:
     """Median microseconds of the kernel and its peers, interleaved; the floor beside them."""
     calls: dict[str, list[Callable[[], Any]]] = {}
     bytes_moved = 0
     for seed in range(ROTATED):
-        x, v0 = inputs_of(torch, subject, batch, dtype, seed)
-        calls.setdefault("kernel", []).append(kernels.prepared(subject, x, v0)[0])
-        for name, call in peers(torch, subject, x, v0).items():
+        x, v0 = inputs_of(torch, case, batch, dtype, seed)
+        calls.setdefault("kernel", []).append(kernels.prepared(case, x, v0)[0])
+        for name, call in peers(torch, case, x, v0).items():
             calls.setdefault(name, []).append(call)
         bytes_moved = 2 * x.numel() * x.element_size()
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for each in calls.values():
-        burst_seconds(torch, each, ROTATED)
+    by_name: dict[str, list[float]] = {name: [] for name in calls}
+    for one_calls in calls.values():
+        burst_seconds(torch, one_calls, ROTATED)
     for _ in range(ROUNDS):
-        for name, each in calls.items():
-            found[name].append(burst_seconds(torch, each) * 1e6)
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    quartiles = {name: statistics.quantiles(times, n=4)[::2] for name, times in found.items()}
+        for name, one_calls in calls.items():
+            by_name[name].append(burst_seconds(torch, one_calls) * 1e6)
+    medians = {name: statistics.median(times) for name, times in by_name.items()}
+    quartiles = {name: statistics.quantiles(times, n=4)[::2] for name, times in by_name.items()}
     floor = bytes_moved / bandwidth * 1e6
     return {
-        "subject": subject.label, "batch": batch, "dtype": dtype, "median_us": medians,
+        "subject": case.label, "batch": batch, "dtype": dtype, "median_us": medians,
         "quartiles_us": quartiles, "floor_us": floor, "of_floor": medians["kernel"] / floor,
         "items_of_torch.linalg.svd": min(batch, 64),
     }  # fmt: skip
@@ -234,13 +234,11 @@ def main() -> int:
         options.seed if options.seed is not None else int(np.random.SeedSequence().entropy) % 2**31
     )
     shares = {}
-    for subject in SUBJECTS:
+    for case in CASES:
         for dtype in DTYPES:
-            share = shares[f"{subject.label}, {dtype}"] = check(
-                torch, kernels, subject, dtype, seed
-            )
-            print(f"{subject.label:32} {dtype}: {share:.3f} of the tolerance", file=sys.stderr)
-            assert share <= 1, f"{subject.label}, {dtype}, seed {seed}: wrong answer"
+            share = shares[f"{case.label}, {dtype}"] = check(torch, kernels, case, dtype, seed)
+            print(f"{case.label:32} {dtype}: {share:.3f} of the tolerance", file=sys.stderr)
+            assert share <= 1, f"{case.label}, {dtype}, seed {seed}: wrong answer"
     if options.check:
         return 0
     write(torch, kernels, seed, shares)
@@ -253,8 +251,8 @@ def write(torch: Any, kernels: Kernels, seed: int, shares: dict[str, float]) -> 
 
     bandwidth = copy_bandwidth(torch)
     rows = [
-        measure(torch, kernels, subject, batch, dtype, bandwidth)
-        for subject in SUBJECTS
+        measure(torch, kernels, case, batch, dtype, bandwidth)
+        for case in CASES
         for batch in BATCHES
         for dtype in DTYPES
     ]

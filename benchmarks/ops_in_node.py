@@ -19,11 +19,12 @@ def node(name: str, modules: Path) -> Callable[[Sequence[Any]], Any]:
             (folder / "jobs.json").write_text(json.dumps(listed))
             script = Path(__file__).with_name("ops_runtimes.mjs")
             subprocess.run(["node", script, folder, name, modules], check=True)
-            found = json.loads((folder / "found.json").read_text())
+            content = json.loads((folder / "found.json").read_text())
             answers = [
-                read(job, entry, folder) for job, entry in zip(listed, found["found"], strict=True)
+                read(job, entry, folder)
+                for job, entry in zip(listed, content["found"], strict=True)
             ]
-        return found["version"], iter(answers)
+        return content["version"], iter(answers)
 
     return run
 

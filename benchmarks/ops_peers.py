@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one would take instead of TVMax: copt and every method of prox_tv, then a sparsemax."""
+"""Substitutes for TVMax: copt and every method of prox_tv, then a sparsemax."""
 
 import sys
 import time
@@ -38,7 +38,7 @@ def tv_peers(lam: float) -> dict[str, Peer]:
     """
     peers: dict[str, Peer] = {}
     # Without numba copt runs in plain Python, a hundred times slower: no fair peer.
-    copt = _package("copt.tv_prox", needs="numba")
+    copt = _package("copt.tv_prox", requires="numba")
     if copt is not None:
         for tolerance in COPT_TOLERANCES:
             peers[f"copt tol={tolerance:g}"] = partial(_copt, copt, lam, tolerance)
@@ -70,7 +70,7 @@ def exact_enough(
 
     On one set alone a loose setting may be right by luck.
     """
-    found: dict[str, tuple[Peer, float]] = {}
+    best: dict[str, tuple[Peer, float]] = {}
     for name, peer in peers.items():
         error = 0.0
         for each, answer in zip(grids, exact, strict=True):
@@ -78,15 +78,15 @@ def exact_enough(
             if error > allowed:
                 break
         else:
-            found[name] = (peer, error)
-        if len(found) == FASTEST_PEERS:
+            best[name] = (peer, error)
+        if len(best) == FASTEST_PEERS:
             break
-    return found
+    return best
 
 
-def largest(found: np.ndarray, exact: np.ndarray) -> float:
+def largest(actual: np.ndarray, exact: np.ndarray) -> float:
     """Largest Euclidean distance of a grid's answer."""
-    return float(np.sqrt(np.square(found - exact).sum(axis=(-2, -1))).max())
+    return float(np.sqrt(np.square(actual - exact).sum(axis=(-2, -1))).max())
 
 
 def sparsemax(values: np.ndarray) -> np.ndarray:
@@ -98,9 +98,9 @@ def sparsemax(values: np.ndarray) -> np.ndarray:
     return np.maximum(values - np.take_along_axis(sums, support - 1, -1) / support, 0)
 
 
-def _package(name: str, needs: str = "numpy") -> ModuleType | None:
+def _package(name: str, requires: str = "numpy") -> ModuleType | None:
     try:
-        import_module(needs)
+        import_module(requires)
         return import_module(name)
     except (ImportError, OSError) as error:
         print(f"ops_peers: left out {name.split('.')[0]}: {error}", file=sys.stderr)
@@ -111,7 +111,9 @@ def _copt(copt: ModuleType, lam: float, tolerance: float, grids: np.ndarray) -> 
     n, h, w = grids.shape
     flat = grids.reshape(n, h * w)
     # Far more rounds than it needs, so that the tolerance decides.
-    solved = [copt.prox_tv2d(each, lam, h, w, max_iter=2000, tol=tolerance) for each in flat]
+    solved = [
+        copt.prox_tv2d(question, lam, h, w, max_iter=2000, tol=tolerance) for question in flat
+    ]
     return sparsemax(np.stack(solved)).reshape(grids.shape)
 
 
@@ -119,6 +121,6 @@ def _prox_tv(
     prox_tv: ModuleType, lam: float, method: str, rounds: int, grids: np.ndarray
 ) -> np.ndarray:
     solved = [
-        prox_tv.tv1_2d(each, lam, n_threads=1, max_iters=rounds, method=method) for each in grids
+        prox_tv.tv1_2d(grid, lam, n_threads=1, max_iters=rounds, method=method) for grid in grids
     ]
     return sparsemax(np.stack(solved).reshape(len(grids), -1)).reshape(grids.shape)

@@ -72,7 +72,7 @@ class Job:
         proto = one_node_model(self.op, self.dtype, self.given.attributes, axes=axes)
         return proto if functions else inlined(proto)
 
-    def distance(self, found: Sequence[np.ndarray]) -> float:
+    def distance(self, actual: Sequence[np.ndarray]) -> float:
         """The largest difference on the op's scale; infinite where only one side is NaN."""
         attributes = self.op.defaults(self.given.attributes)
         in_file = {
@@ -80,11 +80,11 @@ class Job:
             for name, value in attributes.items()
         }
         expected = self.op.reference(*self.arrays, **in_file)[0]
-        if found[0].shape != expected.shape:
+        if actual[0].shape != expected.shape:
             return float("inf")
         if expected.size == 0:
             return 0.0
-        answer = np.asarray(found[0], np.float64)
+        answer = np.asarray(actual[0], np.float64)
         if (np.isnan(answer) != np.isnan(expected)).any():
             return float("inf")
         known = np.where(np.isnan(expected), 0, expected)
@@ -171,13 +171,13 @@ def openvino(asked: Sequence[Job]) -> Any:
     import openvino
 
     core = openvino.Core()
-    # Without it, a processor with AMX computes in bfloat16.
+    # Without it, a CPU with AMX computes in bfloat16.
     exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
     def run(job: Job) -> Any:
         model = core.read_model(job.model().SerializeToString())
-        found = core.compile_model(model, "CPU", exact)(job.arrays)
-        return [np.array(found[index]) for index in range(len(job.op.outputs))]
+        answers = core.compile_model(model, "CPU", exact)(job.arrays)
+        return [np.array(answers[index]) for index in range(len(job.op.outputs))]
 
     return each(openvino.__version__.split("-")[0], run, asked)
 
@@ -233,13 +233,13 @@ def measured(run: Run, asked: Sequence[Job]) -> dict[str, Any]:
 def markdown(runtimes: dict[str, Any]) -> str:
     """A row a runtime: the largest error in float32 and float16, or what was found."""
     lines = [f"| runtime | {' | '.join(OPS)} |", "|---" * (len(OPS) + 1) + "|"]
-    for name, found in runtimes.items():
+    for name, runtime in runtimes.items():
         cells = []
         for op in OPS:
-            rows = [found["ops"][op].get(dtype) for dtype in ("float32", "float16")]
+            rows = [runtime["ops"][op].get(dtype) for dtype in ("float32", "float16")]
             texts = [text(row) for row in rows if row]
             cells.append(texts[0] if len(set(texts)) == 1 else ", ".join(texts))
-        lines.append(f"| {name} {found['version']} | {' | '.join(cells)} |")
+        lines.append(f"| {name} {runtime['version']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -26,9 +26,10 @@ def over_seeds(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def spoken(found: dict[str, Any]) -> str:
+def spoken(result: dict[str, Any]) -> str:
     """The interval in the score's own unit, shares as such, and in words."""
-    verdict = "shown" if found["shown"] else "not shown"
+    verdict = "shown" if result["shown"] else "not shown"
     return (
-        f"{found['mean']:+.3f} +- {found['half_width']:.3f} over {found['seeds']} seeds: {verdict}"
+        f"{result['mean']:+.3f} +- {result['half_width']:.3f} over {result['seeds']} seeds: "
+        f"{verdict}"
     )

@@ -6,11 +6,11 @@
     python benchmarks/overload.py --times 3 10 --deadlines 1 --budgets one
     python benchmarks/overload.py --refusal               # what a refusal costs: 30 seconds
 
-First what a refusal costs, in processor time. Then the capacity, with callers that wait for their
+First what a refusal costs, in CPU time. Then the capacity, with callers that wait for their
 answers; then requests that arrive by chance (Poisson) at multiples of it, whatever became of those
 before, from a process of its own; then, two seconds after they end, the capacity again. A request
 has several images, so that the generator costs little beside the service: its share of all
-processor time is in the result. Last, a caller with a thousand requests waiting beside one with a
+CPU time is in the result. Last, a caller with a thousand requests waiting beside one with a
 single request. Writes results/overload.json.
 """
 
@@ -128,7 +128,7 @@ def _measure(
 
 
 def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, float]:
-    """What one request costs that is refused by the router before it waits anywhere."""
+    """Cost of one request that the router refuses before it waits anywhere."""
     from tritonclient.grpc import service_pb2
 
     message = service_pb2.ModelInferRequest.FromString(request)
@@ -138,14 +138,16 @@ def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, f
     with OpenLoad(server.url) as load:
         load.run(replace(arrivals, seconds=1.0))
         cpu = sum(cpu_seconds(family).values())
-        found = load.run(arrivals)
+        result = load.run(arrivals)
         service_s = sum(cpu_seconds(family).values()) - cpu
-    if found.statuses()["INVALID_ARGUMENT"] != found.sent:
-        raise SystemExit(f"the refused requests ended as {found.statuses()}: {found.first_errors}")
+    if result.statuses()["INVALID_ARGUMENT"] != result.sent:
+        raise SystemExit(
+            f"the refused requests ended as {result.statuses()}: {result.first_errors}"
+        )
     return {
-        "requests_per_s": found.sent / found.seconds,
-        "service_cpu_us": 1e6 * service_s / found.sent,
-        "generator_cpu_us": 1e6 * found.client_cpu_s / found.sent,
+        "requests_per_s": result.sent / result.seconds,
+        "service_cpu_us": 1e6 * service_s / result.sent,
+        "generator_cpu_us": 1e6 * result.client_cpu_s / result.sent,
     }
 
 
@@ -161,7 +163,7 @@ def _load(
     restarts, before = server.restarts, _capacity(server, requests)
     named = with_deadline({}, deadline_s)
     arrivals = Arrivals(
-        tuple(_timed(each, named["timeout"]) for each in requests),
+        tuple(_timed(request, named["timeout"]) for request in requests),
         rate=times * before,
         seconds=options.seconds,
         deadline_s=named["client_timeout"],
@@ -170,7 +172,7 @@ def _load(
     family = family_of(server.pid)
     cpu = sum(cpu_seconds(family).values())
     with OpenLoad(server.url) as load, memory_of(server) as memory:
-        found = load.run(arrivals)
+        result = load.run(arrivals)
         used_s = sum(cpu_seconds(family).values()) - cpu
     time.sleep(REST_S)
     after = _capacity(server, requests)
@@ -178,38 +180,38 @@ def _load(
         "capacity_before": before,
         "capacity_after": after,
         "offered": arrivals.rate,
-        **_counts(found, deadline_s),
+        **_counts(result, deadline_s),
         "recovered_of_capacity": after / before,
         "restarts": server.restarts - restarts,
         "memory_mib": grown(memory),
-        "generator_share": found.client_cpu_s / max(1e-9, found.client_cpu_s + max(0.0, used_s)),
+        "generator_share": result.client_cpu_s / max(1e-9, result.client_cpu_s + max(0.0, used_s)),
     }
     one["goodput_of_capacity"] = one["goodput"] / before
-    return one | {"aims": _aims(one, found, deadline_s, times)}
+    return one | {"aims": _aims(one, result, deadline_s, times)}
 
 
-def _counts(found: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
-    refused = found.failed_ms.get("UNAVAILABLE", ())
-    late = sum(1 for each in found.answered_ms if each > 1e3 * deadline_s)
-    in_time = len(found.answered_ms) - late
+def _counts(result: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
+    refused = result.failed_ms.get("UNAVAILABLE", ())
+    late = sum(1 for answered_m in result.answered_ms if answered_m > 1e3 * deadline_s)
+    in_time = len(result.answered_ms) - late
     return {
         "in_time": in_time,
         "late": late,
         # What came after the last arrival is not what the load left room for.
-        "goodput": (in_time - found.after_end) / found.seconds,
-        "sent": found.sent,
-        "statuses": dict(found.statuses()),
-        "answered_ms": quantiles(found.answered_ms),
+        "goodput": (in_time - result.after_end) / result.seconds,
+        "sent": result.sent,
+        "statuses": dict(result.statuses()),
+        "answered_ms": quantiles(result.answered_ms),
         "refused_ms": quantiles(refused),
-        "lag_ms": quantiles(found.lag_ms),
-        "first_errors": found.first_errors,
+        "lag_ms": quantiles(result.lag_ms),
+        "first_errors": result.first_errors,
     }
 
 
 def _aims(
-    one: dict[str, Any], found: OpenLoadResult, deadline_s: float, times: float
+    one: dict[str, Any], result: OpenLoadResult, deadline_s: float, times: float
 ) -> dict[str, bool]:
-    """What is wanted of a load, and whether it was so."""
+    """Aims of a load, and whether each was met."""
     refused, answered = one["refused_ms"], one["answered_ms"]
     known = {"OK", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
     return {
@@ -217,7 +219,7 @@ def _aims(
         "goodput": times < 1 or one["goodput_of_capacity"] >= (GOODPUT if times > 1 else 0.0),
         "answers in time": answered is not None and answered["p99"] <= 1e3 * deadline_s,
         "refused at once": refused is None or refused["p50"] <= 1e3 * deadline_s * AT_ONCE,
-        "no other failure": set(found.statuses()) <= known,
+        "no other failure": set(result.statuses()) <= known,
         "memory flat": one["memory_mib"]["grown"] <= GROWTH_MIB,
         "full speed after it": one["recovered_of_capacity"] >= GOODPUT,
     }
@@ -228,10 +230,10 @@ def _capacity(server: Server, requests: list[bytes], seconds: float = 4.0) -> fl
     stream = Stream("all", server.model, CLIENTS, tuple(requests))
     with LoadGenerator(server.url, server_pid=server.pid) as load:
         try:
-            found = load.run([stream], seconds=seconds, warmup_s=1.0)
+            result = load.run([stream], seconds=seconds, warmup_s=1.0)
         except ServerFailed:  # it is being restarted: nobody is answered
             return 0.1
-    return _rate(found)
+    return _rate(result)
 
 
 def _wait_ready(server: Server) -> None:
@@ -241,8 +243,8 @@ def _wait_ready(server: Server) -> None:
         time.sleep(0.1)
 
 
-def _rate(found: LoadResult) -> float:
-    return max(0.1, len(found.streams["all"].latencies_ms) / found.seconds)
+def _rate(result: LoadResult) -> float:
+    return max(0.1, len(result.streams["all"].latencies_ms) / result.seconds)
 
 
 def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, 
             (requests[-1], "modest"),
         )
     )
-    found = {}
+    waits = {}
     for name, modest in (("same", same), ("other", other)):
         streams = [
             Stream("greedy", server.model, GREEDY, (greedy,)),
@@ -268,10 +270,10 @@ def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, 
             try:
                 seen = load.run(streams, seconds=seconds, warmup_s=2.0).streams
             except ServerFailed:  # the server was restarted under it
-                seen = {each.name: StreamResult(()) for each in streams}
+                seen = {stream.name: StreamResult(()) for stream in streams}
         modest_seen = seen["modest"]
         answered = len(modest_seen.latencies_ms)
-        found[name] = {
+        waits[name] = {
             "answered": answered,
             "calls": answered + sum(modest_seen.errors.values()),
             "errors": dict(modest_seen.errors),
@@ -279,7 +281,7 @@ def _greedy(server: Server, requests: list[bytes], seconds: float) -> dict[str, 
             "waited_ms": quantiles(modest_seen.latencies_ms),
             "greedy_answered_per_s": len(seen["greedy"].latencies_ms) / seconds,
         }
-    return {"waiting": GREEDY, **found}
+    return {"waiting": GREEDY, **waits}
 
 
 def _requests(folder: Path, images: int) -> dict[str, list[bytes]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does squashing a photograph cost, beside resizing and cropping it as the authors do?
+"""Cost in accuracy of squashing a photograph instead of resizing and cropping as the authors do.
 
     OMP_NUM_THREADS=1 python benchmarks/photographs.py
 
@@ -59,9 +59,9 @@ def photographs(size: tuple[int, int]) -> tuple[dict[str, str], np.ndarray, np.n
             continue
         if (case["height_px"], case["width_px"]) != size:
             continue
-        told = manifest["photographs"][case["photograph"]]
-        folder = Path(sklearn.__file__).parent if "package" in told else GOLDEN
-        with Image.open(folder / told["path"]) as image:
+        photograph = manifest["photographs"][case["photograph"]]
+        folder = Path(sklearn.__file__).parent if "package" in photograph else GOLDEN
+        with Image.open(folder / photograph["path"]) as image:
             sizes[case["photograph"]] = f"{image.width} x {image.height}"
             small = image.convert("RGB").resize(size[::-1], Image.Resampling.BICUBIC)
         squashed.append(np.asarray(small))

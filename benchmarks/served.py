@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What serving costs beside in-process ONNX Runtime: throughput at load, core time a request.
+"""Cost of serving beside in-process ONNX Runtime: throughput at load, core time a request.
 
 One intra-op thread on both sides, spinning off, on the same cores, the clients in a process of
 their own. Every window through the server lies between two in process. Writes
@@ -38,7 +38,7 @@ QUIET = ServeOptions(
 
 
 @dataclass(frozen=True)
-class Subject:
+class Target:
     """A variant in process: its function, what each batch size costs, and what to run at once."""
 
     name: str
@@ -52,7 +52,7 @@ class Subject:
 
     def best_rate(self, gauge: Calls) -> float:
         """Images a second at the best batch, by the pace of the moment."""
-        rates = {size: each.inferences_per_second for size, each in self.calls.items()}
+        rates = {size: call.inferences_per_second for size, call in self.calls.items()}
         return gauge.inferences_per_second * max(rates.values()) / rates[gauge.batch]
 
     def core_ms(self, batches: dict[str, int], gauge: Calls) -> float:
@@ -88,7 +88,7 @@ def main() -> None:
     options = _options()
     budgets = (1.0, 1 / options.modules)
     folder = bench_folder(options.build, modules=options.modules, budgets=budgets)
-    full, control = _subjects(folder, options.seconds)
+    full, control = _targets(folder, options.seconds)
     with tempfile.TemporaryDirectory() as place:
         repository = Path(place) / "repository"
         deploy(folder, RepositoryOptions(out=repository, run_batch=full.run_batch))
@@ -116,7 +116,7 @@ def main() -> None:
         "configuration": {"modules": options.modules, "run_batch": full.run_batch},
         "machine": this_machine().to_dict(),
         "seconds": options.seconds,
-        "in_process": {each.name: _calls(each) for each in (full, control)},
+        "in_process": {target.name: _calls(target) for target in (full, control)},
         "cases": cases,
         "targets": _targets(cases),
         "rounds": rounds,
@@ -136,46 +136,46 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _subjects(folder: Path, seconds: float) -> list[Subject]:
-    images, found = random_images(folder, 64), []
+def _targets(folder: Path, seconds: float) -> list[Target]:
+    images, targets = random_images(folder, 64), []
     for manifest in ArtefactFolder(folder).manifests:
         run = onnx_runner(onnx_session(folder / manifest.file.name, threads=1))
         calls = {size: Calls(size) for size in BATCHES}
         for _ in range(4):
-            for each in calls.values():
-                sample(run, {"image": images}, each, seconds=seconds / 8)
-        found.append(Subject(manifest.variant.name, run, images, calls))
-    return found
+            for call in calls.values():
+                sample(run, {"image": images}, call, seconds=seconds / 8)
+        targets.append(Target(manifest.variant.name, run, images, calls))
+    return targets
 
 
 def _round(
-    load: LoadGenerator, full: Subject, control: Subject, turn: int, seconds: float
+    load: LoadGenerator, full: Target, control: Target, turn: int, seconds: float
 ) -> dict[str, Any]:
     """Each case between two in-process samples; each round begins with another case."""
-    start, found = turn % len(CASES), {}
+    start, figures = turn % len(CASES), {}
     for case in CASES[start:] + CASES[:start]:
-        subject = control if case.control else full
+        target = control if case.control else full
         gauge = Calls(min(full.run_batch, case.images * case.clients))
-        sample(subject.run, {"image": subject.images}, gauge, seconds=seconds / 4)
-        starts = range(0, len(subject.images) - case.images + 1, case.images)
+        sample(target.run, {"image": target.images}, gauge, seconds=seconds / 4)
+        starts = range(0, len(target.images) - case.images + 1, case.images)
         requests = tuple(
-            tensor_request(subject.name, subject.images[at : at + case.images]) for at in starts
+            tensor_request(target.name, target.images[at : at + case.images]) for at in starts
         )
-        stream = Stream(case.title, subject.name, case.clients, requests, case.images)
+        stream = Stream(case.title, target.name, case.clients, requests, case.images)
         result = refuse_errors(load.run([stream], seconds=seconds, warmup_s=0.5), load.url)
-        sample(subject.run, {"image": subject.images}, gauge, seconds=seconds / 4)
-        found[case.title] = _figures(result, stream, subject, gauge)
-    return {"load_average": os.getloadavg()[0], "cases": found}
+        sample(target.run, {"image": target.images}, gauge, seconds=seconds / 4)
+        figures[case.title] = _figures(result, stream, target, gauge)
+    return {"load_average": os.getloadavg()[0], "cases": figures}
 
 
-def _figures(result: LoadResult, stream: Stream, subject: Subject, gauge: Calls) -> dict[str, Any]:
+def _figures(result: LoadResult, stream: Stream, target: Target, gauge: Calls) -> dict[str, Any]:
     """One window: rate, latency split by the server's statistics, core time by process."""
-    latencies, counted = result.streams[stream.name].latencies_ms, result.statistics[subject.name]
+    latencies, counted = result.streams[stream.name].latencies_ms, result.statistics[target.name]
     count = len(latencies)
     core = {"client": 1e3 * result.client_cpu_s / count, "server": 0.0, "stub": 0.0}
     for process, used in result.server_cpu_s.items():
         core["stub" if "python" in process else "server"] += 1e3 * used / count
-    model = stream.images * subject.core_ms(counted["batches"], gauge)
+    model = stream.images * target.core_ms(counted["batches"], gauge)
     split = {part: counted[f"{part}_ns"] / 1e6 / counted["requests"] for part in PARTS}
     split["client"] = core["client"]
     split["transport"] = statistics.fmean(latencies) - sum(split.values())
@@ -185,7 +185,7 @@ def _figures(result: LoadResult, stream: Stream, subject: Subject, gauge: Calls)
         "requests": count,
         "batches": counted["batches"],
         "inferences_per_second": rate,
-        "share_of_in_process": rate / subject.best_rate(gauge),
+        "share_of_in_process": rate / target.best_rate(gauge),
         "latency_ms": dict(zip(("p50", "p95", "p99"), map(float, quantiles), strict=True)),
         "latency_split_ms": split,
         "core_split_ms": {**core, "of stub: the model's own": model},
@@ -197,14 +197,14 @@ def _spreads(values: list[Any]) -> Any:
     """Median, least and most of every number, in the shape of the values."""
     if isinstance(values[0], dict):
         keys = [key for key in values[0] if key not in ("batches", "requests")]
-        return {key: _spreads([each[key] for each in values]) for key in keys}
+        return {key: _spreads([value[key] for value in values]) for key in keys}
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
-def _calls(subject: Subject) -> dict[str, Any]:
+def _calls(target: Target) -> dict[str, Any]:
     return {
-        str(size): {**each.summary(), "core_ms_per_image": each.core_ms_per_image}
-        for size, each in subject.calls.items()
+        str(size): {**call.summary(), "core_ms_per_image": call.core_ms_per_image}
+        for size, call in target.calls.items()
     }
 
 
@@ -225,9 +225,9 @@ def _targets(cases: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _line(one: dict[str, Any]) -> str:
     return "; ".join(
-        f"{title}: {each['inferences_per_second']:.0f}/s, {each['share_of_in_process']:.2f} of in "
-        f"process, {each['core_ms_above_model']:.2f} core ms above the model"
-        for title, each in one["cases"].items()
+        f"{title}: {case['inferences_per_second']:.0f}/s, {case['share_of_in_process']:.2f} of in "
+        f"process, {case['core_ms_above_model']:.2f} core ms above the model"
+        for title, case in one["cases"].items()
     )
 
 

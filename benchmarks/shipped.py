@@ -125,8 +125,10 @@ def ship(name: str) -> None:
     model, built = MODELS[name], load(BUILT / f"{name}.safetensors")
     if built.path.stat().st_size > MOST_BYTES:
         raise SystemExit(f"{built.path}: {built.path.stat().st_size} bytes, at most {MOST_BYTES}.")
-    found = [each for wanted in model.evaluations for each in evaluate(built.path, wanted).found]
-    write_atomically(SHIPPED / f"{name}.md", card(model, built, found).encode())
+    results = [
+        result for wanted in model.evaluations for result in evaluate(built.path, wanted).results
+    ]
+    write_atomically(SHIPPED / f"{name}.md", card(model, built, results).encode())
     shutil.copyfile(built.path, SHIPPED / built.path.name)
 
 
@@ -139,20 +141,20 @@ def table(name: str, seconds: float) -> None:
         print(line(path.stem, rows[path.stem]), flush=True)
 
 
-def line(name: str, found: dict[str, Any]) -> str:
+def line(name: str, entry: dict[str, Any]) -> str:
     """A row of the README's table: the whole model, its worst parity, its fastest batch."""
-    whole = found["variants"][0]
+    whole = entry["variants"][0]
     inside, score = whole["in_process"], whole["score"]
     one, best = (
         f"{inside[f'batch_{batch}']['inferences_per_second']:,.0f}"
         for batch in (1, inside["best_batch"])
     )
-    parity = max(each["relative_error"] for each in found["parity"].values())
+    parity = max(figure["relative_error"] for figure in entry["parity"].values())
     low, high = score["interval"]
     factor = 100 if score["unit"] == "share" else 1
     value = f"{factor * score['value']:.4g} ({factor * low:.4g} to {factor * high:.4g})"
     return (
-        f"| `{name}` | {found['bytes'] / 2**20:.1f} | {score['name']} {value} | {parity:.1e} | "
+        f"| `{name}` | {entry['bytes'] / 2**20:.1f} | {score['name']} {value} | {parity:.1e} | "
         f"{one} | {best} at {inside['best_batch']} |"
     )
 
@@ -168,13 +170,13 @@ def row(path: Path, seconds: float) -> dict[str, Any]:
         "family": checkpoint.family,
         "bytes": path.stat().st_size,
         "sha256": checkpoint.sha256,
-        "parity": {each.variant.name: figures(each) for each in exported.manifests},
+        "parity": {manifest.variant.name: figures(manifest) for manifest in exported.manifests},
         "variants": report["variants"],
     }
 
 
 def figures(manifest: Manifest) -> dict[str, float]:
-    """What the gate measured."""
+    """Figures that the gate measured."""
     return {"multiply_adds": manifest.cost.multiply_adds.total, **manifest.parity.figures}
 
 

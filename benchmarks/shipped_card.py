@@ -10,14 +10,14 @@ from nac_curves import links_of
 
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.scores.results import Found, Score
+from saccade.models.scores.results import EvaluationResult, Score
 
 RESULTS = Path(__file__).with_name("results")
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """How a checkpoint is made, and what its card says that no figure does."""
+    """Recipe of a shipped checkpoint, and the parts of its card that no figure says."""
 
     family: str
     what: str  # a sentence
@@ -28,9 +28,9 @@ class Shipped:
     notes: str = ""  # below the figures
 
 
-def card(model: Shipped, built: Checkpoint, found: list[Found]) -> str:
-    """What a reader has to know of the file."""
-    parameters = sum(each.numel() for each in built.build().parameters())
+def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> str:
+    """Card of the file: all that its reader has to know."""
+    parameters = sum(parameter.numel() for parameter in built.build().parameters())
     lines = [
         f"# {built.path.name}",
         "",
@@ -48,11 +48,11 @@ def card(model: Shipped, built: Checkpoint, found: list[Found]) -> str:
         "|---|---|---|---|---|",
         *(
             f"| {each.variant} | {each.task} | {score.name} | {shown(score)} | {score.n:,} |"
-            for each in found
+            for each in results
             for score in each.scores
         ),
         "",
-        *remarks(model, found),
+        *remarks(model, results),
         f"Training and scoring again: `python benchmarks/shipped.py train {built.path.stem}`, "
         "then `ship`.",
         "",
@@ -61,10 +61,10 @@ def card(model: Shipped, built: Checkpoint, found: list[Found]) -> str:
     return "\n".join(lines)
 
 
-def remarks(model: Shipped, found: list[Found]) -> list[str]:
-    """How the answers were made, and what other seeds of the recipe score."""
+def remarks(model: Shipped, results: list[EvaluationResult]) -> list[str]:
+    """Remarks on how the answers were made, and the scores of the recipe's other seeds."""
     lines = [
-        f"Captions: {each.protocol}, as those of validation." for each in found if each.protocol
+        f"Captions: {each.protocol}, as those of validation." for each in results if each.protocol
     ]
     if model.seeds:
         compared = RESULTS.joinpath(f"compare_{model.seeds}.json")
@@ -80,7 +80,7 @@ def remarks(model: Shipped, found: list[Found]) -> list[str]:
 
 
 def origin(built: Checkpoint) -> dict[str, str]:
-    """Where the file comes from."""
+    """Origin of the file."""
     said = built.card
     digests = (f"{part} `{digest}`" for part, digest in said["data_sha256"].items())
     return {
@@ -92,7 +92,9 @@ def origin(built: Checkpoint) -> dict[str, str]:
         f"best step {said['best_step']:,} by validation; about {said['about_minutes']} minutes, "
         f"{said['device']}",
         "validation": ", ".join(f"{key} {value:.4g}" for key, value in said["validation"].items()),
-        "calibration": ", ".join(f"{len(each):,} {key}" for key, each in built.calibration.items()),
+        "calibration": ", ".join(
+            f"{len(array):,} {key}" for key, array in built.calibration.items()
+        ),
         **circuit(built),
         "file SHA-256": f"`{built.sha256}`",
         "versions": ", ".join(f"{key} {value}" for key, value in said["versions"].items()),
@@ -103,11 +105,11 @@ def circuit(built: Checkpoint) -> dict[str, str]:
     """The learned links of a NAC; nothing of other families."""
     if built.family != "nac":
         return {}
-    found = links_of(built.build())
+    links = links_of(built.build())
     return {
-        "links": f"mean degree {found['mean_degree']:.1f} of {built.config['modules'] - 1}, as "
-        f"learned ({found['least_degree']:.1f} to {found['most_degree']:.1f}); "
-        f"{100 * found['likely_links']:.1f} % of the pairs above 0.5"
+        "links": f"mean degree {links['mean_degree']:.1f} of {built.config['modules'] - 1}, as "
+        f"learned ({links['least_degree']:.1f} to {links['most_degree']:.1f}); "
+        f"{100 * links['likely_links']:.1f} % of the pairs above 0.5"
     }
 
 
@@ -117,5 +119,5 @@ def shown(score: Score) -> str:
     text = f"{factor * score.value:.4g}{unit}"
     if score.interval is None:
         return text
-    low, high = (factor * each for each in score.interval)
+    low, high = (factor * bound for bound in score.interval)
     return f"{text} ({low:.4g} to {high:.4g})"

@@ -4,7 +4,7 @@
     python benchmarks/shipped_engines.py                                # fp32 and fp16
     python benchmarks/shipped_engines.py digits-sum --precision fp32 int8
 
-Each setting at each precision is exported and held by the gate, then TensorRT-RTX builds an
+Each budget at each precision is exported and held by the gate, then TensorRT-RTX builds an
 engine of each of its files, which needs no GPU. What is refused stands in the result with the
 reason. Rows of other checkpoints and precisions stay in results/shipped_engines.json.
 """
@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from result_file import write_result
 
 from saccade.errors import GateFailed
-from saccade.export.artefact.variant import PRECISIONS, setting_text
+from saccade.export.artefact.variant import PRECISIONS, budget_option
 from saccade.export.exported import ExportOptions, export
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
 from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
@@ -47,19 +47,19 @@ def main() -> None:
         if known.get("sha256") != checkpoint.sha256:
             known = {"sha256": checkpoint.sha256, "variants": {}}
         rows[name] = known
-        for setting in checkpoint.build().settings():
-            text = setting_text(setting.label, setting.budget)
+        for budget in checkpoint.build().budgets():
+            text = budget_option(budget.label, budget.share)
             for precision in given.precision:
-                found = variant(checkpoint, text, precision)
-                known["variants"].setdefault(setting.label, {})[precision] = found
+                entry = variant(checkpoint, text, precision)
+                known["variants"].setdefault(budget.label, {})[precision] = entry
                 write_result(RESULT, {"machine": this_machine().to_dict(), "models": rows})
-                print(f"{name} {setting.label} {precision}: {line(found)}", flush=True)
+                print(f"{name} {budget.label} {precision}: {line(entry)}", flush=True)
 
 
-def variant(checkpoint: Checkpoint, setting: str, precision: str) -> dict[str, Any]:
-    """One setting at one precision: what the gate measured, and what was built."""
+def variant(checkpoint: Checkpoint, budget: str, precision: str) -> dict[str, Any]:
+    """One budget at one precision: what the gate measured, and what was built."""
     with tempfile.TemporaryDirectory() as place:
-        options = ExportOptions(Path(place) / "exported", budget=(setting,), precision=(precision,))
+        options = ExportOptions(Path(place) / "exported", budget=(budget,), precision=(precision,))
         try:
             exported = export(checkpoint, options)
         except GateFailed as failure:
@@ -67,14 +67,15 @@ def variant(checkpoint: Checkpoint, setting: str, precision: str) -> dict[str, A
         engines = build(exported.folder, BuildOptions(engine="tensorrt-rtx")).manifests
     return {
         "parity": {
-            each.variant.role or "whole": each.parity.figures for each in exported.manifests
+            manifest.variant.role or "whole": manifest.parity.figures
+            for manifest in exported.manifests
         },
         "engines": {each.variant.role or "whole": engine(each) for each in engines},
     }
 
 
 def engine(manifest: EngineManifest) -> dict[str, Any]:
-    """What was built."""
+    """Engine that was built, as a row of the table."""
     return {
         "version": manifest.version,
         "compute_capabilities": manifest.compute_capabilities,
@@ -84,13 +85,13 @@ def engine(manifest: EngineManifest) -> dict[str, Any]:
     }
 
 
-def line(found: dict[str, Any]) -> str:
+def line(entry: dict[str, Any]) -> str:
     """A row in words."""
-    if "refused" in found:
-        return f"refused: {found['refused'].splitlines()[0]}"
-    worst = max(each["relative_error"] for each in found["parity"].values())
-    mib = sum(each["bytes"] for each in found["engines"].values()) / 2**20
-    return f"relative error {worst:.2g}, {len(found['engines'])} engines, {mib:.1f} MiB"
+    if "refused" in entry:
+        return f"refused: {entry['refused'].splitlines()[0]}"
+    worst = max(figure["relative_error"] for figure in entry["parity"].values())
+    mib = sum(engine["bytes"] for engine in entry["engines"].values()) / 2**20
+    return f"relative error {worst:.2g}, {len(entry['engines'])} engines, {mib:.1f} MiB"
 
 
 if __name__ == "__main__":

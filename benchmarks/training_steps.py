@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step of digits-sum costs: float32 and bfloat16, tokens of a digit and smaller.
+"""Cost of a training step of digits-sum: float32 and bfloat16, tokens of a digit and smaller.
 
     python benchmarks/training_steps.py [--modules 64 256 --rounds 5]
 
@@ -51,7 +51,7 @@ def run_of(modules: int, tokens: dict[str, Any], precision: Any) -> Run:
 
 
 def measured(modules: int, rounds: int) -> dict[str, Any]:
-    """Processor seconds a step, by tokens and precision, and the ratio within a round."""
+    """CPU seconds a step, by tokens and precision, and the ratio within a round."""
     torch.manual_seed(0)
     times: dict[tuple[str, str], list[float]] = {}
     runs = {
@@ -65,16 +65,16 @@ def measured(modules: int, rounds: int) -> dict[str, Any]:
             run.step()
             if index:  # the first step is for the caches
                 times.setdefault(key, []).append(time.process_time() - begin)
-    found: dict[str, Any] = {}
+    seconds: dict[str, Any] = {}
     for name in TOKENS:
         wide, half = (np.array(times[name, precision]) for precision in PRECISIONS)
-        found[name] = {
+        seconds[name] = {
             "fp32_s": statistics.median(wide),
             "bf16_s": statistics.median(half),
             "times_faster": statistics.median(wide / half),
             "times_faster_least_and_most": [float((wide / half).min()), float((wide / half).max())],
         }
-    return found
+    return seconds
 
 
 def in_a_process(modules: int, rounds: int, environment: dict[str, str]) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def in_a_process(modules: int, rounds: int, environment: dict[str, str]) -> dict
         stdout=subprocess.PIPE,
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def main() -> None:

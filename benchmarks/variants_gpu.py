@@ -120,14 +120,14 @@ def check(forms: dict[str, Form], images: Any) -> dict[str, float]:
     Raises: SaccadeError for a form that computes something else.
     """
     expected = forms["unfolded"](images).cpu().numpy()
-    found = {}
+    actual = {}
     for name, form in forms.items():
         error = relative_error(form(images).cpu().numpy(), expected, WHOLE)
-        found[name] = error
+        actual[name] = error
         limit = tensor_limit("fp16" if "fp16" in name else "fp32")
         if not error <= limit:
             raise SaccadeError(f"{name}: relative error is {error:.2g}, at most {limit}.")
-    return found
+    return actual
 
 
 def seconds_of(form: Form, inputs: list[Any], cuda: bool, burst: int) -> float:
@@ -157,7 +157,7 @@ def measure(given: argparse.Namespace) -> list[Any]:
     image = torch.from_numpy(checkpoint.calibration["image"]).to(device)
     rows = []
     for budget in BUDGETS:
-        model = whole.at(whole.setting(budget)).to(device)
+        model = whole.at(whole.budget(budget)).to(device)
         exported = exported_forms(given.artefact, budget, device)
         for batch in given.batches:
             inputs = [image.roll(index, 0).repeat(-(-batch // len(image)), 1, 1, 1)[:batch].clone()
@@ -176,11 +176,11 @@ def measure(given: argparse.Namespace) -> list[Any]:
                     "batch": batch,
                     "errors": errors,
                     "inferences_per_second": {
-                        name: batch / statistics.median(each) for name, each in times.items()
+                        name: batch / statistics.median(time) for name, time in times.items()
                     },
                     "over_unfolded": {
-                        name: [slow / own for slow, own in zip(base, each, strict=True)]
-                        for name, each in times.items()
+                        name: [slow / own for slow, own in zip(base, time, strict=True)]
+                        for name, time in times.items()
                     },
                 }
             )
@@ -189,7 +189,7 @@ def measure(given: argparse.Namespace) -> list[Any]:
 
 
 def _shown(row: dict[str, Any]) -> str:
-    ratios = {name: statistics.median(each) for name, each in row["over_unfolded"].items()}
+    ratios = {name: statistics.median(ratio) for name, ratio in row["over_unfolded"].items()}
     return ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
 
 

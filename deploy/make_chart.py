@@ -45,23 +45,23 @@ Resources = dict[tuple[str, str], dict[str, Any]]
 
 
 def render(folder: Path) -> Resources:
-    """What `kubectl kustomize` prints, for the little of it that is used here."""
-    found: Resources = {}
+    """Output of `kubectl kustomize`, for the little of it that is used here."""
+    resources: Resources = {}
     content = yaml.safe_load((folder / "kustomization.yaml").read_text())
     if odd := set(content) - {"apiVersion", "kind", "resources", "patches"}:
         raise ValueError(f"{folder}: {sorted(odd)} are not rendered here")
     for name in content["resources"]:
         path = folder / name
         if path.is_dir():
-            found |= render(path.resolve())
+            resources |= render(path.resolve())
         else:
             resource = yaml.safe_load(path.read_text())
-            found[resource["kind"], resource["metadata"]["name"]] = resource
+            resources[resource["kind"], resource["metadata"]["name"]] = resource
     for patch in content.get("patches", []):
-        target = found[patch["target"]["kind"], patch["target"]["name"]]
+        target = resources[patch["target"]["kind"], patch["target"]["name"]]
         for operation in yaml.safe_load((folder / patch["path"]).read_text()):
             _apply(target, **operation)
-    return found
+    return resources
 
 
 def chart_files() -> dict[str, str]:
@@ -87,11 +87,11 @@ def chart_files() -> dict[str, str]:
 
 
 def _values(resources: Resources) -> dict[str, Any]:
-    found = {}
+    values = {}
     for name, kind, way in VALUES:
         place = _place(resources[kind, "saccade-server"], way)
-        found[name] = ABSENT[name] if name in ABSENT and way[-1] not in place else place[way[-1]]
-    return found
+        values[name] = ABSENT[name] if name in ABSENT and way[-1] not in place else place[way[-1]]
+    return values
 
 
 def _with_expression(text: str, mark: str, name: str) -> str:

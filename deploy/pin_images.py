@@ -24,17 +24,17 @@ def pin(images: list[str]) -> list[Path]:
     """
     chosen = {}
     for image in images:
-        found = PINNED.fullmatch(image)
-        if found is None or image.endswith("0" * 64):
+        pinned = PINNED.fullmatch(image)
+        if pinned is None or image.endswith("0" * 64):
             raise ValueError(
                 f"{image!r} is no saccade-server or saccade-proxy with its digest, expected "
                 "REGISTRY/saccade-server:26.07@sha256:... as `docker push` says it"
             )
-        chosen[found["name"]] = image
+        chosen[pinned["name"]] = image
     changed = []
     for path in sorted(DEPLOY.rglob("*.yaml")):
         before = path.read_text()
-        after = PINNED.sub(lambda found: chosen.get(found["name"], found[0]), before)
+        after = PINNED.sub(lambda pinned: chosen.get(pinned["name"], pinned[0]), before)
         if after != before:
             path.write_text(after)
             changed.append(path)

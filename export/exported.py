@@ -23,7 +23,7 @@ from saccade.export.artefact.variant import (
     PRECISIONS,
     check_chosen,
     check_model_name,
-    choose_settings,
+    choose_budgets,
     default_model_name,
     variant_name,
 )
@@ -44,7 +44,7 @@ from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, load
-from saccade.models.interface import Family, Part, Setting, part_named
+from saccade.models.interface import Component, ComputeBudget, Family, component_named
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
 from saccade.progress import progress
@@ -80,12 +80,14 @@ class ExportedModel:
     @property
     def report(self) -> GateReport:
         """The gate's figures as they stand in the manifests."""
-        rows = tuple(VariantReport.of(each.variant.name, each.parity) for each in self.manifests)
+        rows = tuple(
+            VariantReport.of(manifest.variant.name, manifest.parity) for manifest in self.manifests
+        )
         return GateReport(self.folder, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object."""
-        manifests = [each.to_dict() for each in self.manifests]
+        manifests = [manifest.to_dict() for manifest in self.manifests]
         return {"folder": str(self.folder), "manifests": manifests}
 
     def to_text(self) -> Any:
@@ -122,15 +124,15 @@ def export(
             checkpoint = selected_checkpoint(checkpoint, options.slots, own)
             parent = ParentEntry(own.name, checkpoint.sha256)
         reference = Reference(checkpoint, gate)
-        settings = choose_settings(reference.model, options.budget)
+        budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
         manifests = []
-        steps = len(settings) * len(reference.model.parts()) * len(options.precision)
+        steps = len(budgets) * len(reference.model.components()) * len(options.precision)
         with progress("export", steps) as advance:
-            for setting in settings:
-                variant = _Variant(name, setting, reference.variant(setting), reference, parent)
-                for part in variant.model.parts():
-                    for manifest in _export_part(folder, variant, part, options):
+            for budget in budgets:
+                variant = _Variant(name, budget, reference.variant(budget), reference, parent)
+                for component in variant.model.components():
+                    for manifest in _export_component(folder, variant, component, options):
                         manifests.append(manifest)
                         advance(note=manifest.variant.name)
     return ExportedModel(options.out, tuple(manifests))
@@ -139,29 +141,29 @@ def export(
 @dataclass(frozen=True)
 class _Variant:
     name: str
-    setting: Setting
+    budget: ComputeBudget
     model: Family  # float64, unfolded
     reference: Reference
     parent: ParentEntry
 
-    def entry(self, part: Part, precision: str) -> VariantEntry:
-        setting = self.setting
+    def entry(self, component: Component, precision: str) -> VariantEntry:
+        budget = self.budget
         return VariantEntry(
-            name=variant_name(self.name, part.role, setting.label, precision),
+            name=variant_name(self.name, component.role, budget.label, precision),
             model=self.name,
             family=self.reference.checkpoint.family,
-            role=part.role,
-            setting=setting.label,
-            budget=setting.budget,
-            kept=setting.kept,
-            total=setting.total,
-            unit=setting.unit,
+            role=component.role,
+            setting=budget.label,
+            budget=budget.share,
+            kept=budget.kept,
+            total=budget.total,
+            unit=budget.unit,
             precision=precision,
         )
 
 
 def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
-    known = sorted({name for part in model.parts() for name in part.optional})
+    known = sorted({name for component in model.components() for name in component.optional})
     if unknown := sorted(set(wanted) - set(known)):
         raise SaccadeError(
             f"--outputs names {unknown[0]!r}; this model can also give: "
@@ -183,37 +185,42 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
             f"{checkpoint.path}: cannot be copied to {target} ({error}). "
             "Make room, or load it from where it is now."
         ) from error
-    if (found := sha256_of(target)) != checkpoint.sha256:
+    if (digest := sha256_of(target)) != checkpoint.sha256:
         raise SaccadeError(
-            f"{checkpoint.path}: SHA-256 is {found[:12]}..., was {checkpoint.sha256[:12]}... when "
+            f"{checkpoint.path}: SHA-256 is {digest[:12]}..., was {checkpoint.sha256[:12]}... when "
             "it was loaded. Export it again when whoever writes it is done."
         )
     return ParentEntry(target.name, checkpoint.sha256)
 
 
-def _export_part(
-    folder: Path, variant: _Variant, part: Part, options: ExportOptions
+def _export_component(
+    folder: Path, variant: _Variant, component: Component, options: ExportOptions
 ) -> Iterator[Manifest]:
-    """Write the part in each precision; the reference answers once for all of them."""
+    """Write the component in each precision; the reference answers once for all of them."""
     from saccade.export.graph.canonical import serialize
     from saccade.export.graph.precision import typed_graph, with_ops_inlined
     from saccade.plugins.onnx_model import check_nodes
 
-    outputs = (*part.outputs, *(each for each in part.optional if each in options.outputs))
-    expected = expected_of(variant.reference, variant.model, variant.setting, part.role, outputs)
+    outputs = (
+        *component.outputs,
+        *(name for name in component.optional if name in options.outputs),
+    )
+    expected = expected_of(
+        variant.reference, variant.model, variant.budget, component.role, outputs
+    )
     folded = folded_float32(variant.model)
     samples = expected.samples
 
     @cache
     def traced(precision: str) -> Any:
-        from saccade.export.graph.tracing import trace_part
+        from saccade.export.graph.tracing import trace_component
 
-        same = part_named(folded, part.role)
-        return trace_part(folded, same, samples.inputs, outputs, precision)
+        same = component_named(folded, component.role)
+        return trace_component(folded, same, samples.inputs, outputs, precision)
 
     for precision in options.precision:
-        entry = variant.entry(part, precision)
-        graph = typed_graph(entry.name, part.role, precision, traced, samples)
+        entry = variant.entry(component, precision)
+        graph = typed_graph(entry.name, component.role, precision, traced, samples)
         inlined_ops = check_nodes(graph.proto) if options.inline_ops else ()
         if inlined_ops:
             graph = with_ops_inlined(graph, precision)
@@ -248,9 +255,9 @@ def _manifest(
         parent=variant.parent,
         inputs=tensor_specs(proto.graph.input),
         outputs=tensor_specs(proto.graph.output),
-        preprocessing=checkpoint.preprocessing if _takes_image(expected.part) else None,
+        preprocessing=checkpoint.preprocessing if _takes_image(expected.component) else None,
         labels=checkpoint.labels if "probabilities" in expected.answers else (),
-        facts=variant.model.facts(),
+        facts=variant.model.runtime_metadata(),
         custom_ops=check_nodes(proto),
         opset=opset_of(entry.precision),
         ir_version=IR_VERSION,
@@ -263,8 +270,8 @@ def _manifest(
     )
 
 
-def _takes_image(part: Part) -> bool:
-    return any(spec.name == "image" for spec in part.inputs)
+def _takes_image(component: Component) -> bool:
+    return any(spec.name == "image" for spec in component.inputs)
 
 
 def _proved(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs inside the server: imports numpy, Pillow and onnxruntime, nothing of saccade."""
+"""Code that runs inside the server: imports numpy, Pillow and onnxruntime, nothing of saccade."""

@@ -26,20 +26,20 @@ class Panel:
 
 @dataclass(frozen=True)
 class MapRow:
-    """What one model answered, and its maps, a row of the picture each."""
+    """Answer of one model and its maps, a row of the picture each."""
 
     title: str
     panels: tuple[Panel, ...]
-    facts: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What one model answered, and a picture that its family draws itself, as PNG bytes."""
+    """Answer of one model and a picture that its family draws itself, as PNG bytes."""
 
     title: str
     png: bytes
-    facts: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ShowRequest:
         Raises: SaccadeError if the model was exported without one of them.
         """
         view = self.view
-        served = {name for role in view.parts for name in view.outputs(role)}
+        served = {name for role in view.components for name in view.outputs(role)}
         if missing := [name for name in outputs if name not in served]:
             raise SaccadeError(
                 f"{view.model} was exported without {missing[0]}, so that it cannot say where it "
@@ -72,8 +72,8 @@ class ShowRequest:
                 "repository."
             )
         given = {"image": [self.image]} if inputs is None else inputs
-        found = self.client.infer(given, [*outputs, "variant"], self.options.budget)
-        return {**found, "by": found["variant"].item(0).decode()}
+        result = self.client.infer(given, [*outputs, "variant"], self.options.budget)
+        return {**result, "by": result["variant"].item(0).decode()}
 
     def grid(self, tokens: int) -> tuple[int, int]:
         """Rows and columns of an image's patches, which come behind tokens of another kind.
@@ -90,5 +90,5 @@ class ShowRequest:
 
 
 def zero_share(weights: np.ndarray) -> str:
-    """How much of a map weighs nothing, in words."""
+    """Share of a map that weighs nothing, in words."""
     return f"{100 * float(np.mean(weights == 0)):.0f} % zero"

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from saccade.errors import SaccadeError
 
-# What a user or a request may say: a number, or as text 0.5, 2/3, or the name of a setting.
+# What a user or a request may say: a number, or as text 0.5, 2/3, or the name of a budget.
 BudgetLike = float | Fraction | str
 # Fractions up to this denominator, decimals of six digits among them, are told by their float.
 _MOST = 10**6
@@ -27,7 +27,7 @@ def number(value: BudgetLike) -> float:
 
 
 def budget_text(value: BudgetLike) -> str:
-    """What a user or a program gives, as text that says it exactly: 3, 0.5, 0.6666666666666666.
+    """Text of a budget that says it exactly: 3, 0.5, 0.6666666666666666.
 
     Raises: SaccadeError for what is neither a text nor a number.
     """
@@ -75,7 +75,7 @@ class Budget(float):
         return f"b{round(1000 * float(self)):04d}"
 
     def of(self, total: int) -> int:
-        """How many of `total` are kept, a half rounded up: floor(b total + 1/2)."""
+        """Number of the `total` that are kept, a half rounded up: floor(b total + 1/2)."""
         return math.floor(self.fraction * total + Fraction(1, 2))
 
 

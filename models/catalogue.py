@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from saccade.errors import SaccadeError, require
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of, outline
-from saccade.models.interface import Part
+from saccade.models.interface import Component
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,9 +26,9 @@ class Row:
     family: str
     name: str
     parameters: int
-    multiply_adds: dict[str, int]  # of one sample, by role; of the first of the settings
-    inputs: dict[str, tuple[str, ...]]  # by role of the part, "name [axes]"
-    outputs: dict[str, tuple[str, ...]]  # by role of the part
+    multiply_adds: dict[str, int]  # of one sample, by role; of the first of the budgets
+    inputs: dict[str, tuple[str, ...]]  # by role of the component, "name [axes]"
+    outputs: dict[str, tuple[str, ...]]  # by role of the component
     optional: dict[str, tuple[str, ...]]  # exported where --outputs names them
     settings: tuple[str, ...]  # labels of the variants that are exported by default
     unit: str  # what a budget keeps
@@ -44,8 +44,8 @@ def presets(family: str) -> dict[str, Any]:
 
     Raises: SaccadeError if there is no such family.
     """
-    found: Mapping[str, Any] = imported(entry_of(family).presets)
-    return dict(found)
+    configs: Mapping[str, Any] = imported(entry_of(family).presets)
+    return dict(configs)
 
 
 def preset_of(family: str, name: str) -> Any:
@@ -61,8 +61,8 @@ def preset_of(family: str, name: str) -> Any:
 
 def known_costs() -> dict[str, dict[str, Any]]:
     """By family and size what was counted from the graphs: parameters, multiply-adds by role."""
-    found: dict[str, dict[str, Any]] = json.loads(COSTS.read_bytes()) if COSTS.exists() else {}
-    return found
+    costs: dict[str, dict[str, Any]] = json.loads(COSTS.read_bytes()) if COSTS.exists() else {}
+    return costs
 
 
 def catalogue(family: str | None = None) -> list[Row]:
@@ -72,29 +72,32 @@ def catalogue(family: str | None = None) -> list[Row]:
     """
     require("torch", extra="export")
     chosen = list(FAMILIES) if family is None else [family]
-    return [row(each, name) for each in chosen for name in presets(each)]
+    return [row(family, name) for family in chosen for name in presets(family)]
 
 
 def row(family: str, name: str) -> Row:
-    """What is to be said of one size.
+    """Row of the table for one size.
 
     Raises: SaccadeError if there is no such family or size.
     """
     model: Any = _outline(family, preset_of(family, name))
-    parts: tuple[Part, ...] = model.parts()
-    settings = model.settings()
+    components: tuple[Component, ...] = model.components()
+    budgets = model.budgets()
     return Row(
         family=family,
         name=name,
-        parameters=sum(each.numel() for each in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         multiply_adds=known_costs().get(family, {}).get(name, {}).get("multiply_adds", {}),
         inputs={
-            part.role: tuple(f"{spec.name} [{spec.axes}]" for spec in part.inputs) for part in parts
+            component.role: tuple(f"{spec.name} [{spec.axes}]" for spec in component.inputs)
+            for component in components
         },
-        outputs={part.role: part.outputs for part in parts},
-        optional={part.role: part.optional for part in parts if part.optional},
-        settings=tuple(setting.label for setting in settings),
-        unit=settings[0].unit,
+        outputs={component.role: component.outputs for component in components},
+        optional={
+            component.role: component.optional for component in components if component.optional
+        },
+        settings=tuple(budget.label for budget in budgets),
+        unit=budgets[0].unit,
         source=imported(entry_of(family).source),
     )
 
@@ -105,7 +108,7 @@ def _outline(family: str, config: Any) -> "nn.Module":
 
     model = outline(family, config.to_dict()).to_empty(device="cpu").eval()
     with torch.no_grad():
-        for each in (*model.parameters(), *model.buffers()):
-            if each.numel() <= _READ_WHILE_LISTING:
-                each.zero_()
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.numel() <= _READ_WHILE_LISTING:
+                tensor.zero_()
     return model

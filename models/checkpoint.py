@@ -25,7 +25,7 @@ _OLD_NAMES = {"images": "image"}  # of version 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a trained model is, and everything that later stages need to prove themselves.
+    """Checkpoint of a trained model, and everything that later stages need to prove themselves.
 
     `calibration` holds samples of what the model was trained on by the name of the input, with
     the right answers as `labels` where there are any; the first axis counts the samples.
@@ -145,27 +145,27 @@ def _calibration(
     expected: Preprocessing | None,
     classes: int,
 ) -> dict[str, np.ndarray]:
-    found = {}
+    arrays = {}
     for key, value in tensors.items():
         if key.startswith(_CALIBRATION):
             name = key.removeprefix(_CALIBRATION)
             try:
-                found[_OLD_NAMES.get(name, name)] = value.numpy()
+                arrays[_OLD_NAMES.get(name, name)] = value.numpy()
             except (TypeError, ValueError) as error:
                 raise SaccadeError(
                     f"{path}: calibration samples {name!r:.80} are {value.dtype} "
                     f"{tuple(value.shape)}, a type that NumPy does not have. Train the checkpoint "
                     "again."
                 ) from error
-    counts = {name: len(samples) if samples.ndim else 0 for name, samples in found.items()}
-    if not found or len(set(counts.values())) > 1:
+    counts = {name: len(samples) if samples.ndim else 0 for name, samples in arrays.items()}
+    if not arrays or len(set(counts.values())) > 1:
         raise ShapeError(
             f"{path}: calibration samples are {counts}, expected as many of each. "
             "Train the checkpoint again."
         )
-    _check_images(path, found.get("image"), expected)
-    _check_labels(path, found.get("labels"), classes)
-    return found
+    _check_images(path, arrays.get("image"), expected)
+    _check_labels(path, arrays.get("labels"), classes)
+    return arrays
 
 
 def _check_images(path: Path, images: np.ndarray | None, expected: Preprocessing | None) -> None:
@@ -198,18 +198,18 @@ def _check_labels(path: Path, labels: np.ndarray | None, classes: int) -> None:
 
 
 def _check_fit(checkpoint: Checkpoint, expected: dict[str, "torch.Tensor"]) -> None:
-    found = checkpoint.weights
-    missing = sorted(set(expected) - set(found))
-    extra = sorted(set(found) - set(expected))
+    weights = checkpoint.weights
+    missing = sorted(set(expected) - set(weights))
+    extra = sorted(set(weights) - set(expected))
     shapes = [
-        f"{key}: found {tuple(found[key].shape)}, expected {tuple(expected[key].shape)}"
-        for key in sorted(set(found) & set(expected))
-        if found[key].shape != expected[key].shape
+        f"{key}: found {tuple(weights[key].shape)}, expected {tuple(expected[key].shape)}"
+        for key in sorted(set(weights) & set(expected))
+        if weights[key].shape != expected[key].shape
     ]
     shapes += [
-        f"{key}: found {found[key].dtype}, expected {expected[key].dtype}"
-        for key in sorted(set(found) & set(expected))
-        if _kind(found[key]) != _kind(expected[key])
+        f"{key}: found {weights[key].dtype}, expected {expected[key].dtype}"
+        for key in sorted(set(weights) & set(expected))
+        if _kind(weights[key]) != _kind(expected[key])
     ]
     if missing or extra or shapes:
         raise ShapeError(
@@ -221,7 +221,7 @@ def _check_fit(checkpoint: Checkpoint, expected: dict[str, "torch.Tensor"]) -> N
 
 
 def _kind(tensor: "torch.Tensor") -> str:
-    """What loading keeps: float16 becomes float32, but whole numbers do not become fractions."""
+    """Type after loading: float16 becomes float32, but whole numbers do not become fractions."""
     if tensor.is_complex():
         return "complex"
     return "float" if tensor.is_floating_point() else str(tensor.dtype)

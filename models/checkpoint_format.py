@@ -24,7 +24,7 @@ READ_VERSIONS = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Header:
-    """What stands beside the tensors."""
+    """Header that stands beside the tensors."""
 
     schema: str
     version: int
@@ -133,7 +133,7 @@ def _diagnosis(data: bytes) -> str:
 
 
 def read_header(path: Path, data: bytes) -> Header:
-    """What stands beside the tensors.
+    """Header that stands beside the tensors.
 
     Raises: SaccadeError for another format or version, or tensors that were changed.
     """
@@ -149,7 +149,7 @@ def read_header(path: Path, data: bytes) -> Header:
         version = (header["schema"], header["version"])
     except (ValueError, KeyError, TypeError) as error:
         raise SaccadeError(f"{path}: corrupt metadata ({error}). Copy the file again.") from error
-    if version not in [(SCHEMA, each) for each in READ_VERSIONS]:
+    if version not in [(SCHEMA, version) for version in READ_VERSIONS]:
         raise SaccadeError(
             f"{path}: found {version[0]!s:.100} version {version[1]!s:.100}, expected {SCHEMA} "
             f"version {VERSION}. Use the version of saccade that wrote it, or train again."

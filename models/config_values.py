@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every family's configuration does alike: check its fields, become JSON, come back."""
+"""Configuration values common to all families: check the fields, become JSON, come back."""
 
 import difflib
 from dataclasses import asdict, fields
@@ -50,11 +50,11 @@ class ConfigValues:
 
     def _check_sizes_of(self, name: str, values: tuple[Any, ...]) -> None:
         number = limits.SEED if name == "seed" else limits.SIZE
-        for each in values:
-            if type(each) is int:
-                self._expect(name, abs(each) <= number, f"a whole number of at most {number}")
-            elif type(each) is str:
-                fits = len(each) <= limits.LABEL_CHARACTERS
+        for value in values:
+            if type(value) is int:
+                self._expect(name, abs(value) <= number, f"a whole number of at most {number}")
+            elif type(value) is str:
+                fits = len(value) <= limits.LABEL_CHARACTERS
                 self._expect(name, fits, f"texts of at most {limits.LABEL_CHARACTERS} characters")
 
     def _check_depth(self) -> None:
@@ -123,4 +123,4 @@ def _kinds(config: type[ConfigValues]) -> dict[str, Any]:
 
 def _total(value: int | tuple[int, ...]) -> int:
     # A stage without blocks still has its own downsampling.
-    return sum(max(1, each) for each in value) if isinstance(value, tuple) else value
+    return sum(max(1, size) for size in value) if isinstance(value, tuple) else value

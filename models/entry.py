@@ -15,9 +15,9 @@ from typing import Any
 class EvaluationTask:
     """One way to score a model, and the requests that it is measured with: those of its data."""
 
-    score: str  # module:function of (subject, options), the result of one variant
-    inputs: str  # module:function of (variant, data, count), the arrays of its parts by role
-    roles: tuple[str, ...] = ()  # of parts without which it cannot be asked
+    score: str  # module:function of (model, options), the result of one variant
+    inputs: str  # module:function of (variant, data, count), the arrays of its components by role
+    roles: tuple[str, ...] = ()  # of components without which it cannot be asked
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class FamilyEntry:
     """A family as the registry knows it; what has a default, most families do without."""
 
     model: str  # module:class with the methods of `interface.Family`
-    folded: str  # module:class, made of a model in evaluation; it has `parts`
+    folded: str  # module:class, made of a model in evaluation; it has `components`
     training: str  # module:function of (options), a task of `saccade train`
     presets: str  # module:name, the configurations by size
     source: str  # module:name, the paper
@@ -35,20 +35,20 @@ class FamilyEntry:
     validation: str = "scores"  # word for the scores of a training run
     embedding_saved: bool = False  # whether the budget saves bytes of an embedding, hardly time
 
-    # The parts, by role, and what the server's router makes of them.
+    # The components, by role, and what the server's router makes of them.
     roles: tuple[str, ...] = ()  # that no other family has: see `export.artefact.variant.ROLES`
     required: tuple[str, ...] = ()  # without which no request is answered
     inner: tuple[str, ...] = ()  # that only the router itself calls
-    beside: tuple[str, ...] = ()  # that answer requests of their own, beside the first part
+    beside: tuple[str, ...] = ()  # that answer requests of their own, beside the first component
     filled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # inputs that it may draw
     # Files of this folder by their name beside the router. They run in the server and import
     # nothing of saccade; `family.py` has the class `Family`, a `plain_family.PlainFamily`.
     router: Mapping[str, str] = field(default_factory=dict)
     # module:function of (model, outputs by role), what the router answers where its answers are
-    # not the outputs of the parts.
+    # not the outputs of the components.
     router_outputs: str | None = None
-    # module:function of (facts, runners by role), the runner of a whole request where no single
-    # part answers one.
+    # module:function of (runtime metadata, runners by role), the runner of a whole request where no
+    # single component answers one.
     whole: str | None = None
 
     # The client.

@@ -64,7 +64,7 @@ def folded(model: "nn.Module") -> "nn.Module":
 
     Raises: SaccadeError if no family has a model of this class.
     """
-    classes = {f"{each.__module__}:{each.__qualname__}" for each in type(model).__mro__}
+    classes = {f"{base.__module__}:{base.__qualname__}" for base in type(model).__mro__}
     for _, entry in entries():
         if entry.model in classes:
             made: nn.Module = imported(entry.folded)(deepcopy(model).eval())
@@ -134,4 +134,4 @@ def _outline(kind: Any, config: Any) -> Any:
 
 
 def _numbers(model: "nn.Module") -> int:
-    return sum(each.numel() for each in (*model.parameters(), *model.buffers()))
+    return sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))

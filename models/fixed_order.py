@@ -43,12 +43,12 @@ class FixedOrder(TorchDispatchMode):
     ) -> Any:
         given = dict(kwargs or {})
         fixed = _FIXED.get(func) if _plain(args) else None
-        found = NotImplemented if fixed is None else fixed(*args, **given)
-        if found is not NotImplemented:
-            return found
+        result = NotImplemented if fixed is None else fixed(*args, **given)
+        if result is not NotImplemented:
+            return result
         name = func.overloadpacket.__name__
         exact = name in _EXACT and given.get("alpha", 1) == 1
-        if not exact and any(each.is_floating_point() for each in _tensors(args)):
+        if not exact and any(tensor.is_floating_point() for tensor in _tensors(args)):
             self.others.add(name)
         return func(*args, **given)
 
@@ -126,8 +126,10 @@ def power(base: float, exponents: Array) -> Array:
     """
     with localcontext() as context:
         context.prec = 40
-        found = [float(Decimal(base) ** Decimal(each)) for each in exponents.ravel().tolist()]
-    return np.array(found, exponents.dtype).reshape(exponents.shape)
+        powers = [
+            float(Decimal(base) ** Decimal(exponent)) for exponent in exponents.ravel().tolist()
+        ]
+    return np.array(powers, exponents.dtype).reshape(exponents.shape)
 
 
 def normal_cdf(x: Array) -> Array:
@@ -151,12 +153,12 @@ def normal_cdf(x: Array) -> Array:
 
 
 def _tensors(args: Sequence[Any]) -> list[Tensor]:
-    return [each for each in args if isinstance(each, Tensor)]
+    return [value for value in args if isinstance(value, Tensor)]
 
 
 def _plain(args: Sequence[Any]) -> bool:
     kinds = (torch.float32, torch.float64)
-    return all(each.device.type == "cpu" and each.dtype in kinds for each in _tensors(args))
+    return all(tensor.device.type == "cpu" and tensor.dtype in kinds for tensor in _tensors(args))
 
 
 def _array(x: Tensor) -> Array:
@@ -186,18 +188,18 @@ def _sum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
     if dtype not in (None, x.dtype):
         return NotImplemented
     dims = [dim] if isinstance(dim, int) else dim
-    axes = sorted(each % max(1, x.dim()) for each in (dims or range(x.dim())))
-    kept = [each for each in range(x.dim()) if each not in axes]
-    rows = _array(x.permute(*axes, *kept)).reshape(-1, *(x.shape[each] for each in kept))
-    found = torch.from_numpy(np.asarray(total(rows)))
+    axes = sorted(axis % max(1, x.dim()) for axis in (dims or range(x.dim())))
+    kept = [axis for axis in range(x.dim()) if axis not in axes]
+    rows = _array(x.permute(*axes, *kept)).reshape(-1, *(x.shape[axis] for axis in kept))
+    sums = torch.from_numpy(np.asarray(total(rows)))
     if keepdim:
-        found = found.reshape([1 if i in axes else n for i, n in enumerate(x.shape)])
-    return found
+        sums = sums.reshape([1 if i in axes else n for i, n in enumerate(x.shape)])
+    return sums
 
 
 def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    found = _sum(x, dim, keepdim, dtype=dtype)
-    return found if found is NotImplemented else found / (x.numel() / max(1, found.numel()))
+    total = _sum(x, dim, keepdim, dtype=dtype)
+    return total if total is NotImplemented else total / (x.numel() / max(1, total.numel()))
 
 
 def _norm(
@@ -205,8 +207,8 @@ def _norm(
 ) -> Tensor:
     if ord != 2:
         return NotImplemented
-    found = _sum(x * x, dim, keepdim, dtype=dtype)
-    return found if found is NotImplemented else found.sqrt()
+    squares = _sum(x * x, dim, keepdim, dtype=dtype)
+    return squares if squares is NotImplemented else squares.sqrt()
 
 
 def _layer_norm(

@@ -279,7 +279,7 @@ def _sampled(
             at = (np.arange(first, last, dtype=np.float32) + 0.5) * np.float32(len(rows) / to) - 0.5
             low = np.floor(at := at.clip(0, len(rows) - 1)).astype(np.int64)
             both = low, (low + 1).clip(max=len(rows) - 1)
-            near, beyond = (rows[each].T.astype(np.float32) for each in both)
+            near, beyond = (rows[pair_rows].T.astype(np.float32) for pair_rows in both)
             rows = (near + (beyond - near) * (at - np.floor(at))).T
         pixels = np.moveaxis(rows, 0, axis)
     kept_size = (window[2] - window[0], window[3] - window[1])

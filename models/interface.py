@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every family of models promises to the stages after it: parts, settings, facts."""
+"""Interface of every model family to the later stages: components, budgets, runtime metadata."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Arrays = Mapping[str, np.ndarray]
-# The inputs, what the artefact answers, what the reference answers -> how far the law is from
+# The inputs, what the artefact answers, what the reference answers -> how far the invariant is from
 # broken, as a share of what is allowed: above 1 the gate fails.
-Law = Callable[[Arrays, Arrays, Arrays], float]
+Invariant = Callable[[Arrays, Arrays, Arrays], float]
 
 
 @dataclass(frozen=True)
@@ -35,28 +35,28 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ComputeBudget:
     """One point of a family's budget: what its variants differ in.
 
     Units: budget is 1 for the whole model; a request's `budget` is held against it.
     """
 
     label: str  # in the variant's name: b0250, t3, exact
-    budget: Budget
+    share: Budget
     kept: int
     total: int
     unit: str  # modules, slots, rounds, head
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """One function of a model, exported as one file.
 
     `run` takes tensors by the names of `inputs` and answers named tensors, each with the batch
     as its first axis: those of `outputs` always, those of `optional` too.
     """
 
-    role: str  # empty for the part that answers requests alone; else image, text, decode, ...
+    role: str  # empty for the component that answers requests alone; else image, text, decode, ...
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[str, ...]
     run: "Callable[..., dict[str, Tensor]]"
@@ -68,14 +68,14 @@ class Part:
     # Outputs and calibration arrays of the same samples -> share in [0, 1], NaN without right
     # answers; none: top-1 where there are logits and labels.
     score: Callable[[Arrays, Arrays], float] | None = None
-    laws: Mapping[str, Law] = field(default_factory=dict)  # by name, lower case with _
+    invariants: Mapping[str, Invariant] = field(default_factory=dict)  # by name, lower case with _
 
 
 class Family:
     """The methods that a family's model (an nn.Module as well) and its folded form have.
 
-    A folded form needs `parts` only. What is the same for a family that a budget leaves nothing
-    out of stands here.
+    A folded form needs `components` only. What is the same for a family that a budget leaves
+    nothing out of stands here.
     """
 
     # A frozen dataclass with `to_dict`, `from_dict` (unknown field: SaccadeError) and checks in
@@ -83,20 +83,20 @@ class Family:
     config_class: Any
     config: Any
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """Its files, the one that answers a plain request first."""
         raise NotImplementedError
 
-    def settings(self) -> tuple[Setting, ...]:
+    def budgets(self) -> tuple[ComputeBudget, ...]:
         """The default variants, largest first: the whole model alone."""
-        return (Setting("b1000", Budget(1), 1, 1, "model"),)
+        return (ComputeBudget("b1000", Budget(1), 1, 1, "model"),)
 
-    def setting(self, text: str) -> Setting:
-        """The setting that a user writes: the whole model.
+    def budget(self, text: str) -> ComputeBudget:
+        """The budget that a user writes: the whole model.
 
         Raises: SaccadeError naming what is accepted.
         """
-        (whole,) = self.settings()
+        (whole,) = self.budgets()
         if text.strip() not in ("1", "1.0", "whole", whole.label):
             raise SaccadeError(
                 f"budget {text!r}: a model of {self.config.called} is exported whole. "
@@ -104,33 +104,33 @@ class Family:
             )
         return whole
 
-    def at(self, setting: Setting) -> "Family":
-        """The model of that setting, unfolded; the same type, weights copied or shared."""
+    def at(self, budget: ComputeBudget) -> "Family":
+        """The model of that budget, unfolded; the same type, weights copied or shared."""
         return self
 
     def fold(self) -> "nn.Module":
-        """The same function with constants folded; evaluation only, it has `parts` too."""
+        """The same function with constants folded; evaluation only, it has `components` too."""
         return folded(self)  # type: ignore[arg-type]
 
-    def facts(self) -> dict[str, Any]:
+    def runtime_metadata(self) -> dict[str, Any]:
         """JSON that the server and the client need, such as a vocabulary."""
         raise NotImplementedError
 
 
-def part_named(model: Any, role: str) -> Part:
-    """The part of that role.
+def component_named(model: Any, role: str) -> Component:
+    """The component of that role.
 
     Raises: SaccadeError if the model has none.
     """
-    parts = {part.role: part for part in model.parts()}
-    if role not in parts:
-        roles = ", ".join(repr(each) for each in parts)
-        raise SaccadeError(f"part {role!r}: this model has {roles}. Name one of them.")
-    return parts[role]
+    components = {component.role: component for component in model.components()}
+    if role not in components:
+        roles = ", ".join(repr(role) for role in components)
+        raise SaccadeError(f"component {role!r}: this model has {roles}. Name one of them.")
+    return components[role]
 
 
-def fraction_setting(text: str, total: int, unit: str) -> Setting:
-    """The setting that keeps a fraction of `total`, half rounded up, never none.
+def fraction_budget(text: str, total: int, unit: str) -> ComputeBudget:
+    """The budget that keeps a fraction of `total`, half rounded up, never none.
 
     Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
     """
@@ -144,4 +144,4 @@ def fraction_setting(text: str, total: int, unit: str) -> Setting:
             f"budget {budget:g} keeps none of {total} {unit}. "
             f"The smallest that keeps one is 1/{2 * total}."
         )
-    return Setting(budget.label, budget, kept, total, unit)
+    return ComputeBudget(budget.label, budget, kept, total, unit)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model's input is, how an image becomes it, and which images are refused before."""
+"""Preprocessing: the model's input, the way from image to input, and limits on images."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -131,7 +131,7 @@ class Preprocessing(ConfigValues):
         return cls(*size, tuple(config.mean), tuple(config.std), **others)
 
     def wanted(self) -> "Wanted":
-        """What `image_decoding` needs of it."""
+        """Settings that `image_decoding` needs."""
         from saccade.models.image_decoding import Wanted
 
         return Wanted.from_dict(asdict(self))

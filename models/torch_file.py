@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.save wrote, without running anything in it and without trusting its sizes."""
+"""Reader of torch.save's files, which runs nothing in them and does not trust their sizes."""
 
 import pickle
 import pickletools
@@ -137,7 +137,7 @@ class _Depths:
         return stack[-1] if stack else 0
 
     def _taken(self, opcode: pickletools.OpcodeInfo) -> list[int]:
-        wanted = [each.name for each in opcode.stack_before]
+        wanted = [kind.name for kind in opcode.stack_before]
         taken = []
         if "mark" in wanted:
             height = self._marks.pop()

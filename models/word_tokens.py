@@ -60,15 +60,15 @@ class WordVocabulary:
 
         Raises: SaccadeError if an id is outside the vocabulary.
         """
-        found = []
-        for each in (int(value) for value in ids):
-            if not 0 <= each < len(self):
+        words = []
+        for number in (int(value) for value in ids):
+            if not 0 <= number < len(self):
                 raise SaccadeError(
-                    f"token {each} is outside the vocabulary of {len(self)} tokens. "
+                    f"token {number} is outside the vocabulary of {len(self)} tokens. "
                     "Use the vocabulary of the model that gave it."
                 )
-            if each == END:
+            if number == END:
                 break
-            if each >= UNKNOWN:
-                found.append("?" if each == UNKNOWN else self.words[each - SPECIAL])
-        return " ".join(found)
+            if number >= UNKNOWN:
+                words.append("?" if number == UNKNOWN else self.words[number - SPECIAL])
+        return " ".join(words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementations of the ops can run here, and why the others cannot."""
+"""Implementations of the ops that can run here, and why the others cannot."""
 
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -43,14 +43,14 @@ def describe() -> dict[str, Any]:
                 "inputs": {port.name: port.axes for port in op.inputs},
                 "outputs": {port.name: port.axes for port in op.outputs},
                 "attributes": {
-                    each.name: {"default": each.default, "allowed": each.allowed}
-                    for each in op.attributes.values()
+                    attribute.name: {"default": attribute.default, "allowed": attribute.allowed}
+                    for attribute in op.attributes.values()
                 },
                 "tolerance": dict(op.tolerance),
             }
             for op in OPS.values()
         ],
-        "implementations": [asdict(each) for each in implementations()],
+        "implementations": [asdict(implementation) for implementation in implementations()],
     }
 
 
@@ -78,20 +78,20 @@ def _kernels() -> Implementation:
 
 
 def _torch(library: Implementation) -> Implementation:
-    found = _package("torch operator", "torch", "export")
-    if not found.available:
-        return found
+    package = _package("torch operator", "torch", "export")
+    if not package.available:
+        return package
     forms = "native kernels on the CPU" if library.available else "vectorised torch form"
-    return Implementation(found.name, True, f"{found.detail}, {forms}")
+    return Implementation(package.name, True, f"{package.detail}, {forms}")
 
 
 def _onnxruntime(library: Implementation) -> Implementation:
     name = "ONNX Runtime kernel"
     for package in ("onnxruntime", "onnxruntime-gpu"):
-        found = _package(name, package, "cpu")
-        if found.available:
-            return found if library.available else Implementation(name, False, library.detail)
-    return found
+        installed = _package(name, package, "cpu")
+        if installed.available:
+            return installed if library.available else Implementation(name, False, library.detail)
+    return installed
 
 
 def _tensorrt() -> Implementation:

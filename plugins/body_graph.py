@@ -27,7 +27,7 @@ class BodyGraph:
 
     def many(self, operator: str, outputs: int, *inputs: Value, **attributes: Any) -> list[str]:
         """Adds a node with several outputs."""
-        read = [each if isinstance(each, str) else self.constant(each) for each in inputs]
+        read = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         names = [self._name(operator) for _ in range(outputs)]
         self.nodes.append(helper.make_node(operator, read, names, **attributes))
         return names
@@ -81,10 +81,10 @@ class BodyGraph:
         made = {name for node in inner.nodes for name in node.output}
         # A loop cannot hand on what it did not make.
         outputs = [
-            str(each) if each in made else inner("Identity", each) for each in (go_on, *after)
+            str(name) if name in made else inner("Identity", name) for name in (go_on, *after)
         ]
         scalars = zip((round_, before, outputs[0]), _LOOP_SCALARS, strict=True)
-        *given, go_on_info = (helper.make_tensor_value_info(*each, []) for each in scalars)
+        *given, go_on_info = (helper.make_tensor_value_info(*scalar, []) for scalar in scalars)
         graph = helper.make_graph(
             inner.nodes,
             "loop",
@@ -107,7 +107,8 @@ class BodyGraph:
             self.nodes,
             [helper.make_opsetid("", opset)],
             attribute_protos=[
-                helper.make_attribute(each.name, each.default) for each in op.attributes.values()
+                helper.make_attribute(attribute.name, attribute.default)
+                for attribute in op.attributes.values()
             ],
         )
 

@@ -38,7 +38,7 @@ class Attribute:
     range: Range
 
     def holds(self, value: float) -> bool:
-        """Whether the op may be given this number."""
+        """True if the op may be given this number."""
         return math.isfinite(value) and self.range.holds(value)
 
     @property
@@ -77,7 +77,9 @@ class Op:
         return self
 
     def implementation(self, role: str) -> Any:
-        """What the sibling file `role` has under this op's Python name; imported when asked."""
+        """Implementation in the sibling file `role`, under this op's Python name; imported when
+        asked.
+        """
         return getattr(import_module(f"{self.package}.{role}"), self.reference.__name__)
 
     def defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,18 +127,18 @@ class Op:
         for port, shape in zip(self.inputs, shapes, strict=True):
             words = [word for word in port.axes.split() if word != "..."]
             has_leading = "..." in port.axes
-            found = tuple(shape)
-            if len(found) < len(words) or (not has_leading and len(found) != len(words)):
-                raise self._wrong_shape(port, found)
-            cut = len(found) - len(words)
+            actual = tuple(shape)
+            if len(actual) < len(words) or (not has_leading and len(actual) != len(words)):
+                raise self._wrong_shape(port, actual)
+            cut = len(actual) - len(words)
             if has_leading and leading is None:
-                leading = found[:cut]
-            elif has_leading and found[:cut] != leading:
-                raise self._wrong_shape(port, found)
-            for word, size in zip(words, found[cut:], strict=True):
+                leading = actual[:cut]
+            elif has_leading and actual[:cut] != leading:
+                raise self._wrong_shape(port, actual)
+            for word, size in zip(words, actual[cut:], strict=True):
                 expected = int(word) if word.isdigit() else sizes.setdefault(word, size)
                 if expected != size:
-                    raise self._wrong_shape(port, found)
+                    raise self._wrong_shape(port, actual)
         return tuple(
             tuple(
                 axis
@@ -146,18 +148,18 @@ class Op:
             for port in self.outputs
         )
 
-    def checked_dtype(self, port: Port, found: str, known: Sequence[str] = DTYPES) -> None:
+    def checked_dtype(self, port: Port, dtype: str, known: Sequence[str] = DTYPES) -> None:
         """Raises: SaccadeError if a tensor of type `found` cannot be given to `port`."""
         allowed = known if port.dtype == "T" else (port.dtype,)
-        if found not in allowed:
+        if dtype not in allowed:
             raise SaccadeError(
-                f"{self.name}: input {port.name} is {found}, expected {' or '.join(allowed)}."
+                f"{self.name}: input {port.name} is {dtype}, expected {' or '.join(allowed)}."
             )
 
-    def _wrong_shape(self, port: Port, found: tuple[Any, ...]) -> ShapeError:
-        rule = ", ".join(f"{each.name} [{each.axes}]" for each in self.inputs)
+    def _wrong_shape(self, port: Port, actual: tuple[Any, ...]) -> ShapeError:
+        rule = ", ".join(f"{port.name} [{port.axes}]" for port in self.inputs)
         return ShapeError(
-            f"{self.name}: input {port.name} has shape {list(found)}, expected {rule}."
+            f"{self.name}: input {port.name} has shape {list(actual)}, expected {rule}."
         )
 
 
@@ -177,11 +179,11 @@ def op(
 
     def declare(reference: Callable[..., Any]) -> Op:
         keywords = {
-            each.name: each.default
-            for each in inspect.signature(reference).parameters.values()
-            if each.kind is inspect.Parameter.KEYWORD_ONLY
+            parameter.name: parameter.default
+            for parameter in inspect.signature(reference).parameters.values()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
-        declared = {each.name: each.default for each in attributes}
+        declared = {attribute.name: attribute.default for attribute in attributes}
         assert keywords == declared, f"{name}: {keywords} is not {declared}"
 
         def as_tuple(*arrays: np.ndarray, **given: Any) -> tuple[np.ndarray, ...]:
@@ -193,7 +195,7 @@ def op(
             name,
             inputs,
             outputs,
-            {each.name: each for each in attributes},
+            {attribute.name: attribute for attribute in attributes},
             tolerance,
             scale,
             as_tuple,
@@ -204,17 +206,17 @@ def op(
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a torch tensor; asks without importing torch."""
-    return any(each.__module__.split(".")[0] == "torch" for each in type(value).__mro__)
+    """True for a torch tensor; asks without importing torch."""
+    return any(base.__module__.split(".")[0] == "torch" for base in type(value).__mro__)
 
 
 def on_arrays(contract: Op, arrays: Sequence[Any], given: Mapping[str, Any]) -> Any:
     """The reference on anything NumPy can read, checked; answers in the first input's type."""
-    read = [np.asarray(each) for each in arrays]
+    read = [np.asarray(array) for array in arrays]
     if read[0].dtype.kind in "iub":
         read[0] = read[0].astype(np.float64)
     values = contract.defaults(given)
-    contract.output_shapes(*(each.shape for each in read))
+    contract.output_shapes(*(array.shape for array in read))
     for port, array in zip(contract.inputs, read, strict=True):
         contract.checked_dtype(port, array.dtype.name)
     answers = contract.reference(*read, **values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a torch operator gets its derivatives, backward and forward, and who has none says so."""
+"""Derivatives of a torch operator, backward and forward; an operator without any says so."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,15 +53,15 @@ def differentiate(
             @staticmethod
             def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
                 given = (gradient, *ctx.saved_tensors)
-                found = _gradient(rule, *given, *ctx.numbers)
-                return (found, *ctx.rest) if inputs == 1 else (*found, *ctx.rest)
+                gradients = _gradient(rule, *given, *ctx.numbers)
+                return (gradients, *ctx.rest) if inputs == 1 else (*gradients, *ctx.rest)
 
             @staticmethod
             def jvp(ctx: Any, *tangents: Any) -> Any:
                 # What was kept may have a tangent of its own, which has no part in this one's.
-                kept = [_unpacked(each).primal for each in ctx.saved_tensors]
-                found = (along or rule)(*tangents[:inputs], *kept, *ctx.numbers)
-                return (found, *(None for _ in constant)) if constant else found
+                kept = [_unpacked(tensor).primal for tensor in ctx.saved_tensors]
+                tangent = (along or rule)(*tangents[:inputs], *kept, *ctx.numbers)
+                return (tangent, *(None for _ in constant)) if constant else tangent
 
         return Differentiable
 
@@ -136,7 +136,7 @@ def _unpacked(tensor: Tensor) -> Any:
 
 
 def _any_moves(tensors: Sequence[Any]) -> bool:
-    return any(_unpacked(each).tangent is not None for each in tensors)
+    return any(_unpacked(tensor).tangent is not None for tensor in tensors)
 
 
 def _gradient(rule: Any, *given: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a contract becomes a torch operator: schema, fake tensors, types, choice of kernels."""
+"""Torch operator of a contract: schema, fake tensors, types, choice of kernels."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -42,12 +42,12 @@ def _mapped(
     if any(axes[i] is not None for i in shared):
         return _one_by_one(operator, size, axes, arguments)
     front = []
-    for i, (each, axis) in enumerate(zip(arguments, axes, strict=True)):
+    for i, (argument, axis) in enumerate(zip(arguments, axes, strict=True)):
         if axis is not None:
-            each = each.movedim(axis, 0)
-        elif isinstance(each, Tensor) and i not in shared:
-            each = each.expand(size, *each.shape)
-        front.append(each)
+            argument = argument.movedim(axis, 0)
+        elif isinstance(argument, Tensor) and i not in shared:
+            argument = argument.expand(size, *argument.shape)
+        front.append(argument)
     return operator(*front)
 
 
@@ -55,15 +55,15 @@ def _one_by_one(operator: Any, size: int, axes: Axes, arguments: Sequence[Any]) 
     answers = [
         operator(
             *(
-                each if axis is None else each.select(axis, i)
-                for each, axis in zip(arguments, axes, strict=True)
+                argument if axis is None else argument.select(axis, i)
+                for argument, axis in zip(arguments, axes, strict=True)
             )
         )
         for i in range(size)
     ]
     if isinstance(answers[0], Tensor):
         return torch.stack(answers)
-    return tuple(torch.stack(each) for each in zip(*answers, strict=True))
+    return tuple(torch.stack(rows) for rows in zip(*answers, strict=True))
 
 
 def _older_rule(operator: Any, shared: Sequence[int]) -> Callable[..., Any]:
@@ -72,26 +72,26 @@ def _older_rule(operator: Any, shared: Sequence[int]) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
-        mapped = [_size_at(level, each) for each in arguments]
+        mapped = [_size_at(level, argument) for argument in arguments]
         while all(size is None for size in mapped):
             level -= 1
-            mapped = [_size_at(level, each) for each in arguments]
+            mapped = [_size_at(level, argument) for argument in arguments]
         axes = [None if size is None else 0 for size in mapped]
         inside = [
-            each if size is None else torch._remove_batch_dim(each, level, 1, 0)
-            for each, size in zip(arguments, mapped, strict=True)
+            argument if size is None else torch._remove_batch_dim(argument, level, 1, 0)
+            for argument, size in zip(arguments, mapped, strict=True)
         ]
-        size = next(each for each in mapped if each is not None)
+        size = next(size for size in mapped if size is not None)
         answer = _mapped(operator, size, axes, inside, shared)
         if isinstance(answer, Tensor):
             return torch._add_batch_dim(answer, 0, level)
-        return tuple(torch._add_batch_dim(each, 0, level) for each in answer)
+        return tuple(torch._add_batch_dim(tensor, 0, level) for tensor in answer)
 
     return run
 
 
 def _size_at(level: int, argument: Any) -> int | None:
-    """How long the axis is that is mapped over at this level of nesting; None if there is none."""
+    """Length of the axis that is mapped over at this level of nesting; None if there is none."""
     if not isinstance(argument, Tensor):
         return None
     # A tensor without such an axis gets one of the length that is given.
@@ -129,8 +129,10 @@ def bfloat16_in_float32(compute: Callable[..., Any]) -> Callable[..., Any]:
     def run(*arguments: Any, **settings: Any) -> Any:
         if arguments[0].dtype != torch.bfloat16:
             return compute(*arguments, **settings)
-        wider = [each.float() if _is_floating(each) else each for each in arguments]
-        if any(_is_floating(each) and each.dtype != torch.bfloat16 for each in arguments):
+        wider = [argument.float() if _is_floating(argument) else argument for argument in arguments]
+        if any(
+            _is_floating(argument) and argument.dtype != torch.bfloat16 for argument in arguments
+        ):
             wider = list(arguments)  # which is refused
         answer = compute(*wider, **settings)
         if isinstance(answer, Tensor):
@@ -192,7 +194,9 @@ def run_kernel(
 def schema(op: Op) -> str:
     """Inputs and attributes of the node, in its order: `(Tensor z, float lam) -> Tensor`."""
     inputs = [f"Tensor {port.name.lower()}" for port in op.inputs]
-    inputs += [f"{each.kind.__name__} {each.name}" for each in op.attributes.values()]
+    inputs += [
+        f"{attribute.kind.__name__} {attribute.name}" for attribute in op.attributes.values()
+    ]
     outputs = ", ".join("Tensor" for _ in op.outputs)
     return f"({', '.join(inputs)}) -> {outputs if len(op.outputs) == 1 else f'({outputs})'}"
 
@@ -225,11 +229,11 @@ def in_float32_under_autocast(operator: Any) -> None:
 
 
 def is_plain_call(*arguments: Any) -> bool:
-    """Whether nobody looks on: no mode, transform, tracer or profiler, and ordinary tensors."""
-    for each in arguments:
+    """True if nobody looks on: no mode, transform, tracer or profiler, and ordinary tensors."""
+    for argument in arguments:
         # One that a transform holds, running or over, has no numbers of its own.
-        if isinstance(each, Tensor) and (
-            type(each) not in _ORDINARY or _is_wrapped(each) or _is_batched(each)
+        if isinstance(argument, Tensor) and (
+            type(argument) not in _ORDINARY or _is_wrapped(argument) or _is_batched(argument)
         ):
             return False
     return (

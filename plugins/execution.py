@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a runtime executes custom ops: by kernels of the op library, or by their function bodies."""
+"""Execution of custom ops by a runtime: by kernels of the op library, or by function bodies."""
 
 from typing import Literal, get_args
 

@@ -22,12 +22,12 @@ def attach_bodies(proto: "onnx.ModelProto") -> None:
     Raises: SaccadeError for a node that breaks its contract, or an opset that bodies lack.
     """
     used = check_nodes(proto)
-    opset = next(each.version for each in proto.opset_import if each.domain == "")
+    opset = next(opset.version for opset in proto.opset_import if opset.domain == "")
     held = {function.name for function in proto.functions if function.domain == DOMAIN}
     for name in used:
         if name not in held:
             proto.functions.append(OPS[name].implementation("body")(opset))
-    if used and not any(each.domain == DOMAIN for each in proto.opset_import):
+    if used and not any(opset.domain == DOMAIN for opset in proto.opset_import):
         proto.opset_import.add(domain=DOMAIN, version=VERSION)
 
 
@@ -46,16 +46,19 @@ def check_nodes(proto: "onnx.ModelProto") -> tuple[str, ...]:
         if node.op_type not in OPS:
             raise SaccadeError(f"{where}: no such op. There are: {', '.join(OPS)}.")
         op = OPS[node.op_type]
-        for ports, found, kind in (
+        for ports, actual, kind in (
             (op.inputs, node.input, "inputs"),
             (op.outputs, node.output, "outputs"),
         ):
-            if len(found) != len(ports):
+            if len(actual) != len(ports):
                 raise SaccadeError(
-                    f"{where}: {len(found)} {kind}, expected {len(ports)}: "
+                    f"{where}: {len(actual)} {kind}, expected {len(ports)}: "
                     f"{', '.join(port.name for port in ports)}."
                 )
-        given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+        given = {
+            attribute.name: onnx.helper.get_attribute_value(attribute)
+            for attribute in node.attribute
+        }
         op.checked_attributes(given, where)
         used.add(node.op_type)
     return tuple(sorted(used))

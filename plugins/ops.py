@@ -9,7 +9,7 @@ from saccade.plugins.svpn import svpn
 from saccade.plugins.svpn_fast import svpn_fast
 from saccade.plugins.tvmax import masked_tvmax, tvmax
 
-OPS: dict[str, Op] = {each.node: each for each in (sparsemax, tvmax, masked_tvmax, svpn, svpn_fast)}
+OPS: dict[str, Op] = {op.node: op for op in (sparsemax, tvmax, masked_tvmax, svpn, svpn_fast)}
 
 
 def gfusedmax(z: Any, edges: Any, lam: float = 0.01, **options: Any) -> Any:

@@ -59,20 +59,20 @@ def check_archive(path: Path, limit: int) -> list[zipfile.ZipInfo]:
 
 
 def _directory_bytes(path: Path, size: int) -> int:
-    """What the end of the file says of the directory in front of it; zipfile reads all of it."""
+    """Size of the directory by the end of the file; zipfile reads all of it."""
     with path.open("rb") as file:
         file.seek(max(0, size - _END_BYTES - _END_64_BYTES - _MOST_COMMENT))
         tail = file.read(_END_BYTES + _END_64_BYTES + _MOST_COMMENT)
-    found = [0]
+    sizes = [0]
     # Every mark counts, also one in a comment: which one a reader follows is the reader's choice.
     for mark, layout, offset in ((_END, "<L", 12), (_END_64, "<Q", 40)):
         at = tail.find(mark)
         while at >= 0:
             if at + offset + struct.calcsize(layout) <= len(tail):
                 (length,) = struct.unpack_from(layout, tail, at + offset)
-                found.append(length if length != 0xFFFFFFFF else 0)
+                sizes.append(length if length != 0xFFFFFFFF else 0)
             at = tail.find(mark, at + 1)
-    return min(max(found), size)
+    return min(max(sizes), size)
 
 
 def read_arrays(
@@ -84,20 +84,20 @@ def read_arrays(
         numbers are not all there; OSError if the file cannot be read.
     """
     entries = check_archive(path, limit)
-    if strange := [each.filename for each in entries if not each.filename.endswith(".npy")]:
+    if strange := [entry.filename for entry in entries if not entry.filename.endswith(".npy")]:
         raise ArchiveRefused(f"holds {strange[0]!r:.80}, expected arrays (.npy) alone")
-    found = {}
+    arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in entries:
                 name = entry.filename.removesuffix(".npy")
                 if names is None or name in names:
-                    found[name] = _array(archive, entry)
+                    arrays[name] = _array(archive, entry)
     except (ArchiveRefused, OSError):
         raise
     except Exception as error:  # zlib, lzma, zipfile and NumPy have a dozen kinds for damage
         raise ArchiveRefused(f"is damaged ({error!r:.100})") from error
-    return found
+    return arrays
 
 
 def array_names(path: Path, limit: int = limits.WEIGHTS_BYTES) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def array_names(path: Path, limit: int = limits.WEIGHTS_BYTES) -> tuple[str, ...
 
     Raises: ArchiveRefused if it is none, OSError if the file cannot be read.
     """
-    return tuple(each.filename.removesuffix(".npy") for each in check_archive(path, limit))
+    return tuple(entry.filename.removesuffix(".npy") for entry in check_archive(path, limit))
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> "np.ndarray":

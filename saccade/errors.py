@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the caller can fix, and how the command line ends for each kind."""
+"""Errors that the caller can fix, and how the command line ends for each kind."""
 
 from importlib import import_module
 from types import ModuleType

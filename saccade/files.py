@@ -43,7 +43,7 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def cannot_exchange(error: OSError) -> bool:
-    """Whether that error of `exchange` says that this file system has no such step."""
+    """True if that error of `exchange` says that this file system has no such step."""
     return error.errno in _UNKNOWN
 
 
@@ -51,10 +51,10 @@ def _renameat2(source: Path, target: Path, flags: int) -> None:
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(target))
-    found = call(
+    function = call(
         _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags)
     )
-    if found:
+    if function:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(source), None, str(target))
 
@@ -63,7 +63,7 @@ _PIECE_BYTES = 2**20
 
 
 class FileRefused(OSError):
-    """What is there is no file, or one that is larger than any that is read here."""
+    """Refusal of a path that is no regular file, or one larger than any that is read here."""
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
@@ -180,7 +180,7 @@ def said_where(path: Path, *, within: Path | None = None) -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a disk, a quota or a limit of a file's size is what was in the way."""
+    """True if a disk, a quota or a limit of a file's size was in the way."""
     return isinstance(error, OSError) and error.errno in FULL
 
 
@@ -196,21 +196,21 @@ def read_lines(path: Path, what: str = "entry") -> tuple[str, ...]:
         raise SaccadeError(
             f"{path}: cannot be read as text ({error}). Name a UTF-8 file with one {what} a line."
         ) from error
-    found = tuple(line.strip() for line in lines if line.strip())
-    if not found:
+    filled = tuple(line.strip() for line in lines if line.strip())
+    if not filled:
         raise SaccadeError(f"{path}: is empty, expected one {what} a line.")
-    check_labels(found, str(path), what)
-    return found
+    check_labels(filled, str(path), what)
+    return filled
 
 
-def check_labels(found: Sequence[str], where: str, what: str = "label") -> None:
+def check_labels(labels: Sequence[str], where: str, what: str = "label") -> None:
     """Raises: SaccadeError for more or longer texts than a model has labels or words."""
-    if len(found) > limits.LABELS:
+    if len(labels) > limits.LABELS:
         raise SaccadeError(
-            f"{where}: found {len(found)} times a {what}, expected at most {limits.LABELS}. "
+            f"{where}: found {len(labels)} times a {what}, expected at most {limits.LABELS}. "
             f"Name a file with one {what} for each output."
         )
-    if (most := max(map(len, found), default=0)) > limits.LABEL_CHARACTERS:
+    if (most := max(map(len, labels), default=0)) > limits.LABEL_CHARACTERS:
         raise SaccadeError(
             f"{where}: found a {what} of {most} characters, expected at most "
             f"{limits.LABEL_CHARACTERS}. Shorten it, or name a file with one {what} a line."
@@ -222,10 +222,10 @@ def refuse_existing(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> 
 
     Raises: SaccadeError if `path` exists and `force` is false, or one of the inputs lies in it.
     """
-    for each in inputs:
-        if each.resolve().is_relative_to(path.resolve()):
+    for name in inputs:
+        if name.resolve().is_relative_to(path.resolve()):
             raise SaccadeError(
-                f"{path}: replacing it would remove {each}, which is read. Choose another place "
+                f"{path}: replacing it would remove {name}, which is read. Choose another place "
                 "with --out."
             )
     if path.exists() and not force:

@@ -18,7 +18,7 @@ _deferrals, _waiting = 0, False
 
 
 def leave_at_once() -> None:
-    """Where nothing is begun, or all is done: a signal ends this process and cleans up nothing.
+    """Leave at once, before anything is begun or after all is done: a signal cleans up nothing.
 
     An exception in the middle of an import would come out of it as another one, with a trace.
     """
@@ -76,14 +76,14 @@ def never_swallow() -> None:
     """A destructor or a callback of C swallows an exception with a trace: raise it after it."""
     before = sys.unraisablehook
 
-    def hook(found: Any) -> None:
-        if _received is not None and issubclass(found.exc_type, KeyboardInterrupt):
+    def hook(unraisable: Any) -> None:
+        if _received is not None and issubclass(unraisable.exc_type, KeyboardInterrupt):
             # Raised in this hook it would be swallowed as well.
             again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), _received))
             again.daemon = True
             again.start()
         else:
-            before(found)
+            before(unraisable)
 
     sys.unraisablehook = hook
 

@@ -16,7 +16,7 @@ _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1, ",": 0}
 
 
 class JSONRefused(ValueError):
-    """The text holds more than any file of ours, or numbers that are none."""
+    """The text holds more than any file of ours, or NaN or infinity where a number belongs."""
 
     def __repr__(self) -> str:
         """As a message quotes it."""

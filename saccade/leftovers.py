@@ -126,15 +126,15 @@ def set_aside(path: Path) -> Iterator[None]:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether this is the name of something half-made."""
+    """True if this is the name of something half-made."""
     return _NAME.fullmatch(path.name) is not None
 
 
 def remove_leftovers(path: Path) -> bool:
     """Remove what killed runs have left half-made beside `path`; whether some was for `path`."""
-    found = _remove_dead(path.parent, _NAME)
+    removed = _remove_dead(path.parent, _NAME)
     own = re.compile(re.escape(f".{path.name}{_MARK}") + f"(?!{_LOCK}|{_OLD})")
-    return any(own.match(each) for each in found)
+    return any(own.match(name) for name in removed)
 
 
 def _made(prefix: str, parent: Path, folder: bool) -> tuple[Path, int]:
@@ -176,8 +176,8 @@ def _remove_dead(folder: Path, names: re.Pattern[str]) -> list[str]:
     """The names of those that were removed."""
     removed = []
     with suppress(OSError), os.scandir(folder) as entries:
-        found = [Path(entry.path) for entry in entries if names.fullmatch(entry.name)]
-        for path in found:
+        paths = [Path(entry.path) for entry in entries if names.fullmatch(entry.name)]
+        for path in paths:
             handle = _opened(path)
             if handle < 0:
                 continue
@@ -197,7 +197,7 @@ def _opened(path: Path) -> int:
 
 
 def _lock(handle: int) -> bool | None:
-    """Whether this process has the lock now; none on a file system, or a system, without locks."""
+    """True if this process has the lock now; none on a file system, or a system, without locks."""
     try:
         import fcntl
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a file may hold that a command reads: the largest honest one known, with room."""
+"""Limits of a file that a command reads: the largest honest one known, with room."""
 
 # JSON: a CLIP's 49,152 merges are 0.7 MB and 50,000 values; a manifest nests 6 deep.
 JSON_BYTES = 32 * 2**20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a measurement was taken on: processor, cores, memory, versions, load."""
+"""Machine of a measurement: CPU, cores, memory, versions, load."""
 
 import os
 import platform
@@ -42,7 +42,7 @@ def this_machine(runtime: str | None = None) -> Machine:
     """The machine this process runs on, now; without a runtime's label, it is ONNX Runtime's."""
     versions = _versions()
     return Machine(
-        processor=_processor(),
+        processor=_cpu_name(),
         cores=cores(),
         memory_mib=memory_bytes() // 2**20,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -59,11 +59,11 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-    """The memory of this machine, whatever part of it this process may use."""
+    """The memory of this machine, whatever component of it this process may use."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _processor() -> str:
+def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -73,16 +73,16 @@ def _processor() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     # Both distributions are the module `onnxruntime`; the report speaks of the module.
-    if "onnxruntime-gpu" in found:
-        found.setdefault("onnxruntime", found["onnxruntime-gpu"])
-    return found
+    if "onnxruntime-gpu" in versions:
+        versions.setdefault("onnxruntime", versions["onnxruntime-gpu"])
+    return versions
 
 
 def family_of(pid: int) -> list[int]:
@@ -99,16 +99,16 @@ def family_of(pid: int) -> list[int]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
-    """Processor time that each of these processes has used so far, unless it has ended.
+    """CPU time that each of these processes has used so far, unless it has ended.
 
     The key is `<pid> <name>`, so that a server and its helpers can be told apart.
     """
     ticks = os.sysconf("SC_CLK_TCK")
-    found = {}
+    seconds = {}
     for pid in pids:
         if fields := process_fields(pid):
-            found[f"{pid} {fields[-1]}"] = (int(fields[11]) + int(fields[12])) / ticks
-    return found
+            seconds[f"{pid} {fields[-1]}"] = (int(fields[11]) + int(fields[12])) / ticks
+    return seconds
 
 
 def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
@@ -119,7 +119,7 @@ def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
 
     Units: MiB, by `<pid> <name>` as in `cpu_seconds`.
     """
-    found = {}
+    mib = {}
     counted = ("Pss:",) if files else ("Pss_Anon:", "Pss_Shmem:")
     for pid in pids:
         try:
@@ -128,8 +128,8 @@ def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
             continue
         kib = [int(line.split()[1]) for line in lines if line.startswith(counted)]
         if kib and (fields := process_fields(pid)):
-            found[f"{pid} {fields[-1]}"] = sum(kib) / 1024
-    return found
+            mib[f"{pid} {fields[-1]}"] = sum(kib) / 1024
+    return mib
 
 
 def process_fields(pid: int) -> list[str]:

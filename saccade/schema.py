@@ -31,7 +31,7 @@ class Range:
     below: bool = False  # `most` itself is out
 
     def holds(self, number: float) -> bool:
-        """Whether the number is within."""
+        """True if the number is within."""
         low = number > self.least if self.above else number >= self.least
         return low and (number < self.most if self.below else number <= self.most)
 
@@ -88,21 +88,21 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     if origin is Annotated:
         return _in_bounds(kind, typed(arguments[0], value, where), where)
     if origin is Literal:
-        if not any(value == each and type(value) is type(each) for each in arguments):
+        if not any(value == kind and type(value) is type(kind) for kind in arguments):
             raise WrongValue(where, value, words(kind))
         return value
     if origin in (UnionType, Union) and NoneType in arguments:
-        inner = next(each for each in arguments if each is not NoneType)
+        inner = next(kind for kind in arguments if kind is not NoneType)
         return None if value is None else typed(inner, value, where)
     if origin is tuple:
         count = 0 if arguments[-1] is Ellipsis else len(arguments)
         if not isinstance(value, list | tuple) or count not in (0, len(value)):
             raise WrongValue(where, value, words(kind))
-        return tuple(typed(arguments[0], each, f"{where}[{i}]: ") for i, each in enumerate(value))
+        return tuple(typed(arguments[0], item, f"{where}[{i}]: ") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, dict):
             raise WrongValue(where, value, "an object")
-        return {key: typed(arguments[1], each, f"{where}{key}: ") for key, each in value.items()}
+        return {key: typed(arguments[1], item, f"{where}{key}: ") for key, item in value.items()}
     if isinstance(kind, type) and issubclass(kind, float) and kind is not float:
         return _in_range(kind, typed(float, value, where), where)
     return _scalar(kind, value, where)
@@ -135,7 +135,7 @@ def _in_bounds(kind: Any, value: Any, where: str) -> Any:
 
 
 def words(kind: Any) -> str:
-    """What an annotation allows, in English."""
+    """Description of what an annotation allows, in English."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return words(arguments[0])

@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker may use; none is no limit. With a niceness, others go first.
+    """Limits of a worker; none is no limit. With a niceness, others go first.
 
-    Units: memory is of its address space; cpu_s is processor time for one request.
+    Units: memory is of its address space; cpu_s is CPU time for one request.
     """
 
     memory_bytes: int | None = None
@@ -64,7 +64,7 @@ class WorkerEnded(Exception):
 
 
 class WorkRefused(Exception):
-    """What a program that knows no SaccadeError did not accept, of one of its own kinds."""
+    """Refusal by a program that knows no SaccadeError, of one of its own kinds."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -117,7 +117,7 @@ class Worker:
 
     @property
     def has_answered(self) -> bool:
-        """Whether `answer` would not wait."""
+        """True if `answer` would not wait."""
         return self._process is not None and not self._process.lines.empty()
 
     def answer(
@@ -147,8 +147,8 @@ class Worker:
             if failed is not None:
                 raise failed
             if what == "answer":
-                found: T = typed(kind, content, "the answer of a worker: ")
-                return found
+                answer: T = typed(kind, content, "the answer of a worker: ")
+                return answer
             if said is not None:
                 said(content)
 
@@ -159,7 +159,7 @@ class Worker:
             self._process = None
 
     def _ended(self, how: str | None) -> WorkerEnded | SaccadeError:
-        """What to raise for a process that ended by itself, or is ended now for that reason."""
+        """Error to raise for a process that ended by itself, or is ended now for that reason."""
         process = self._process
         assert process is not None
         how = how or process.ending(self._limits)
@@ -252,7 +252,7 @@ class _Process:
         return " ".join(self.errors)
 
     def ending(self, limits: Limits) -> str:
-        """How the process ended, in words, now that it writes no more."""
+        """Ending of the process, in words, now that it writes no more."""
         try:
             code = self._popen.wait(START_S)
         except subprocess.TimeoutExpired:
@@ -289,14 +289,14 @@ class _Process:
 
 
 def _error(kind: str, text: str) -> Exception:
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, SaccadeError):
-        return found(text)
+    kind_of_error = getattr(errors, kind, None)
+    if isinstance(kind_of_error, type) and issubclass(kind_of_error, SaccadeError):
+        return kind_of_error(text)
     return WorkRefused(kind, text)
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _write(stream: IO[bytes], request: Any) -> None:
@@ -321,8 +321,8 @@ def _requests(stream: IO[bytes]) -> Iterator[Any]:
     while line := stream.readline():
         text, *attached = [stream.read(int(size)) for size in line.split()]
 
-        def with_bytes(found: dict[str, Any], held: list[bytes] = attached) -> Any:
-            return held[found[_BYTES]] if found.keys() == {_BYTES} else found
+        def with_bytes(content: dict[str, Any], held: list[bytes] = attached) -> Any:
+            return held[content[_BYTES]] if content.keys() == {_BYTES} else content
 
         yield json.loads(text, object_hook=with_bytes)
 
@@ -349,7 +349,7 @@ def main() -> None:
         try:
             tell("answer", work(typed(takes, request, "the request to a worker: ")))
         except SaccadeError as error:
-            known = (each for each in type(error).__mro__ if each.__module__ == errors.__name__)
+            known = (base for base in type(error).__mro__ if base.__module__ == errors.__name__)
             tell("error", [next(known).__name__, str(error)])
 
 

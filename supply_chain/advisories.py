@@ -24,7 +24,7 @@ ACCEPTED = Path(__file__).with_name("accepted.txt")
 
 @dataclass(frozen=True)
 class Audit:
-    """What the services said of packages, each as name==version."""
+    """Audit of packages by the services, each as name==version."""
 
     checked: frozenset[str]
     unchecked: dict[str, str]  # package -> why
@@ -47,45 +47,45 @@ def audit(answers: dict[str, Any], pins: list[str], accepted: frozenset[str]) ->
             for pin in pins:
                 reasons[pin].append(f"{service}: {answer}")
             continue
-        said = {normal(each["name"]): each for each in answer["dependencies"]}
+        said = {normal(dependency["name"]): dependency for dependency in answer["dependencies"]}
         for pin in pins:
-            each = said.get(normal(pin.partition("==")[0]), {"skip_reason": "no answer"})
-            if "skip_reason" in each:
-                reasons[pin].append(f"{service}: {each['skip_reason']}")
+            said_of_it = said.get(normal(pin.partition("==")[0]), {"skip_reason": "no answer"})
+            if "skip_reason" in said_of_it:
+                reasons[pin].append(f"{service}: {said_of_it['skip_reason']}")
                 continue
             checked.add(pin)
-            names = {v["id"]: {v["id"], *v.get("aliases", ())} for v in each["vulns"]}
+            names = {v["id"]: {v["id"], *v.get("aliases", ())} for v in said_of_it["vulns"]}
             if left := {name for name, also in names.items() if not also & accepted}:
                 known.setdefault(pin, set()).update(left)
     return Audit(
         checked=frozenset(checked),
         unchecked={pin: "; ".join(why) for pin, why in reasons.items() if pin not in checked},
-        known={pin: frozenset(found) for pin, found in known.items()},
-        silent=tuple(each for each, answer in answers.items() if isinstance(answer, str)),
+        known={pin: frozenset(vulnerabilities) for pin, vulnerabilities in known.items()},
+        silent=tuple(service for service, answer in answers.items() if isinstance(answer, str)),
     )
 
 
-def render(found: Audit) -> str:
+def render(audit: Audit) -> str:
     """For a reader: what is known, then what nobody was asked about."""
-    lines = [f"{pin}: {', '.join(sorted(known))}" for pin, known in sorted(found.known.items())]
-    total = len(found.checked) + len(found.unchecked)
-    if found.checked:
+    lines = [f"{pin}: {', '.join(sorted(known))}" for pin, known in sorted(audit.known.items())]
+    total = len(audit.checked) + len(audit.unchecked)
+    if audit.checked:
         lines.append(
-            f"advisories: {len(found.checked)} of {total} packages checked, "
-            f"{len(found.known)} with known advisories"
-            + (f" ({', '.join(found.silent)} did not answer)." if found.silent else ".")
+            f"advisories: {len(audit.checked)} of {total} packages checked, "
+            f"{len(audit.known)} with known advisories"
+            + (f" ({', '.join(audit.silent)} did not answer)." if audit.silent else ".")
         )
-    if found.unchecked:
-        pin, why = min(found.unchecked.items())
+    if audit.unchecked:
+        pin, why = min(audit.unchecked.items())
         lines.append(
-            f"advisories: NOT CHECKED: {len(found.unchecked)} of {total} packages. "
+            f"advisories: NOT CHECKED: {len(audit.unchecked)} of {total} packages. "
             f"{pin}: {why:.400}"
         )
     return "\n".join(lines)
 
 
 def ask(service: str, packages: Path, program: str) -> Any:
-    """What pip-audit says for one service: its JSON, or in words why there is none."""
+    """Answer of pip-audit for one service: its JSON, or in words why there is none."""
     command = [program, "--requirement", str(packages), "--no-deps", "--disable-pip"]
     command += ["--vulnerability-service", service, "--format", "json", "--progress-spinner=off"]
     try:
@@ -113,9 +113,11 @@ def main(
     with tempfile.TemporaryDirectory(prefix="saccade-advisories-") as folder:
         listed = Path(folder) / "requirements.txt"
         listed.write_text("".join(f"{pin}\n" for pin in pins))
-        found = audit({each: ask(each, listed, program) for each in SERVICES}, pins, accepted)
-    print(render(found))
-    sys.exit(found.exit_code or int(strict and bool(found.unchecked)))
+        result = audit(
+            {service: ask(service, listed, program) for service in SERVICES}, pins, accepted
+        )
+    print(render(result))
+    sys.exit(result.exit_code or int(strict and bool(result.unchecked)))
 
 
 if __name__ == "__main__":

@@ -22,17 +22,17 @@ _LONG = 60
 
 def licence_of(name: str) -> str:
     """A package's own words, the shortest that it has: expression, classifiers, or first line."""
-    found = metadata.metadata(name)
-    if expression := found.get("License-Expression"):
+    fields = metadata.metadata(name)
+    if expression := fields.get("License-Expression"):
         return str(expression)
     classifiers = [
-        each.rpartition(" :: ")[2]
-        for each in found.get_all("Classifier") or ()
-        if each.startswith("License :: ") and each != "License :: OSI Approved"
+        classifier.rpartition(" :: ")[2]
+        for classifier in fields.get_all("Classifier") or ()
+        if classifier.startswith("License :: ") and classifier != "License :: OSI Approved"
     ]
     if classifiers:
         return ", ".join(sorted(classifiers))
-    lines = (found.get("License") or "").strip().splitlines() or ["not said"]
+    lines = (fields.get("License") or "").strip().splitlines() or ["not said"]
     return lines[0] if len(lines[0]) <= _LONG else f"{lines[0][:_LONG]}..."
 
 

@@ -19,33 +19,45 @@ def pinned(constraints: Path = ROOT / "constraints.txt") -> dict[str, str]:
 
 
 def brought_along(names: set[str]) -> dict[str, str]:
-    """What saccade and these packages need, and what that needs, as far as it is installed here."""
+    """Dependencies of saccade and these packages, and theirs, as far as installed here."""
     own = {normal(name) for name in names}
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     # Each with one of the extras that are asked of it, or none: `tritonclient[grpc]` brings more.
     left = [(name, "") for name in own] + _asked(_of_the_project())
     while left:
-        name, extra = each = left.pop()
-        if each in seen or not (version := installed(name)):
+        name, extra = requirement = left.pop()
+        if requirement in seen or not (version := installed(name)):
             continue
-        seen.add(each)
-        found[name] = version
+        seen.add(requirement)
+        versions[name] = version
         left += _asked(metadata.requires(name) or (), extra)
-    return {name: version for name, version in sorted(found.items()) if name not in own}
+    return {name: version for name, version in sorted(versions.items()) if name not in own}
 
 
 def _asked(requirements: Iterable[str], extra: str = "") -> list[tuple[str, str]]:
-    needs = [Requirement(text) for text in requirements]
-    wanted = [each for each in needs if not each.marker or each.marker.evaluate({"extra": extra})]
-    return [(normal(each.name), own) for each in wanted for own in ("", *each.extras)]
+    parsed = [Requirement(text) for text in requirements]
+    wanted = [
+        requirement
+        for requirement in parsed
+        if not requirement.marker or requirement.marker.evaluate({"extra": extra})
+    ]
+    return [
+        (normal(requirement.name), own)
+        for requirement in wanted
+        for own in ("", *requirement.extras)
+    ]
 
 
 def _of_the_project() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [
         *project["dependencies"],
-        *(each for extra in project["optional-dependencies"].values() for each in extra),
+        *(
+            requirement
+            for extra in project["optional-dependencies"].values()
+            for requirement in extra
+        ),
     ]
 
 

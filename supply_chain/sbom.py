@@ -33,22 +33,22 @@ def bill(wheel: Path, program: str) -> dict[str, Any]:
     own["hashes"] = [{"alg": "SHA-256", "content": sha256_of(wheel)}]
     own["purl"] = f"pkg:pypi/{own['name']}@{own['version']}"
     # The same package as it is installed here, from this machine's folder.
-    others = [each for each in content["components"] if each["name"] != own["name"]]
-    content["components"] = [_without_places(each) for each in others]
-    known = {own["bom-ref"], *(each["bom-ref"] for each in content["components"])}
+    others = [component for component in content["components"] if component["name"] != own["name"]]
+    content["components"] = [_without_places(component) for component in others]
+    known = {own["bom-ref"], *(component["bom-ref"] for component in content["components"])}
     content["dependencies"] = [
-        each | {"dependsOn": sorted(known.intersection(each.get("dependsOn", ())))}
-        for each in content["dependencies"]
-        if each["ref"] in known
+        dependency | {"dependsOn": sorted(known.intersection(dependency.get("dependsOn", ())))}
+        for dependency in content["dependencies"]
+        if dependency["ref"] in known
     ]
     return content
 
 
 def _without_places(component: dict[str, Any]) -> dict[str, Any]:
     kept = [
-        each
-        for each in component.get("externalReferences", ())
-        if not str(each.get("url", "")).startswith("file:")
+        reference
+        for reference in component.get("externalReferences", ())
+        if not str(reference.get("url", "")).startswith("file:")
     ]
     rest = {key: value for key, value in component.items() if key != "externalReferences"}
     return rest | ({"externalReferences": kept} if kept else {})

@@ -46,10 +46,10 @@ def build(source: Path, into: Path, *, pure: bool, names: Sequence[str] = ()) ->
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             command += [f"--config-settings=--build-option=--plat-name={platform}"]
         subprocess.run([*command, "-w", built, tree], check=True)
-        (found,) = built.glob("*.whl")
-        partial = into / f".{found.name}"
-        normalise(found, partial)
-        return partial.replace(into / found.name)
+        (wheel,) = built.glob("*.whl")
+        partial = into / f".{wheel.name}"
+        normalise(wheel, partial)
+        return partial.replace(into / wheel.name)
 
 
 def normalise(wheel: Path, target: Path) -> None:
@@ -57,7 +57,7 @@ def normalise(wheel: Path, target: Path) -> None:
     when = time.gmtime(max(_OLDEST, int(os.environ.get("SOURCE_DATE_EPOCH", _OLDEST))))[:6]
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(target, "w") as after:
         # The list of files comes last, as the format recommends.
-        for name in sorted(before.namelist(), key=lambda each: (each.endswith("/RECORD"), each)):
+        for name in sorted(before.namelist(), key=lambda name: (name.endswith("/RECORD"), name)):
             data = before.read(name)
             if name.endswith("/RECORD"):
                 data = b"".join(sorted(data.splitlines(keepends=True)))

@@ -100,8 +100,8 @@ def with_library(data):
 
 def foreign_library():
     """A shared library that is there on every machine, and none of ONNX Runtime's."""
-    found = (Path(np.__file__).parent / "random").glob("*.so")
-    return min(found, key=lambda path: path.stat().st_size).read_bytes()
+    libraries = (Path(np.__file__).parent / "random").glob("*.so")
+    return min(libraries, key=lambda path: path.stat().st_size).read_bytes()
 
 
 def spoil_weights(proto):

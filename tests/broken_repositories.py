@@ -173,17 +173,17 @@ BROKEN = {
     ),
     "a route to the other model": (
         edit_json(ROUTES, lambda it: it["variants"][0].update(parts={"": HALF})),
-        "routes", f"parts.'' is '{HALF}', expected '{FULL}'",
+        "routes", f"components.'' is '{HALF}', expected '{FULL}'",
     ),
-    "a route with other facts": (
+    "a route with other runtime metadata": (
         edit_json(ROUTES, lambda it: it["variants"][1].update(facts={"logit_scale": 3})),
-        "routes", "facts.logit_scale is 3, which saccade does not write",
+        "routes", "runtime metadata.logit_scale is 3, which saccade does not write",
     ),
     "a route with runs of too many": (
         edit_json(ROUTES, lambda it: it["variants"][1].update(run_batch=65)),
         "routes", "run_batch is 65, expected 8",
     ),
-    "parts that are not the models'": (
+    "components that are not the models'": (
         edit_json(ROUTES, lambda it: it["parts"][""]["inputs"][0].update(axes="b 9 9 1")),
         "routes", "axes is 'b 9 9 1', expected 'b 4 4 1'",
     ),
@@ -290,7 +290,7 @@ BROKEN_PLANS = {
         ],
         "plugins", "built with different libsaccade_tensorrt.so",
     ),
-    "a plan on the processor": (
+    "a plan on the CPU": (
         edit(lambda it: setattr(it.instance_group[0], "kind", 2)),
         "fields", "'KIND_CPU', expected 'KIND_GPU'",
     ),

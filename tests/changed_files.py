@@ -58,26 +58,26 @@ def changed_text(rng: random.Random, value: Any) -> bytes:
 
 def changed_bytes(rng: random.Random, data: bytes) -> bytes:
     """One to four places with other, more, or no bytes."""
-    found = bytearray(data)
+    changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(found) + 1)
-        until = min(len(found), at + rng.choice((1, 2, 4, 8, 30, 500)))
+        at = rng.randrange(len(changed) + 1)
+        until = min(len(changed), at + rng.choice((1, 2, 4, 8, 30, 500)))
         way = rng.randrange(6)
-        if way == 0 and at < len(found):
-            found[at] ^= 1 << rng.randrange(8)
+        if way == 0 and at < len(changed):
+            changed[at] ^= 1 << rng.randrange(8)
         elif way == 1:
             width = rng.choice((1, 2, 4, 8))
             size = rng.choice(SIZES) % 2 ** (8 * width)
-            found[at : at + width] = size.to_bytes(width, rng.choice(("little", "big")))
+            changed[at : at + width] = size.to_bytes(width, rng.choice(("little", "big")))
         elif way == 2:
-            del found[at:until]
+            del changed[at:until]
         elif way == 3:
-            found[at:at] = found[at:until] * rng.choice((1, 2, 40))
+            changed[at:at] = changed[at:until] * rng.choice((1, 2, 40))
         elif way == 4:
-            found[at:until] = rng.randbytes(until - at)
+            changed[at:until] = rng.randbytes(until - at)
         elif rng.random() < 0.3:
-            del found[at:]
-    return bytes(found)
+            del changed[at:]
+    return bytes(changed)
 
 
 def changed_zip(rng: random.Random, data: bytes) -> bytes:

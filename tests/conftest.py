@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several test files share: one tiny checkpoint, one folder exported from it."""
+"""Fixtures that several test files share: one tiny checkpoint, one folder exported from it."""
 
 import os
 import signal

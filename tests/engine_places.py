@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of engines share: the fake `tensorrt`, a GPU that is not there, broken files."""
+"""Fixtures of the tests of engines: the fake `tensorrt`, a GPU that is not there, broken files."""
 
 import importlib.util
 import sys

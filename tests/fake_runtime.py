@@ -20,7 +20,7 @@ from saccade.files import new_folder, sha256_of
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.answer_checks import differences
-from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.runtimes.served_runtime import ServedFiles, StoredFile
 from saccade.serving.repository.stored_sample import read_sample
@@ -29,13 +29,13 @@ SERVED_FILE = "model.fake"
 
 
 def run_file(path: Path) -> Runner:
-    """What the file computes, every node as it stands."""
+    """Result of the file's computation, every node as it stands."""
     return onnx_runner(onnx_session(path.read_bytes()[::-1], optimized=False))
 
 
 @dataclass(frozen=True)
 class FakeFiles:
-    """What a build wrote."""
+    """Files that a build wrote."""
 
     folder: Path
 
@@ -87,9 +87,9 @@ class FakeRuntime:
     def build(self, artefact: ArtefactFolder, options: BuildOptions) -> FakeFiles:
         out = options.out or artefact.path / "engines" / self.name
         with new_folder(out, force=options.force) as folder:
-            for each in artefact.manifests:
-                data = artefact.file(each).read_bytes()
-                (folder / f"{each.variant.name}.fake").write_bytes(data[::-1])
+            for manifest in artefact.manifests:
+                data = artefact.file(manifest).read_bytes()
+                (folder / f"{manifest.variant.name}.fake").write_bytes(data[::-1])
         return FakeFiles(out)
 
     def load(
@@ -110,11 +110,11 @@ def built_file(folder: ArtefactFolder, manifest: Manifest) -> Path:
     return path
 
 
-def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The file that is served gives the stored answer."""
     sample = read_sample(model.sample)
-    found = run_file(model.version / SERVED_FILE)(sample.inputs)
-    yield from differences(found, sample.answers, model.manifest)
+    answers = run_file(model.version / SERVED_FILE)(sample.inputs)
+    yield from differences(answers, sample.answers, model.manifest)
 
 
 class ServedFake:
@@ -138,26 +138,26 @@ class ServedFake:
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
     ) -> dict[str, ServedFiles]:
-        found = {}
+        served = {}
         for manifest in folder.manifests:
             path = built_file(folder, manifest)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             files = {f"1/{SERVED_FILE}": StoredFile(path, digest)}
-            found[manifest.variant.name] = ServedFiles(files, self.fields)
-        return found
+            served[manifest.variant.name] = ServedFiles(files, self.fields)
+        return served
 
     def fields(self, run_batch: int) -> dict[str, Any]:
         return {"backend": self.backend, "default_model_filename": SERVED_FILE}
 
     def config_fields(
-        self, model: OpenedModel, options: RepositoryOptions, run_batch: int
+        self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
     ) -> dict[str, Any]:
         return self.fields(run_batch)
 
-    def files(self, model: OpenedModel) -> set[str]:
+    def files(self, model: RepositoryModel) -> set[str]:
         return {f"1/{SERVED_FILE}"}
 
-    def weights_bytes(self, model: OpenedModel) -> int:
+    def weights_bytes(self, model: RepositoryModel) -> int:
         return (model.version / SERVED_FILE).stat().st_size
 
 

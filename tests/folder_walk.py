@@ -28,7 +28,7 @@ _WALKS: list["FolderWalk"] = []
 
 
 class FolderWalk:
-    """What was seen of one folder in this process.
+    """Walk of one folder in this process: all that was seen of it.
 
     `places` are the functions of `export` and `serving` that were given it: as path, as text, as a
     path below it, or as an `ArtefactFolder`, whose methods count as well. What reads any file, in
@@ -48,7 +48,8 @@ class FolderWalk:
         return {place.partition(":")[0] for place in self.places}
 
     def check(self, places: int, files: int) -> None:
-        """Whether the folder took at most so many places, and each file was read and hashed once.
+        """Check that the folder took at most so many places, and each file was read and hashed
+        once.
 
         The frontier is read again where measurements are added to it.
         """
@@ -73,7 +74,7 @@ class FolderWalk:
         if event != "call" or (name := self._name(code)) is None:
             return
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given = [frame.f_locals[each] for each in arguments if each in frame.f_locals]
+        given = [frame.f_locals[argument] for argument in arguments if argument in frame.f_locals]
         paths = [path for path in map(self.below, given) if path is not None]
         is_given = paths or any(type(each).__name__ == "ArtefactFolder" for each in given)
         if is_given and name.startswith(("export/", "serving/")):

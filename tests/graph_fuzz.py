@@ -37,12 +37,12 @@ def _sound() -> tuple[bytes, ...]:
 
 
 def outcome(kind: str, seed: int, folder: Path) -> str:
-    """What the file of this seed ends in: read or refused; anything else is raised."""
+    """Outcome for the file of this seed: read or refused; anything else is raised."""
     return graph(seed) if kind == "graph" else manifest(seed, folder)
 
 
 def graph(seed: int) -> str:
-    """What a changed ONNX file ends in.
+    """Outcome for a changed ONNX file.
 
     Raises: whatever but SaccadeError.
     """
@@ -57,16 +57,16 @@ def graph(seed: int) -> str:
 
 
 def manifest(seed: int, folder: Path) -> str:
-    """What a changed manifest ends in.
+    """Outcome for a changed manifest.
 
     Raises: whatever but SaccadeError.
     """
     rng = random.Random(seed)
-    found = manifest_of("b1000", b"", ParentEntry("tiny.safetensors", "0" * 64))
-    content = json.loads(json.dumps(found.to_dict()))
+    manifest = manifest_of("b1000", b"", ParentEntry("tiny.safetensors", "0" * 64))
+    content = json.loads(json.dumps(manifest.to_dict()))
     for _ in range(rng.randint(1, 3)):
         _change_value(rng, content)
-    path = folder / (found.variant.name + SUFFIX)
+    path = folder / (manifest.variant.name + SUFFIX)
     text = json.dumps(content).encode()
     path.write_bytes(_changed_bytes(rng, text) if rng.random() < 0.3 else text)
     try:
@@ -123,7 +123,7 @@ def _change_field(rng: random.Random, message: Any) -> None:
             getattr(message, field.name).SetInParent()
         elif held := list(getattr(message, field.name)):
             copies = [rng.choice(held) for _ in range(rng.randint(1, _REPEATED))]
-            if sum(each.ByteSize() for each in copies) < _MANY_BYTES:
+            if sum(copy.ByteSize() for copy in copies) < _MANY_BYTES:
                 getattr(message, field.name).extend(copies)
         else:
             getattr(message, field.name).add()

@@ -30,7 +30,7 @@ class CheckpointFile:
         from saccade.models.families import build
 
         weights = build("nac", CONFIG).state_dict()
-        self.tensors = {f"weights/{name}": each for name, each in weights.items()}
+        self.tensors = {f"weights/{name}": weight for name, weight in weights.items()}
         self.tensors["calibration/image"] = torch.zeros(2, 8, 8, 1, dtype=torch.uint8)
         self.header: dict[str, Any] = {
             "schema": "saccade.checkpoint",
@@ -116,11 +116,11 @@ def images_npz(path: Path, **arrays: bytes) -> Path:
 
 
 def torch_zip(path: Path, content: bytes) -> Path:
-    """What torch.save writes, with this pickle for its names and shapes."""
+    """Archive as torch.save writes it, with this pickle for its names and shapes."""
     file = io.BytesIO()
     torch.save({}, file)
     with zipfile.ZipFile(file) as archive:
-        members = {each: archive.read(each) for each in archive.namelist()}
+        members = {name: archive.read(name) for name in archive.namelist()}
     pickled = next(name for name in members if name.endswith("data.pkl"))
     return zip_file(path, members | {pickled: content})
 

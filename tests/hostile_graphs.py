@@ -64,7 +64,7 @@ def looping(trips: int = TRIPS, levels: int = 1) -> onnx.ModelProto:
 def read_trips() -> onnx.ModelProto:
     """A loop whose number of turns a node computes: nobody can say it without running it."""
     model = looping()
-    (trips,) = (each for each in model.graph.initializer if each.name == "trips")
+    (trips,) = (tensor for tensor in model.graph.initializer if tensor.name == "trips")
     trips.name = "most"
     node = helper.make_node("Identity", ["most"], ["trips"], name="trips")
     model.graph.node.insert(0, node)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests notice: one line of the core is broken at a time, and its tests should fail.
+"""Mutation testing: one line of the core is broken at a time, and its tests should fail.
 
 The table is mutations.toml. Files are broken in copies of the tree, so that
 nothing is left behind in this one, whenever it is stopped. A kernel that was changed is compiled
@@ -50,17 +50,17 @@ class Mutation:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What pytest is asked for."""
+        """Arguments that pytest is asked with."""
         return (*self.tests, "-k", self.only) if self.only else self.tests
 
     @property
     def is_native(self) -> bool:
-        """Whether the library of kernels has to be built again."""
+        """True if the library of kernels has to be built again."""
         return self.file.endswith(NATIVE)
 
     def fault(self, root: Path = ROOT) -> str:
         """Why the row cannot be run, such as an old text that is not there; empty if it can."""
-        missing = [each for each in (self.file, *self.tests) if not (root / each).is_file()]
+        missing = [file for file in (self.file, *self.tests) if not (root / file).is_file()]
         if missing:
             return f"{self.what}: there is no {missing[0]}"
         times = (root / self.file).read_text().count(self.old)
@@ -98,8 +98,8 @@ class Copy:
         """Replace a source, and forget what was compiled of it."""
         (self.tree / name).write_text(text)
         # Compiled files go by time and size, which a change may leave as they were.
-        for each in (self.folder / "compiled").rglob(f"{Path(name).stem}.*.pyc"):
-            each.unlink()
+        for path in (self.folder / "compiled").rglob(f"{Path(name).stem}.*.pyc"):
+            path.unlink()
 
     def start(self, arguments: Sequence[str], *, own_library: bool = False) -> None:
         """Begin to run these tests in a child of this process.
@@ -131,7 +131,7 @@ class Copy:
         sys.pycache_prefix = compiled
         sys.path[:] = [
             site,
-            *(each for each in sys.path if not each.startswith(str(ROOT / "tests"))),
+            *(place for place in sys.path if not place.startswith(str(ROOT / "tests"))),
         ]
         options = ["-q", "-p", "no:cacheprovider", f"--timeout={TEST_S}"]
         return int(pytest.main([*options, f"--basetemp={self.folder / 'scratch'}", *arguments]))
@@ -176,7 +176,7 @@ class Trial:
         copy.start(("-x", *row.arguments), own_library=row.is_native)
 
     def finish(self, copy: Copy, status: int, output: str) -> dict[str, Any]:
-        """Whether a test noticed, which, and how long that took."""
+        """Result of a run: whether a test noticed, which, and how long that took."""
         row = self.mutation
         copy.put(row.file, self.sound)
         failed = failures(output)
@@ -243,28 +243,28 @@ def run_each(jobs: Sequence[Trial | Control], copies: Sequence[Copy]) -> list[di
 
 
 def counted(results: Sequence[Mapping[str, Any]], key: str = "noticed") -> dict[str, Any]:
-    """How many of each group were noticed, and what was not."""
+    """Number noticed of each group, and what was not."""
     groups: dict[str, dict[str, int]] = {}
-    for each in results:
-        group = groups.setdefault(each["group"], {"mutations": 0, "noticed": 0})
+    for result in results:
+        group = groups.setdefault(result["group"], {"mutations": 0, "noticed": 0})
         group["mutations"] += 1
-        group["noticed"] += each[key]
+        group["noticed"] += result[key]
     return {
         "mutations": len(results),
-        "noticed": sum(each[key] for each in results),
+        "noticed": sum(result[key] for result in results),
         "groups": groups,
-        "not_noticed": [each["what"] for each in results if not each[key]],
+        "not_noticed": [result["what"] for result in results if not result[key]],
     }
 
 
 def merged(path: Path, results: Sequence[dict[str, Any]], rows: list[Mutation]) -> dict[str, Any]:
     """The file's content with these results in it; of each row, what its first run found stays."""
     held = json.loads(path.read_text())["results"] if path.exists() else []
-    known = {each["what"]: each for each in held}
-    for each in results:
-        first = known.get(each["what"], each)
-        known[each["what"]] = {**each, "at_first": first.get("at_first", first["noticed"])}
-    ordered = [known[each.what] for each in rows if each.what in known]
+    known = {copy["what"]: copy for copy in held}
+    for result in results:
+        first = known.get(result["what"], result)
+        known[result["what"]] = {**result, "at_first": first.get("at_first", first["noticed"])}
+    ordered = [known[row.what] for row in rows if row.what in known]
     return {
         "command": "python tests/mutations.py",
         "python": platform.python_version(),
@@ -290,13 +290,13 @@ def said(result: Mapping[str, Any]) -> None:
 
 def confirmed(results: list[dict[str, Any]], copies: Sequence[Copy]) -> list[dict[str, Any]]:
     """The results without what was noticed by tests that fail on the sound tree as well."""
-    tests = sorted({each["by"] for each in results if each["by"].startswith("tests/")})
+    tests = sorted({result["by"] for result in results if result["by"].startswith("tests/")})
     (control,) = run_each([Control(tests)], copies[:1]) if tests else [{"failed": []}]
     return [
-        {**each, "noticed": False, "error": "its test fails on the sound tree too"}
-        if each["by"] in control["failed"]
-        else each
-        for each in results
+        {**result, "noticed": False, "error": "its test fails on the sound tree too"}
+        if result["by"] in control["failed"]
+        else result
+        for result in results
     ]
 
 
@@ -310,12 +310,12 @@ def main(only: str = "", jobs: int = 1, out: Path | None = None, missed: bool = 
         missed: leave out what `out` says was noticed.
     """
     rows, groups = table(), only.split(",")
-    if faults := [fault for each in rows if (fault := each.fault())]:
+    if faults := [fault for row in rows if (fault := row.fault())]:
         print("\n".join(faults), file=sys.stderr)
         return 2
     held = json.loads(out.read_text())["results"] if out is not None and out.exists() else []
-    done = {each["what"] for each in held if each["noticed"]} if missed else set()
-    chosen = [each for each in rows if only in each.what or each.group in groups]
+    done = {copy["what"] for copy in held if copy["noticed"]} if missed else set()
+    chosen = [row for row in rows if only in row.what or row.group in groups]
     trials = [Trial(each, out) for each in chosen if each.what not in done]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -323,13 +323,15 @@ def main(only: str = "", jobs: int = 1, out: Path | None = None, missed: bool = 
         import_module(name)
     with ExitStack() as stack:
         temporary = (tempfile.TemporaryDirectory(prefix="saccade-mutations-") for _ in range(jobs))
-        copies = [Copy(Path(stack.enter_context(each))) for each in temporary]
+        copies = [Copy(Path(stack.enter_context(folder))) for folder in temporary]
         results = confirmed(run_each(trials, copies), copies)
     if out is not None:
         write(out, results)
     summary = counted(results)
     print(
-        json.dumps({**summary, "errors": [each for each in results if "error" in each]}, indent=1)
+        json.dumps(
+            {**summary, "errors": [result for result in results if "error" in result]}, indent=1
+        )
     )
     return 0 if summary["noticed"] == summary["mutations"] else 1
 

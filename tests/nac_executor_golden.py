@@ -31,7 +31,7 @@ IMAGE = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 @contextmanager
 def drawn(values: list[Tensor]) -> Iterator[None]:
-    """What was recorded in the place of what torch draws, in the order of the calls."""
+    """Draws recorded in the place of what torch draws, in the order of the calls."""
     left = list(values)
 
     def draw(*shape: Any, **_: Any) -> Tensor:
@@ -63,14 +63,14 @@ class Called(nn.Module):
 def called(
     case: dict[str, Any], layers: nn.Module, weights: Tensors, call: Callable[..., Tensors]
 ) -> Tensors:
-    """What `call` makes of layers that have these weights, in the case's mode, with its draws."""
+    """Output of `call` for layers that have these weights, in the case's mode, with its draws."""
     layers = layers.double().train(case["mode"] == "train")
     named = {f"layers.{name}": value for name, value in weights.items()}
     missing = {f"layers.{name}" for name in layers.state_dict()} - named.keys() - OPTIONAL
     assert not missing and named.keys() <= Called(layers, call).state_dict().keys(), missing
     with drawn(case["drawn"]):
-        found: Tensors = torch.func.functional_call(Called(layers, call), named, ())
-    return found
+        outputs: Tensors = torch.func.functional_call(Called(layers, call), named, ())
+    return outputs
 
 
 OPTIONAL = {"layers.module_order"}
@@ -180,10 +180,10 @@ def run_read_out(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tens
         circuit = Circuit(inputs["processor_signatures"], codes)
         _, distance = link_distances(circuit, inputs["signatures"])
         bias = layers["kernel"].read_out(distance, len(states))
-        found = layers["read_out"](inputs["states"], inputs["codes"], states, codes, bias)
+        answer = layers["read_out"](inputs["states"], inputs["codes"], states, codes, bias)
         if "head" in layers:
-            found = layers["head"](layers["head_norm"](found), inputs["codes"])
-        return {"output": found}
+            answer = layers["head"](layers["head_norm"](answer), inputs["codes"])
+        return {"output": answer}
 
     weights = reading.weights | put_kernel(config, leaves)
     return called(case, nn.ModuleDict(layers), weights, call)
@@ -232,7 +232,7 @@ def run_model(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors
     converted = nac.convert(Official(case["id"], leaves, config=case["config"]))
     model = NAC(NACConfig.from_dict(converted.config.to_dict() | IMAGE), fresh=False)
     pixels = inputs["image"].permute(0, 2, 3, 1) * 255
-    weights = {name: each for name, each in converted.weights.items() if name != "module_order"}
+    weights = {name: weight for name, weight in converted.weights.items() if name != "module_order"}
 
     def call(model: Any) -> Tensors:
         given = Given(model.tokenizer(pixels), None, None, None)
@@ -257,7 +257,7 @@ def run_pool(case: dict[str, Any], inputs: Tensors, leaves: Tensors) -> Tensors:
     layers = nn.ModuleDict({"pool": ConfidencePool(config), "head": last_layer(config)})
     reading = Reading(case["id"], leaves)
     nac.put_pool(reading, "", "", temperature=given.get("softmax_temperature", 1.0))
-    weights = {name.removeprefix("read_out."): each for name, each in reading.weights.items()}
+    weights = {name.removeprefix("read_out."): weight for name, weight in reading.weights.items()}
 
     def call(layers: nn.ModuleDict) -> Tensors:
         return {"logits": layers["head"](layers["pool"](inputs["states"]))}

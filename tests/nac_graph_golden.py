@@ -69,9 +69,9 @@ def run_kernel(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays
     with recorded_draws(arrays):
         log_k = kernel.read_out(distance, 2)
     log_k_hat = log_k.log_softmax(-1)
-    found = {"distance": distance, "log_p": as_infinite(log_p), "log_k": as_infinite(log_k)}
-    found |= {"log_k_hat": as_infinite(log_k_hat), "k_hat": log_k_hat.exp()}
-    return with_gradients(case, arrays, given, found)
+    values = {"distance": distance, "log_p": as_infinite(log_p), "log_k": as_infinite(log_k)}
+    values |= {"log_k_hat": as_infinite(log_k_hat), "k_hat": log_k_hat.exp()}
+    return with_gradients(case, arrays, given, values)
 
 
 def run_skmdpa(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays:
@@ -80,7 +80,7 @@ def run_skmdpa(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays
     kernel = kernel_of(config["kernel_kwargs"], given, "kernel.bandwidth")
     kernel.train(case["mode"] == "train")
     side = {
-        each: given.get(f"sender_{each}", given[f"receiver_{each}"]) for each in ("states", "codes")
+        name: given.get(f"sender_{name}", given[f"receiver_{name}"]) for name in ("states", "codes")
     }
     theirs = given.get("sender_signatures", given["receiver_signatures"])
     with recorded_draws(arrays):
@@ -101,8 +101,8 @@ def run_skmdpa(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays
     rows = given.get("layer_scale.gamma", 1.0)
     output = mod_fc(given, "exit_layer.", config, heard, code, rows=rows)
     output = output + given["receiver_states"] if config.get("include_residual", True) else output
-    found = {"output": output, **_scores(q, k, bias, config["num_heads"])}
-    return with_gradients(case, arrays, given, found)
+    values = {"output": output, **_scores(q, k, bias, config["num_heads"])}
+    return with_gradients(case, arrays, given, values)
 
 
 def _scores(q: Tensor, k: Tensor, bias: Tensor | None, heads: int) -> Tensors:
@@ -150,16 +150,16 @@ def run_structure(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arr
         structure_clip=config.get("clip", 0.0),
     )
     epsilons = [given[name] for name in weights]
-    found = {"loss": GraphStructure(ours).loss(signatures, epsilons)}
-    found["target"] = target = target_links(ours).double()
+    values = {"loss": GraphStructure(ours).loss(signatures, epsilons)}
+    values["target"] = target = target_links(ours).double()
     distance = signature_distance(signatures, signatures)
     for index, epsilon in enumerate(epsilons):
         place = str(index) if len(epsilons) > 1 else ""
         links = evaluation_bias(distance, epsilon).exp()
-        found[f"link_probability{place}"] = links
+        values[f"link_probability{place}"] = links
         if "permutation" not in case.get("not_unique", ()):
-            found[f"permutation{place}"] = hungarian_order(links, target)
-    return with_gradients(case, arrays, given, found)
+            values[f"permutation{place}"] = hungarian_order(links, target)
+    return with_gradients(case, arrays, given, values)
 
 
 def run_preset(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Arrays:

@@ -29,10 +29,10 @@ def recorded_draws(arrays: Arrays) -> Iterator[None]:
     real = torch.rand, torch.rand_like, torch.randn
 
     def draw(*shape: Any, **_: Any) -> Tensor:
-        found = next(given)
+        drawn = next(given)
         wanted = shape[0].shape if isinstance(shape[0], Tensor) else tuple(np.ravel(shape))
-        assert tuple(found.shape) == tuple(wanted), (found.shape, wanted)
-        return found
+        assert tuple(drawn.shape) == tuple(wanted), (drawn.shape, wanted)
+        return drawn
 
     torch.rand = torch.rand_like = torch.randn = draw  # type: ignore[assignment]
     try:
@@ -49,18 +49,18 @@ def leaves(case: dict[str, Any], arrays: Arrays, weights: Tensors) -> Tensors:
 
 
 def with_gradients(
-    case: dict[str, Any], arrays: Arrays, given: Tensors, found: dict[str, Any]
+    case: dict[str, Any], arrays: Arrays, given: Tensors, values: dict[str, Any]
 ) -> Arrays:
-    """What was computed, and the gradients that the case records."""
+    """Outputs, and the gradients that the case records."""
     probe = torch.from_numpy(arrays["probe"])
-    total = (found[case["grad_of"]] * probe).sum()
+    total = (values[case["grad_of"]] * probe).sum()
     names = [name for name in given if f"grad/{name}" in arrays]
     gradients = torch.autograd.grad(total, [given[name] for name in names], retain_graph=True)
-    named = {f"grad/{name}": each for name, each in zip(names, gradients, strict=True)}
+    named = {f"grad/{name}": gradient for name, gradient in zip(names, gradients, strict=True)}
     for name in case["grad_none"]:
         unused = torch.autograd.grad(total, given[name], allow_unused=True, retain_graph=True)[0]
         assert unused is None or not unused.any(), name
-    return {name: value.detach().numpy() for name, value in (found | named).items()}
+    return {name: value.detach().numpy() for name, value in (values | named).items()}
 
 
 def mod_fc(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things are, for tests in whichever folder."""
+"""Places of files, for tests in whichever folder."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ NOBODY = 65534
 
 @dataclass(frozen=True)
 class Proxy:
-    """Where it listens and whom to trust."""
+    """Proxy to listen at and to trust."""
 
     port: int
     certificate: Path
@@ -133,5 +133,5 @@ def lay_out(folder: Path, port: int, grpc_port: int, http_port: int) -> None:
 
 
 def is_root() -> bool:
-    """Whether nginx would have privileges."""
+    """True if nginx would have privileges."""
     return os.geteuid() == 0

@@ -18,20 +18,20 @@ def call(port: int, method: str, message: bytes = b"", **headers: str) -> bytes:
     }  # fmt: skip
     head = b"".join(_literal(name, value) for name, value in named.items())
     body = b"\0" + struct.pack(">I", len(message)) + message
-    found = b""
+    received = b""
     with socket.create_connection(("127.0.0.1", port), 5) as connection, suppress(OSError):
         connection.sendall(GREETING + _frame(4, 0, 0) + _frame(1, 4, 1, head))
         connection.sendall(_frame(0, 1, 1, body))
         connection.settimeout(5)
-        while status(found) is None and (more := connection.recv(65536)):
-            found += more
-    return found
+        while status(received) is None and (more := connection.recv(65536)):
+            received += more
+    return received
 
 
 def status(said: bytes) -> int | None:
     """The code of gRPC that an answer ends with, none where it does not."""
-    found = re.search(rb"grpc-status[\x01\x02](\d+)", said)
-    return int(found[1]) if found else None
+    match = re.search(rb"grpc-status[\x01\x02](\d+)", said)
+    return int(match[1]) if match else None
 
 
 def _literal(name: str, value: str) -> bytes:

@@ -57,8 +57,8 @@ def _configured(path: Path) -> Any:
 
 
 def _preprocessing(path: Path) -> Any:
-    found = Preprocessing.from_dict(object_from(path, "--preprocessing"))  # type: ignore[arg-type]
-    return found.wanted(), found.described(), json.dumps(found.to_dict())
+    preprocessing = Preprocessing.from_dict(object_from(path, "--preprocessing"))  # type: ignore[arg-type]
+    return preprocessing.wanted(), preprocessing.described(), json.dumps(preprocessing.to_dict())
 
 
 def _overrides(path: Path) -> Any:
@@ -80,7 +80,7 @@ def _image(path: Path) -> Any:
 def readers() -> dict[str, Reader]:
     """By name, without those whose package is not installed."""
     text = {"change": lambda rng, data: changed_text(rng, json.loads(data))}
-    found = {
+    by_name = {
         "checkpoint": Reader(_built, _checkpoint, changed_safetensors),
         "preprocessing": Reader(_preprocessing, _json(_SOUND_INPUT), **text),
         "--config": Reader(lambda p: object_from(p, "--config"), _json({"a": {"b": [1]}}), **text),
@@ -103,10 +103,10 @@ def readers() -> dict[str, Reader]:
     }
     for family in FAMILIES:
         values = {"family": family, "config": next(iter(presets(family).values())).to_dict()}
-        found[f"configuration of {family}"] = Reader(_configured, _json(values), **text)
+        by_name[f"configuration of {family}"] = Reader(_configured, _json(values), **text)
     for kind in ("PNG", "JPEG", "WEBP"):
-        found[f"image {kind}"] = Reader(_image, _picture(kind), changed_bytes)
-    return found
+        by_name[f"image {kind}"] = Reader(_image, _picture(kind), changed_bytes)
+    return by_name
 
 
 _SOUND_INPUT = Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3).to_dict()
@@ -256,7 +256,7 @@ def write_changed(reader: Reader, sound: bytes, seed: int, path: Path) -> None:
 
 
 def outcome(reader: Reader, path: Path) -> str:
-    """What a file ends in: read or refused; anything else is raised.
+    """Outcome for a file: read or refused; anything else is raised.
 
     Raises: whatever but SaccadeError.
     """

@@ -21,7 +21,7 @@ def router_module(name: str) -> ModuleType:
 
 
 def family_module(package: str) -> ModuleType:
-    """What a family brings: `family.py` beside the router, `router.py` in its own folder."""
+    """Files that a family brings: `family.py` beside the router, `router.py` in its own folder."""
     source = ROOT / "models" / package / "router.py"
     spec = importlib.util.spec_from_file_location(f"router_of_{package}", source)
     assert spec is not None and spec.loader is not None

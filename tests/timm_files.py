@@ -43,8 +43,8 @@ def block(prefix, dim, hidden):
 def vit_file(specials=1):
     tensors = {"cls_token": drawn(1, 1, DIM), "pos_embed": drawn(1, specials + 9, DIM)}
     tensors |= {"patch_embed.proj.weight": drawn(DIM, 3, 4, 4), "patch_embed.proj.bias": drawn(DIM)}
-    for each in range(2):
-        tensors |= block(f"blocks.{each}", DIM, HIDDEN)
+    for index in range(2):
+        tensors |= block(f"blocks.{index}", DIM, HIDDEN)
     tensors |= norm("norm", DIM) | pair("head", CLASSES, DIM)
     if specials == 2:
         tensors |= {"dist_token": drawn(1, 1, DIM)} | pair("head_dist", CLASSES, DIM)

@@ -32,13 +32,13 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.examine import steps
-from saccade.serving.repository.preflight.opened import opened
 from saccade.serving.repository.preflight.report import Finding
+from saccade.serving.repository.preflight.repository import open_repository
 from saccade.serving.repository.preflight.target import Target
 
 MODEL, LABELS = "tiny", ("circle", "square", "star")
 SETTINGS = {"b1000": 1.0, "b0500": 0.5}
-FULL, HALF = (f"{MODEL}-{setting}-fp32" for setting in SETTINGS)
+FULL, HALF = (f"{MODEL}-{budget}-fp32" for budget in SETTINGS)
 INPUTS = (TensorSpec("image", "b 4 4 1", "uint8"),)
 OUTPUTS = (
     TensorSpec("logits", "b 3", "float32"),
@@ -85,19 +85,19 @@ def onnx_model(seed: int = 0) -> onnx.ModelProto:
         "tiny",
         [value(spec) for spec in INPUTS],
         [value(spec) for spec in OUTPUTS],
-        [onnx.numpy_helper.from_array(each, name) for name, each in weights.items()],
+        [onnx.numpy_helper.from_array(weight, name) for name, weight in weights.items()],
     )
     opsets = [onnx.helper.make_opsetid("", 20)]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def manifest_of(setting: str, data: bytes, parent: ParentEntry, **changes: Any) -> Manifest:
+def manifest_of(budget_name: str, data: bytes, parent: ParentEntry, **changes: Any) -> Manifest:
     """The manifest of one variant."""
-    name, budget = f"{MODEL}-{setting}-fp32", SETTINGS[setting]
+    name, budget = f"{MODEL}-{budget_name}-fp32", SETTINGS[budget_name]
     kept = round(16 * budget)
     known: dict[str, Any] = {
         "variant": VariantEntry(
-            name, MODEL, "nac", "", setting, budget, kept, 16, "modules", "fp32"
+            name, MODEL, "nac", "", budget_name, budget, kept, 16, "modules", "fp32"
         ),
         "file": FileEntry(f"{name}.onnx", hashlib.sha256(data).hexdigest(), len(data)),
         "parent": parent,
@@ -116,7 +116,7 @@ def manifest_of(setting: str, data: bytes, parent: ParentEntry, **changes: Any) 
         ),
     }
     # What later releases add has nothing to say of so small a model.
-    empty = {each.name: each for each in fields(Manifest) if each.name not in known}
+    empty = {field.name: field for field in fields(Manifest) if field.name not in known}
     for field in empty.values():
         if field.default is MISSING and field.default_factory is MISSING:
             known[field.name] = {} if str(field.type).startswith("dict") else ()
@@ -129,9 +129,9 @@ def artefacts(folder: Path, checkpoint: bool = True) -> Path:
     parent = ParentEntry(f"{MODEL}.safetensors", "0" * 64)
     if checkpoint:
         parent = _checkpoint(folder / parent.name)
-    for seed, setting in enumerate(SETTINGS):
+    for seed, budget in enumerate(SETTINGS):
         data = onnx_model(seed).SerializeToString()
-        manifest = manifest_of(setting, data, parent)
+        manifest = manifest_of(budget, data, parent)
         (folder / manifest.file.name).write_bytes(data)
         write_manifest(folder, manifest)
     return folder
@@ -150,11 +150,11 @@ def _checkpoint(path: Path) -> ParentEntry:
     from saccade.models.checkpoint import save
 
     images = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 1), dtype=np.uint8)
-    found = save(
+    checkpoint = save(
         path, family="nac", config={}, weights={"none": torch.zeros(1)},
         preprocessing=PREPROCESSING, labels=LABELS, calibration={"image": images}, card={},
     )  # fmt: skip
-    return ParentEntry(path.name, found.sha256)
+    return ParentEntry(path.name, checkpoint.sha256)
 
 
 def engines(folder: Path, out: Path, capability: str = "8.9", **changes: Any) -> Path:
@@ -187,8 +187,8 @@ def engines(folder: Path, out: Path, capability: str = "8.9", **changes: Any) ->
 
 
 def examine(repository: Path, target: Target) -> list[Finding]:
-    """What preflight finds, without its process."""
-    return [run() for _, _, run in steps(opened(repository), target)]
+    """Findings of preflight, without its process."""
+    return [run() for _, _, run in steps(open_repository(repository), target)]
 
 
 def rehash(repository: Path) -> None:
@@ -196,9 +196,9 @@ def rehash(repository: Path) -> None:
     path = repository / "saccade.json"
     content = json.loads(path.read_text())
     present = sorted(
-        each for each in repository.rglob("*") if each.is_file() and not each.is_symlink()
+        path for path in repository.rglob("*") if path.is_file() and not path.is_symlink()
     )
     content["files"] = {
-        each.relative_to(repository).as_posix(): sha256_of(each) for each in present if each != path
+        name.relative_to(repository).as_posix(): sha256_of(name) for name in present if name != path
     }
     path.write_bytes(json_bytes(content))

@@ -11,7 +11,7 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.frontier import FILE_NAME, Entry, Frontier, merged, read_frontier
 from saccade.export.artefact.manifest import SQUASHING, SUFFIX, FileEntry, Manifest, manifest_of
 from saccade.export.artefact.variant import known_roles
-from saccade.export.artefact.variant_files import VariantParts, grouped
+from saccade.export.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes, sha256_of, write_atomically
 from saccade.leftovers import only_writer
 from saccade.models.checkpoint import Checkpoint, load
@@ -46,7 +46,7 @@ class ArtefactFolder:
     def manifests(self) -> tuple[Manifest, ...]:
         """Largest budget first; the files are not opened.
 
-        The parts of a variant are neighbours, first the one that answers a plain request.
+        The components of a variant are neighbours, first the one that answers a plain request.
 
         Raises: SaccadeError if there is none, an artefact lacks its manifest, or the manifests do
             not belong to one model and one checkpoint.
@@ -62,25 +62,25 @@ class ArtefactFolder:
                 self._squashing.add(manifests[-1].variant.name)
         if not manifests:
             raise SaccadeError(f"{self}: no {SUFFIX} in it. {make}")
-        known = {each.file.name for each in manifests}
+        known = {manifest.file.name for manifest in manifests}
         if strays := sorted({path.name for path in self.path.glob("*.onnx")} - known):
             raise SaccadeError(
                 f"{self.path / strays[0]}: has no manifest. Remove it, or export again."
             )
         first = manifests[0]
-        for each in manifests:
-            if (each.variant.model, each.parent) != (first.variant.model, first.parent):
+        for manifest in manifests:
+            if (manifest.variant.model, manifest.parent) != (first.variant.model, first.parent):
                 raise SaccadeError(
-                    f"{self}: {each.variant.name} and {first.variant.name} come from different "
+                    f"{self}: {manifest.variant.name} and {first.variant.name} come from different "
                     "models or checkpoints. Export each into its own folder."
                 )
         return tuple(sorted(manifests, key=_order))
 
     @cached_property
-    def variants(self) -> tuple[VariantParts, ...]:
+    def variants(self) -> tuple[VariantFiles, ...]:
         """In the order of the manifests.
 
-        Raises: SaccadeError if a variant lacks a part that every request needs.
+        Raises: SaccadeError if a variant lacks a component that every request needs.
         """
         return grouped(self.manifests)
 
@@ -94,25 +94,25 @@ class ArtefactFolder:
 
         Raises: SaccadeError otherwise, also if it changed since it was last asked for.
         """
-        promised = manifest.file
-        path = self.path / promised.name
+        expected = manifest.file
+        path = self.path / expected.name
         if not path.is_file():
             raise SaccadeError(f"{path}: missing, though its manifest is there. {AGAIN}")
         now, state = time.time_ns(), path.stat()
         stamp = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-        if self._hashed.get(promised) == stamp:
+        if self._hashed.get(expected) == stamp:
             return path
-        if (found := sha256_of(path)) != promised.sha256:
+        if (digest := sha256_of(path)) != expected.sha256:
             raise SaccadeError(
-                f"{path}: SHA-256 is {found[:12]}..., its manifest says {promised.sha256[:12]}... "
+                f"{path}: SHA-256 is {digest[:12]}..., its manifest says {expected.sha256[:12]}... "
                 f"The file was changed after its export. {AGAIN}"
             )
-        if state.st_size != promised.bytes:
+        if state.st_size != expected.bytes:
             raise SaccadeError(
-                f"{path}: has {state.st_size} bytes, its manifest says {promised.bytes}. {AGAIN}"
+                f"{path}: has {state.st_size} bytes, its manifest says {expected.bytes}. {AGAIN}"
             )
         if max(state.st_mtime_ns, state.st_ctime_ns) < now - _TICK_NS:
-            self._hashed[promised] = stamp
+            self._hashed[expected] = stamp
         return path
 
     def check_files(self) -> None:
@@ -122,7 +122,7 @@ class ArtefactFolder:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """What lies there under the name of the parent, read once; none where nothing does.
+        """Parent of the files by its name, read once; none where nothing lies there.
 
         Raises: SaccadeError if it is no checkpoint, MissingPackage if nothing here can read it.
         """
@@ -135,23 +135,23 @@ class ArtefactFolder:
 
         Raises: SaccadeError if it is missing, or another one.
         """
-        entry, found = self.manifests[0].parent, self.checkpoint
-        if found is None:
+        entry, checkpoint = self.manifests[0].parent, self.checkpoint
+        if checkpoint is None:
             raise SaccadeError(
                 f"{self.path / entry.name}: missing, but the reference is computed from it. Copy "
                 f"the checkpoint with SHA-256 {entry.sha256[:12]}... there, or export again."
             )
-        if found.sha256 != entry.sha256:
+        if checkpoint.sha256 != entry.sha256:
             raise SaccadeError(
-                f"{found.path}: SHA-256 is {found.sha256[:12]}..., the manifests name "
+                f"{checkpoint.path}: SHA-256 is {checkpoint.sha256[:12]}..., the manifests name "
                 f"{entry.sha256[:12]}... as their parent. Put that checkpoint back, or export this "
                 "one."
             )
-        return found
+        return checkpoint
 
     @cached_property
     def frontier(self) -> Frontier | None:
-        """What was measured of it; none where nothing was.
+        """Measurements of the folder; none where nothing was measured.
 
         Raises: SaccadeError if the file that is there is no frontier.
         """
@@ -181,7 +181,7 @@ class ArtefactFolder:
         return frontier
 
     def only(
-        self, variants: Iterable[VariantParts], entries: Iterable[Entry] | None = None
+        self, variants: Iterable[VariantFiles], entries: Iterable[Entry] | None = None
     ) -> "ArtefactFolder":
         """The same folder as if it held these variants alone, to be read and not
         to be merged into.
@@ -189,24 +189,24 @@ class ArtefactFolder:
         With `entries` as if that was measured of them, else what the folder says of them.
         """
         kept, other = tuple(variants), copy(self)
-        out = {each.name for each in self.variants} - {each.name for each in kept}
+        out = {variant.name for variant in self.variants} - {axis.name for axis in kept}
         if entries is not None:
             frontier: Frontier | None = merged(Frontier(self.model, ()), entries, kept)
         elif frontier := self.frontier:
-            left = (each for each in frontier.entries if each.variant not in out)
+            left = (entry for entry in frontier.entries if entry.variant not in out)
             frontier = Frontier(frontier.model, tuple(left))
-        manifests = tuple(part for each in kept for part in each.parts.values())
+        manifests = tuple(component for axis in kept for component in axis.components.values())
         vars(other).update(variants=kept, manifests=manifests, frontier=frontier)
         return other
 
     def images_text(self) -> tuple[str, ...]:
-        """What becomes of an image, a line for each way that the manifests say it, in words."""
+        """Description of what becomes of an image, a line for each way that the manifests give."""
         lines: dict[str, None] = {}
-        for each in self.manifests:
-            if each.preprocessing is None:
+        for manifest in self.manifests:
+            if manifest.preprocessing is None:
                 continue
-            text = f"images: {each.preprocessing.described()}"
-            if each.variant.name in self._squashing:
+            text = f"images: {manifest.preprocessing.described()}"
+            if manifest.variant.name in self._squashing:
                 text += (
                     f". The manifest has version {SQUASHING}, which knew no other way than to "
                     "squash: convert or train and export again to keep the shape of images"

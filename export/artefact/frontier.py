@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured of each variant, in `frontier.json`: score against speed, and who dominates."""
+"""Measurements of each variant, in `frontier.json`: score against speed, and who dominates."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.export.artefact.variant import known_roles
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
 from saccade.files import read_bounded
 from saccade.json_text import parse_json
 from saccade.models.scores.intervals import paired_bootstrap
@@ -28,7 +28,7 @@ _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
 
 @dataclass(frozen=True)
 class Score:
-    """What the variant is good at: a figure, its interval, and the data that it comes from."""
+    """Score of a variant: a figure, its interval, and the data that it comes from."""
 
     name: str
     value: float
@@ -52,9 +52,9 @@ class Entry:
     device: str
     score: Score
     top5: float | None
-    # threads, best_batch, a point for each batch_<n>; the same under the name of another part
+    # threads, best_batch, a point for each batch_<n>; the same under the name of another component
     in_process: dict[str, Any]
-    # a point for each concurrency_<n>, router_concurrency_<n>; the same of another part
+    # a point for each concurrency_<n>, router_concurrency_<n>; the same of another component
     grpc: dict[str, Any] | None
     dominated_by: str | None = None
     embedding_bytes: int | None = None  # where the budget saves these, and no time
@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str, str, Ops]:
-        """What the measurement is of; a newer one of the same key replaces it."""
+        """Key of the measurement; a newer one of the same key replaces it."""
         return self.sha256, self.runtime, self.device, self.ops
 
     @property
@@ -121,7 +121,7 @@ def read_frontier(path: Path) -> Frontier:
             f"{_AGAIN}"
         )
     if isinstance(entries := content.get("entries"), list):
-        content["entries"] = [_completed(each) for each in entries]
+        content["entries"] = [_completed(entry) for entry in entries]
     try:
         frontier: Frontier = typed(Frontier, content, f"{path}: ")
         for index, entry in enumerate(frontier.entries):
@@ -134,26 +134,26 @@ def read_frontier(path: Path) -> Frontier:
     return frontier
 
 
-def merged(old: Frontier, entries: Iterable[Entry], variants: Iterable[VariantParts]) -> Frontier:
+def merged(old: Frontier, entries: Iterable[Entry], variants: Iterable[VariantFiles]) -> Frontier:
     """The old measurements of these variants, and the new ones in the place of the same."""
     present = {variant.sha256: variant for variant in variants}
     kept = (
         with_ops(entry, present[entry.sha256]) for entry in old.entries if entry.sha256 in present
     )
-    found = {entry.key: entry for entry in (*kept, *entries)}
+    by_key = {entry.key: entry for entry in (*kept, *entries)}
 
     def order(entry: Entry) -> tuple[str, str, float, str, str]:
         return entry.device, entry.runtime, -entry.budget, entry.variant, entry.ops or ""
 
-    return Frontier(old.model, tuple(sorted(found.values(), key=order)))
+    return Frontier(old.model, tuple(sorted(by_key.values(), key=order)))
 
 
-def with_ops(entry: Entry, variant: VariantParts) -> Entry:
+def with_ops(entry: Entry, variant: VariantFiles) -> Entry:
     """The entry, with what older releases do not say: their custom ops ran by the bodies.
 
     That was the default; which of the two `--op-library` chose was not written.
     """
-    if entry.ops is None and any(part.custom_ops for part in variant.parts.values()):
+    if entry.ops is None and any(component.custom_ops for component in variant.components.values()):
         return replace(entry, ops="bodies")
     return entry
 
@@ -167,8 +167,8 @@ def mark_dominated(
     Shapes: values[variant] [n], of each test sample in the same order; their mean is the score.
     """
     entries = tuple(entries)
-    (found,) = dominators(entries, values, (saved,), seed=seed)
-    return tuple(replace(each, dominated_by=found[each.variant]) for each in entries)
+    (dominators_of,) = dominators(entries, values, (saved,), seed=seed)
+    return tuple(replace(entry, dominated_by=dominators_of[entry.variant]) for entry in entries)
 
 
 def dominators(
@@ -216,7 +216,7 @@ def dominators(
 
 
 def saved(b: Entry, a: Entry) -> float:
-    """What B costs less than A, below 0 where it costs more: bytes if a budget saves these."""
+    """Saving of B over A, below 0 where it costs more: bytes if a budget saves these."""
     if a.embedding_bytes is not None and b.embedding_bytes is not None:
         return a.embedding_bytes - b.embedding_bytes
     return b.speed - a.speed
@@ -261,15 +261,15 @@ def _check_points(points: dict[str, Any], where: str, inside: bool = False) -> N
     for key, point in points.items():
         if key in ("threads", "best_batch"):
             continue
-        is_part = key in known_roles()[1:] and not inside
-        if not is_part and not _POINT.fullmatch(key):
+        is_component = key in known_roles()[1:] and not inside
+        if not is_component and not _POINT.fullmatch(key):
             raise SaccadeError(f"{where}key {key!r:.60} is not known. {AGAIN}")
-        found = typed(dict[str, Any], point, f"{where}{key}: ")
-        if is_part:
-            _check_points(found, f"{where}{key}: ", inside=True)
+        content = typed(dict[str, Any], point, f"{where}{key}: ")
+        if is_component:
+            _check_points(content, f"{where}{key}: ", inside=True)
             continue
         for figure in _FIGURES:
-            typed(float, found.get(figure), f"{where}{key}: {figure}: ")
+            typed(float, content.get(figure), f"{where}{key}: {figure}: ")
 
 
 def _count(key: str) -> int:

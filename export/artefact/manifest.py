@@ -82,7 +82,7 @@ class MultiplyAdds:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one sample costs, read from the graph and not from a clock."""
+    """Cost of one sample, read from the graph and not from a clock."""
 
     parameters: int
     multiply_adds: MultiplyAdds
@@ -199,7 +199,7 @@ def _check_names(manifest: Manifest, file: str) -> None:
         )
     )
     if entry.setting.startswith("b") and entry.setting != entry.budget.label:
-        raise Contradiction(f"setting {entry.setting!r} has budget {entry.budget:g}")
+        raise Contradiction(f"budget {entry.setting!r} stands for {entry.budget:g}")
     for other in (manifest.file.name, manifest.parent.name):
         if not FILE_NAME.fullmatch(other) or len(other) > _FILE_NAME_CHARACTERS:
             raise Contradiction(f"{other!r:.80} is not the plain name of a file in the same folder")

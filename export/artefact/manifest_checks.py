@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of every manifest, whatever it is of: its hashes, its names, its tensors."""
+"""Manifest checks that hold for every family: hashes, names, tensors."""
 
 import math
 import re
@@ -22,7 +22,7 @@ MOST_LABELS, MOST_CHARACTERS = 100_000, 1_000  # ImageNet-21k has 21,843 labels
 
 
 class Contradiction(ValueError):
-    """What is wrong in a file's content; its name, and what to do, are its reader's to say."""
+    """Contradiction in a file's content; its name, and what to do, are its reader's to say."""
 
 
 @contextmanager
@@ -34,14 +34,14 @@ def believed(path: Path, again: str) -> Iterator[None]:
         raise SaccadeError(f"{path}: {error}. {again}") from error
 
 
-def check_equal(claims: Iterable[tuple[str, str, str]]) -> None:
-    """What a manifest says, held against what follows from it: found, expected, what it is.
+def check_equal(checks: Iterable[tuple[str, str, str]]) -> None:
+    """Compare a manifest's value with the one that follows from it: found, expected, its name.
 
     Raises: Contradiction for the first that differs.
     """
-    for found, expected, what in claims:
-        if found != expected:
-            raise Contradiction(f"{what} is {found!r}, expected {expected!r}")
+    for actual, expected, what in checks:
+        if actual != expected:
+            raise Contradiction(f"{what} is {actual!r}, expected {expected!r}")
 
 
 def check_hashes(digests: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ def check_tensors(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -
 
 def _check_tensor(spec: TensorSpec) -> None:
     numbers = math.prod(int(axis) for axis in spec.axes.split() if axis.isdecimal())
-    for fits, found, expected in (
+    for fits, actual, expected in (
         (spec.name.isprintable(), f"name {spec.name!r:.80}", "no control characters"),
         (len(spec.name) <= MOST_CHARACTERS, f"name {spec.name!r:.80}", "a shorter one"),
         (spec.dtype in _DTYPES, f"type {spec.dtype!r:.80}", f"one of {', '.join(_DTYPES)}"),
@@ -76,4 +76,4 @@ def _check_tensor(spec: TensorSpec) -> None:
         (numbers <= MOST_NUMBERS, f"axes {spec.axes!r:.80}", f"{MOST_NUMBERS} numbers at most"),
     ):
         if not fits:
-            raise Contradiction(f"a tensor has {found}, expected {expected}")
+            raise Contradiction(f"a tensor has {actual}, expected {expected}")

@@ -11,13 +11,13 @@ from saccade.models.budget import BudgetLike, budget_text
 from saccade.models.families import entries
 
 if TYPE_CHECKING:
-    from saccade.models.interface import Family, Setting
+    from saccade.models.interface import ComputeBudget, Family
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 # Of the files of a variant, first the one that answers a plain request; a family may add some.
 ROLES = ("", "image", "encode", "text", "decode", "step")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-_SETTING = re.compile(r"[a-z0-9]{1,16}")
+_BUDGET_NAME = re.compile(r"[a-z0-9]{1,16}")
 
 
 def known_roles() -> tuple[str, ...]:
@@ -26,20 +26,20 @@ def known_roles() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*ROLES, *own)))
 
 
-def variant_name(model: str, role: str, setting: str, precision: str) -> str:
-    """`<model>[-<role>]-<setting>-<precision>`, the stem of every file of that part.
+def variant_name(model: str, role: str, budget: str, precision: str) -> str:
+    """`<model>[-<role>]-<budget>-<precision>`, the stem of every file of that component.
 
     Raises: SaccadeError for a part of it that no variant can have.
     """
     check_model_name(model)
     if role not in known_roles():
-        known = ", ".join(each for each in known_roles() if each)
+        known = ", ".join(role for role in known_roles() if role)
         raise SaccadeError(f"role {role!r} is not known. Known: {known}, or none.")
-    if not _SETTING.fullmatch(setting):
-        raise SaccadeError(f"setting {setting!r}: expected 1 to 16 characters of a-z and 0-9.")
+    if not _BUDGET_NAME.fullmatch(budget):
+        raise SaccadeError(f"budget {budget!r}: expected 1 to 16 characters of a-z and 0-9.")
     if precision not in PRECISIONS:
         raise SaccadeError(f"precision {precision!r} is not known. Known: {', '.join(PRECISIONS)}.")
-    return "-".join(each for each in (model, role, setting, precision) if each)
+    return "-".join(part for part in (model, role, budget, precision) if part)
 
 
 def check_model_name(name: str) -> str:
@@ -68,8 +68,8 @@ def default_model_name(checkpoint: Path) -> str:
     return checkpoint.stem
 
 
-def setting_text(label: str, budget: float) -> str:
-    """A setting as `--budget` reads it: a fraction exactly, of which the label has four digits."""
+def budget_option(label: str, budget: float) -> str:
+    """A budget as `--budget` reads it: a fraction exactly, of which the label has four digits."""
     return repr(budget) if re.fullmatch(r"b\d{4}", label) else label
 
 
@@ -78,7 +78,7 @@ def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> N
 
     Raises: SaccadeError otherwise.
     """
-    if unknown := [each for each in given if each not in known]:
+    if unknown := [name for name in given if name not in known]:
         raise SaccadeError(
             f"--{flag} has {unknown[0]!r}, expected some of {', '.join(known)}, "
             f"like {','.join(known[:2])}."
@@ -87,25 +87,25 @@ def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> N
         raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")
 
 
-def choose_settings(model: "Family", given: Iterable[BudgetLike]) -> tuple["Setting", ...]:
-    """The settings to export, largest budget first; the family's own where none is given.
+def choose_budgets(model: "Family", given: Iterable[BudgetLike]) -> tuple["ComputeBudget", ...]:
+    """The budgets to export, largest budget first; the family's own where none is given.
 
     Raises: SaccadeError for what the family does not know, and for two that are the same.
     """
-    chosen = [model.setting(budget_text(each)) for each in given] or list(model.settings())
-    chosen.sort(key=lambda each: -each.budget)
-    for index, setting in enumerate(chosen):
+    chosen = [model.budget(budget_text(text)) for text in given] or list(model.budgets())
+    chosen.sort(key=lambda budget: -budget.share)
+    for index, budget in enumerate(chosen):
         for other in chosen[:index]:
-            if setting.label == other.label:
+            if budget.label == other.label:
                 raise SaccadeError(
-                    f"budgets {other.budget:g} and {setting.budget:g} would share the name "
-                    f"'{setting.label}'. Leave one out of --budget."
+                    f"budgets {other.share:g} and {budget.share:g} would share the name "
+                    f"'{budget.label}'. Leave one out of --budget."
                 )
-            same = setting.unit != "head" and setting.kept == other.kept
+            same = budget.unit != "head" and budget.kept == other.kept
             if same:
                 raise SaccadeError(
-                    f"budgets {other.budget:g} and {setting.budget:g} both keep {setting.kept} of "
-                    f"{setting.total} {setting.unit}: the variants would be the same. Leave one "
+                    f"budgets {other.share:g} and {budget.share:g} both keep {budget.kept} of "
+                    f"{budget.total} {budget.unit}: the variants would be the same. Leave one "
                     "out of --budget."
                 )
     return tuple(chosen)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a model is, as a checkpoint and as the files made of it: one task a file."""
+"""Evaluation of a model, as a checkpoint and as the files made of it: one task a file."""

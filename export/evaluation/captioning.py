@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What captions are worth: against five true sentences a scene, and how they were looked for."""
+"""Scores of captions against five true sentences a scene, by the way they were searched."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
+from saccade.export.evaluation.evaluated_model import EvaluatedModel
 from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.scenes import (
@@ -15,32 +16,31 @@ from saccade.export.evaluation.scenes import (
     references,
     scenes_sha256,
 )
-from saccade.export.evaluation.subject import Subject
 from saccade.models.captioner.caption_search import Caption, best_captions, step_of
 from saccade.models.data.scene_statements import is_true
 from saccade.models.scores.attention import jensen_shannon, repetition, zero_share
 from saccade.models.scores.captions import bleu4, cider, rouge_l
 from saccade.models.scores.intervals import bootstrap_of
-from saccade.models.scores.results import Found, Score, mean, proportion
+from saccade.models.scores.results import EvaluationResult, Score, mean, proportion
 from saccade.models.word_tokens import WordVocabulary
 
 _CHUNK = 50  # images searched at once
 _RESAMPLES = 200  # of the corpus: its figures are computed anew each time
 
 
-def caption(subject: Subject, options: EvaluateOptions) -> Found:
+def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """CIDEr-D, BLEU-4, ROUGE-L, REP and truth; of the attention JS and the share of zeros.
 
     Captions are those that a request gets which names no beam.
 
     Raises: SaccadeError if the data has no sentences, or the model takes no image.
     """
-    drawn = drawn_scenes(subject.images(), options, CAPTIONED_SCENES)
+    drawn = drawn_scenes(model.images(), options, CAPTIONED_SCENES)
     rng = np.random.default_rng(options.seed)
     truth = [references(objects, rng) for objects in drawn.objects]
-    captions = _captions(subject, drawn.images)
-    words = WordVocabulary(subject.facts["words"])
-    texts = [words.decode(each.tokens) for each in captions]
+    captions = _captions(model, drawn.images)
+    words = WordVocabulary(model.runtime_metadata["words"])
+    texts = [words.decode(caption.tokens) for caption in captions]
     per_caption = cider(texts, truth)
     scores = (
         mean("CIDEr-D", per_caption, unit="CIDEr-D"),
@@ -50,26 +50,26 @@ def caption(subject: Subject, options: EvaluateOptions) -> Found:
         proportion("true", np.array(list(map(is_true, texts, drawn.objects)))),
         *_attention_scores(captions),
     )
-    sha256 = scenes_sha256(drawn, [text for each in truth for text in each])
-    protocol = f"beam {subject.facts['beam']}, {REFERENCES} references a scene"
-    return Found(subject.name, "caption", "shapes", sha256, scores, per_caption, protocol)
+    sha256 = scenes_sha256(drawn, [text for caption_set in truth for text in caption_set])
+    protocol = f"beam {model.runtime_metadata['beam']}, {REFERENCES} references a scene"
+    return EvaluationResult(model.name, "caption", "shapes", sha256, scores, per_caption, protocol)
 
 
-def _captions(subject: Subject, images: np.ndarray) -> list[Caption]:
-    encode, facts = subject.part("encode"), subject.facts
-    step = step_of(subject.part("step"))
-    found = []
+def _captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
+    encode, metadata = model.component("encode"), model.runtime_metadata
+    step = step_of(model.component("step"))
+    captions = []
     for start in range(0, len(images), _CHUNK):
         state = encode({"image": images[start : start + _CHUNK]})
-        found += best_captions(
+        captions += best_captions(
             step,
             state,
-            beam=int(facts["beam"]),
-            start=int(facts["start"]),
-            end=int(facts["end"]),
-            max_length=int(facts["max_length"]),
+            beam=int(metadata["beam"]),
+            start=int(metadata["start"]),
+            end=int(metadata["end"]),
+            max_length=int(metadata["max_length"]),
         )
-    return found
+    return captions
 
 
 def _bleu(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> Score:
@@ -84,21 +84,21 @@ def _bleu(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> Score:
 
 def _repetition(texts: Sequence[str], truth: Sequence[Sequence[str]]) -> list[float]:
     return [
-        repetition(text.split(), [each.split() for each in others])
+        repetition(text.split(), [text.split() for text in others])
         for text, others in zip(texts, truth, strict=True)
     ]
 
 
 def _attention_scores(captions: list[Caption]) -> list[Score]:
-    """What captions with words show; a model that says nothing looks nowhere."""
-    maps = [each.attention for each in captions if len(each.attention)]
-    moving = [jensen_shannon(each) for each in maps if len(each) > 1]
-    zeros = [share for each in maps for share in zero_share(each)]
-    found = [mean("JS", moving, unit="nats")] if moving else []
-    return found + ([mean("zero attention", zeros)] if zeros else [])
+    """Scores of the attention of captions that have words; without words there is no attention."""
+    maps = [caption.attention for caption in captions if len(caption.attention)]
+    moving = [jensen_shannon(weights) for weights in maps if len(weights) > 1]
+    zeros = [share for weights in maps for share in zero_share(weights)]
+    scores = [mean("JS", moving, unit="nats")] if moving else []
+    return scores + ([mean("zero attention", zeros)] if zeros else [])
 
 
-def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
+def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     """The first scenes.
 
     Shapes: image [n h w c], n at most `count`.

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
+from saccade.export.evaluation.evaluated_model import EvaluatedModel
 from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.subject import Subject
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.data.listops import CLASS_NAMES, Grammar, listops
 from saccade.models.data.token_states import token_states
 from saccade.models.scores.classification import correct
-from saccade.models.scores.results import Found, proportion
+from saccade.models.scores.results import EvaluationResult, proportion
 
 _TOP5_CLASSES = 6  # with fewer, the right one is nearly always among five
 
@@ -33,35 +33,35 @@ class Labelled:
     sha256: str
 
 
-def top1(subject: Subject, options: EvaluateOptions) -> Found:
+def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Share of samples whose most probable label is the right one.
 
     Raises: SaccadeError if the data's classes are not the model's.
     """
-    data = _expressions(subject, options) or labelled_inputs(subject, options, "test")
-    check_classes(subject, data.class_names, data.name)
-    scores = subject.part("")(data.inputs)["logits"]
+    data = _expressions(model, options) or labelled_inputs(model, options, "test")
+    check_classes(model, data.class_names, data.name)
+    scores = model.component("")(data.inputs)["logits"]
     right = correct(scores, data.labels)
-    found = [proportion("top-1", right)]
+    proportions = [proportion("top-1", right)]
     if scores.shape[-1] >= _TOP5_CLASSES:
-        found.append(proportion("top-5", correct(scores, data.labels, top=5)))
+        proportions.append(proportion("top-5", correct(scores, data.labels, top=5)))
     samples = right.astype(np.float64)
-    return Found(subject.name, "top1", data.name, data.sha256, tuple(found), samples)
+    return EvaluationResult(model.name, "top1", data.name, data.sha256, tuple(proportions), samples)
 
 
-def labelled_inputs(subject: Subject, options: EvaluateOptions, split: str) -> Labelled:
+def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
     """One split of labelled images, or of token states where the model takes those.
 
     Raises: SaccadeError if the model takes neither, or the data does not fit it.
     """
-    shapes = {spec.name: spec.shape for spec in subject.part("", "image").inputs}
+    shapes = {spec.name: spec.shape for spec in model.component("", "image").inputs}
     if "tokens" not in shapes:
-        data = labelled_images(subject, options, split)
+        data = labelled_images(model, options, split)
         inputs = {"image": data.images}
         return Labelled(inputs, data.labels, data.class_names, data.name, data.sha256)
     if options.data is None:
         raise SaccadeError(
-            f"{subject.name}: takes token states, which are not generated here. Pass --data with "
+            f"{model.name}: takes token states, which are not generated here. Pass --data with "
             "an .npz of tokens, lengths and labels."
         )
     texts = token_states(options.data, split)
@@ -71,51 +71,51 @@ def labelled_inputs(subject: Subject, options: EvaluateOptions, split: str) -> L
             f"wants {shapes['tokens'][1:]}. Pass the data that the model was trained for."
         )
     most = slice(options.limit)
-    inputs = {name: each[most] for name, each in texts.inputs.items()}
+    inputs = {name: array[most] for name, array in texts.inputs.items()}
     return Labelled(inputs, texts.labels[most], texts.class_names, texts.name, texts.sha256)
 
 
-def labelled_images(subject: Subject, options: EvaluateOptions, split: str) -> Dataset:
+def labelled_images(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Dataset:
     """One split of the data in the model's own size, its first `limit` images.
 
     Raises: SaccadeError if the model takes no image.
     """
-    data = load_data(options.data or "shapes", split, preprocessing=subject.images())
+    data = load_data(options.data or "shapes", split, preprocessing=model.images())
     most = slice(options.limit)
     return Dataset(data.images[most], data.labels[most], data.class_names, data.name, data.sha256)
 
 
-def check_classes(subject: Subject, names: tuple[str, ...], data: str) -> None:
+def check_classes(model: EvaluatedModel, names: tuple[str, ...], data: str) -> None:
     """Stop where the data's classes are others than the model's.
 
     Raises: SaccadeError.
     """
     # Classes without words are numbered: those are the model's own indices.
-    numbered = names == tuple(str(index) for index in range(len(subject.labels)))
-    if not numbered and names != subject.labels:
+    numbered = names == tuple(str(index) for index in range(len(model.labels)))
+    if not numbered and names != model.labels:
         raise SaccadeError(
-            f"{data}: its {len(names)} classes begin with {names[:3]}, those of {subject.name} "
-            f"({len(subject.labels)}) with {subject.labels[:3]}. "
+            f"{data}: its {len(names)} classes begin with {names[:3]}, those of {model.name} "
+            f"({len(model.labels)}) with {model.labels[:3]}. "
             "Pass the data that the model was trained for with --data."
         )
 
 
-def _expressions(subject: Subject, options: EvaluateOptions) -> Labelled | None:
+def _expressions(model: EvaluatedModel, options: EvaluateOptions) -> Labelled | None:
     """ListOps, for a model that reads characters."""
-    if all(spec.name != "characters" for spec in subject.part("").inputs):
+    if all(spec.name != "characters" for spec in model.component("").inputs):
         return None
     if options.data not in (None, "listops"):
         raise SaccadeError(
-            f"--data {options.data}: {subject.name} reads characters, expected listops. "
+            f"--data {options.data}: {model.name} reads characters, expected listops. "
             "Leave the option out."
         )
-    grammar = Grammar(max_tokens=int(subject.facts["max_tokens"]))
+    grammar = Grammar(max_tokens=int(model.runtime_metadata["max_tokens"]))
     drawn = listops("test", options.limit, grammar=grammar)
     inputs = {"characters": drawn.characters, "length": drawn.length}
     return Labelled(inputs, drawn.labels, CLASS_NAMES, "listops", drawn.sha256)
 
 
-def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
+def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     """The first samples of whatever the model takes: images, token states, characters.
 
     Shapes: by name [n ...], n at most `count`.
@@ -127,6 +127,6 @@ def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
         return {role: {"characters": drawn.characters, "length": drawn.length}}
     if names == {"tokens", "length"}:
         texts = token_states(data, "test").inputs
-        return {role: {name: each[:count] for name, each in texts.items()}}
-    found = load_data(data, "test", preprocessing=images_of(variant))
-    return {role: {"image": found.images[:count]}}
+        return {role: {name: array[:count] for name, array in texts.items()}}
+    dataset = load_data(data, "test", preprocessing=images_of(variant))
+    return {role: {"image": dataset.images[:count]}}

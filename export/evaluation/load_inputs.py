@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
 from saccade.export.evaluation.tasks import tasks_of
 from saccade.models.entry import imported
 from saccade.models.preprocessing import Preprocessing
@@ -14,19 +14,19 @@ from saccade.models.preprocessing import Preprocessing
 Inputs = dict[str, dict[str, np.ndarray]]  # by role and name
 
 
-def inputs_of(variant: VariantParts, data: str, count: int) -> Inputs:
-    """The first test samples as the parts take them, by role.
+def inputs_of(variant: VariantFiles, data: str, count: int) -> Inputs:
+    """The first test samples as the components take them, by role.
 
     Shapes: each [n ...] with n at most `count`.
     Raises: SaccadeError if the variant takes what no data here has.
     """
     task = next(iter(tasks_of(variant.main.variant.family).values()))
-    load: Callable[[VariantParts, str, int], Inputs] = imported(task.inputs)
+    load: Callable[[VariantFiles, str, int], Inputs] = imported(task.inputs)
     return load(variant, data, count)
 
 
-def images_of(variant: VariantParts) -> Preprocessing:
-    """What the image is that the variant takes.
+def images_of(variant: VariantFiles) -> Preprocessing:
+    """Preprocessing of the image that the variant takes.
 
     Raises: SaccadeError if it takes none.
     """

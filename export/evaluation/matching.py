@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
 from saccade.export.evaluation.classification import labelled_images
+from saccade.export.evaluation.evaluated_model import EvaluatedModel
 from saccade.export.evaluation.load_inputs import Inputs, images_of
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.scenes import described_scenes
-from saccade.export.evaluation.subject import Subject
 from saccade.files import read_lines
 from saccade.models.data.datasets import load_data
 from saccade.models.scores.classification import correct
-from saccade.models.scores.results import Found, proportion
+from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.models.scores.retrieval import cosines, ranks
 from saccade.models.sparo.text_tokens import encode_texts
 from saccade.models.sparo.zero_shot import (
@@ -26,87 +26,90 @@ from saccade.models.sparo.zero_shot import (
 )
 
 
-def zero_shot(subject: Subject, options: EvaluateOptions) -> Found:
+def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Top-1 of labels that are only given as words."""
-    data = labelled_images(subject, options, "test")
+    data = labelled_images(model, options, "test")
     classes = encode_classes(
-        lambda texts: _text_codes(subject, texts), data.class_names, _templates(subject, options)
+        lambda texts: _text_codes(model, texts), data.class_names, _templates(model, options)
     )
-    images = subject.part("image")({"image": data.images})["embedding"]
-    logits = zero_shot_logits(images, classes, float(subject.facts["logit_scale"]))
+    images = model.component("image")({"image": data.images})["embedding"]
+    logits = zero_shot_logits(images, classes, float(model.runtime_metadata["logit_scale"]))
     right = correct(logits, data.labels)
     scores = (
         proportion("zero-shot top-1", right),
         proportion("zero-shot top-5", correct(logits, data.labels, top=5)),
     )
     samples = right.astype(np.float64)
-    return Found(subject.name, "zero-shot", data.name, data.sha256, scores, samples)
+    return EvaluationResult(model.name, "zero-shot", data.name, data.sha256, scores, samples)
 
 
-def retrieval(subject: Subject, options: EvaluateOptions) -> Found:
+def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """R@1 and R@5, texts of an image and images of a text.
 
     A sentence may be said of several scenes: each of them is right for it.
     """
-    found = described_scenes(subject.images(), options)
-    images = subject.part("image")({"image": found.images})["embedding"]
-    similarity = cosines(images, _text_codes(subject, found.captions))
+    scenes = described_scenes(model.images(), options)
+    images = model.component("image")({"image": scenes.images})["embedding"]
+    similarity = cosines(images, _text_codes(model, scenes.captions))
     saying: dict[str, set[int]] = defaultdict(set)
-    for index, text in enumerate(found.captions):
+    for index, text in enumerate(scenes.captions):
         saying[text].add(index)
-    truth = [saying[text] for text in found.captions]
+    truth = [saying[text] for text in scenes.captions]
     of_texts, of_images = ranks(similarity, truth), ranks(similarity.T, truth)
     scores = [
-        proportion(f"{wanted} R@{top}", each <= top)
-        for wanted, each in (("text", of_texts), ("image", of_images))
+        proportion(f"{wanted} R@{top}", ranks <= top)
+        for wanted, ranks in (("text", of_texts), ("image", of_images))
         for top in (1, 5)
     ]
     samples = (of_texts <= 1).astype(np.float64)
-    return Found(subject.name, "retrieval", found.data, found.sha256, tuple(scores), samples)
+    return EvaluationResult(
+        model.name, "retrieval", scenes.data, scenes.sha256, tuple(scores), samples
+    )
 
 
-def hard_negatives(subject: Subject, options: EvaluateOptions) -> Found:
+def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Share of false sentences that are less similar to the image than the true one, by kind."""
-    found = described_scenes(subject.images(), options)
-    images = subject.part("image")({"image": found.images})["embedding"]
-    truth = (images * _text_codes(subject, found.captions)).sum(-1)
-    codes = _text_codes(subject, found.negatives)
-    right = truth[found.owner] > (images[found.owner] * codes).sum(-1)
-    kinds = np.array(found.kinds)
+    scenes = described_scenes(model.images(), options)
+    images = model.component("image")({"image": scenes.images})["embedding"]
+    truth = (images * _text_codes(model, scenes.captions)).sum(-1)
+    codes = _text_codes(model, scenes.negatives)
+    right = truth[scenes.owner] > (images[scenes.owner] * codes).sum(-1)
+    kinds = np.array(scenes.kinds)
     scores = [proportion("hard-negative accuracy", right)]
     scores += [proportion(kind, right[kinds == kind]) for kind in sorted(set(kinds))]
-    return Found(
-        subject.name,
+    return EvaluationResult(
+        model.name,
         "hard-negatives",
-        found.data,
-        found.sha256,
+        scenes.data,
+        scenes.sha256,
         tuple(scores),
         right.astype(np.float64),
     )
 
 
-def _text_codes(subject: Subject, texts: Sequence[str]) -> np.ndarray:
-    tokens = encode_texts(subject.facts, texts)
-    return subject.part("text")({"tokens": tokens})["embedding"]
+def _text_codes(model: EvaluatedModel, texts: Sequence[str]) -> np.ndarray:
+    tokens = encode_texts(model.runtime_metadata, texts)
+    return model.component("text")({"tokens": tokens})["embedding"]
 
 
-def _templates(subject: Subject, options: EvaluateOptions) -> tuple[str, ...]:
+def _templates(model: EvaluatedModel, options: EvaluateOptions) -> tuple[str, ...]:
     if options.templates is None:
-        return default_templates(subject.facts["tokenizer"])
+        return default_templates(model.runtime_metadata["tokenizer"])
     return read_lines(options.templates, "template")
 
 
-def load_inputs(variant: VariantParts, data: str, count: int) -> Inputs:
-    """The first labelled images, and where there is a part for texts, the prompts of the labels.
+def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
+    """The first labelled images, and where there is a component for texts, the prompts of the
+    labels.
 
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.
     """
-    found = load_data(data, "test", preprocessing=images_of(variant))
-    inputs = {variant.main.variant.role: {"image": found.images[:count]}}
-    if "text" in variant.parts:
-        facts = variant.facts
-        written = prompts(found.class_names, default_templates(facts["tokenizer"]))
-        tokens = encode_texts(facts, [text for each in written for text in each])
+    dataset = load_data(data, "test", preprocessing=images_of(variant))
+    inputs = {variant.main.variant.role: {"image": dataset.images[:count]}}
+    if "text" in variant.components:
+        metadata = variant.runtime_metadata
+        written = prompts(dataset.class_names, default_templates(metadata["tokenizer"]))
+        tokens = encode_texts(metadata, [text for sentences in written for text in sentences])
         inputs["text"] = {"tokens": tokens}
     return inputs

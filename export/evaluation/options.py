@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks of an evaluation."""
+"""Options of an evaluation."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,20 +4,20 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from saccade.models.scores.results import Found, Score
+from saccade.models.scores.results import EvaluationResult, Score
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def render(found: Sequence[Found]) -> "Table":
+def render(results: Sequence[EvaluationResult]) -> "Table":
     """A row for each score of each variant, with its 95 % interval."""
     from rich import box
     from rich.table import Table
 
-    first = found[0]
+    first = results[0]
     how = f" ({first.protocol})" if first.protocol else ""
-    ops = next((each.ops for each in found if each.ops), None)
+    ops = next((result.ops for result in results if result.ops), None)
     note = f"Custom ops by {ops}." if ops else None
     title = f"{first.task} on {first.data}{how}"
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1), caption=note, caption_justify="left")
@@ -25,9 +25,9 @@ def render(found: Sequence[Found]) -> "Table":
     table.add_column("score")
     for heading in ("value", "95 %", "n"):
         table.add_column(heading, justify="right")
-    for each in found:
-        for index, score in enumerate(each.scores):
-            name = each.variant if index == 0 else ""
+    for result in results:
+        for index, score in enumerate(result.scores):
+            name = result.variant if index == 0 else ""
             table.add_row(name, score.name, *_figures(score), str(score.n))
     return table
 

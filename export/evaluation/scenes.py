@@ -38,7 +38,7 @@ def described_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> 
 
 
 @dataclass(frozen=True)
-class Asked:
+class SceneQuestions:
     """Scenes and questions: question i is about image `owner[i]`."""
 
     images: np.ndarray
@@ -48,17 +48,17 @@ class Asked:
     sha256: str
 
 
-def asked_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> Asked:
+def asked_scenes(preprocessing: Preprocessing, options: EvaluateOptions) -> SceneQuestions:
     """The test scenes with two questions each."""
     drawn = drawn_scenes(preprocessing, options, None)
     rng = np.random.default_rng(options.seed)
     asked, owner = [], []
     for index, objects in enumerate(drawn.objects):
-        for each in questions(objects, rng, QUESTIONS_A_SCENE):
-            asked.append(each)
+        for question in questions(objects, rng, QUESTIONS_A_SCENE):
+            asked.append(question)
             owner.append(index)
-    sha256 = scenes_sha256(drawn, [f"{each.text} {each.answer}" for each in asked])
-    return Asked(drawn.images, np.array(owner), asked, "shapes", sha256)
+    sha256 = scenes_sha256(drawn, [f"{question.text} {question.answer}" for question in asked])
+    return SceneQuestions(drawn.images, np.array(owner), asked, "shapes", sha256)
 
 
 def references(objects: Sequence[Object], rng: np.random.Generator) -> list[str]:
@@ -88,7 +88,7 @@ def drawn_scenes(
     return scenes("test", count, side_px=side_px, positions=options.positions)
 
 
-class Pictured(Protocol):
+class ImageFields(Protocol):
     """Scenes of any world: pictures and true masks."""
 
     @property
@@ -102,7 +102,7 @@ class Pictured(Protocol):
         ...
 
 
-def scenes_sha256(drawn: Pictured, texts: Sequence[str] = ()) -> str:
+def scenes_sha256(drawn: ImageFields, texts: Sequence[str] = ()) -> str:
     """The hash of the pictures, what is on them, and what is said of them."""
     digest = hashlib.sha256(drawn.images.tobytes())
     digest.update(drawn.masks.tobytes())

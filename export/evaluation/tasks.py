@@ -35,7 +35,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def tasks_of(family: str, roles: Collection[str] | None = None) -> dict[str, EvaluationTask]:
-    """What a family can be asked, its own score first; with these parts, if they are named.
+    """Tasks of a family, its own score first; those of these components, if they are named.
 
     Raises: SaccadeError if there is no such family, or it names a task that there is not.
     """
@@ -46,16 +46,16 @@ def tasks_of(family: str, roles: Collection[str] | None = None) -> dict[str, Eva
             f"family '{family}' names the task {unknown[0]!r}, expected some of "
             f"{', '.join(known)}. Correct its ENTRY, or declare the task in `own_tasks`."
         )
-    found = {name: known[name] for name in entry.tasks}
+    tasks = {name: known[name] for name in entry.tasks}
     if roles is None:
-        return found
-    return {name: task for name, task in found.items() if set(task.roles) <= set(roles)}
+        return tasks
+    return {name: task for name, task in tasks.items() if set(task.roles) <= set(roles)}
 
 
 def task_asked(
     family: str, name: str | None, subject: Any, roles: Collection[str] | None = None
 ) -> tuple[str, EvaluationTask]:
-    """The task of that name, or the family's own; `subject` is what a refusal calls the model.
+    """The task of that name, or the family's own; `subject` is the model's name in a refusal.
 
     Raises: SaccadeError if it cannot be asked that.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a variant departs: the first tensor of its graph that is too far from another runner's."""
+"""Bisection of a variant: the first tensor of its graph that is too far from another runner's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -81,17 +81,17 @@ def bisect(gate: GateReport) -> BisectReport:
     Raises: SaccadeError if the folder is not in order, or its checkpoint is not there.
     """
     folder = gate.artefacts or ArtefactFolder(gate.folder)
-    measured = {each.name for each in gate.variants if each.parity is not None}
-    manifests = [each for each in folder.manifests if each.variant.name in measured]
+    measured = {report.name for report in gate.variants if report.parity is not None}
+    manifests = [manifest for manifest in folder.manifests if manifest.variant.name in measured]
     reference = Reference(folder.parent)
     rows = []
     with progress("bisect", len(manifests)) as advance:
         for manifest in manifests:
             advance(0, note=manifest.variant.name)
-            setting = reference.setting(manifest.variant)
-            model = reference.variant(setting)
-            samples = reference.samples(model, setting, manifest.variant.role)
-            inputs = {name: each[:_SAMPLES] for name, each in samples.inputs.items()}
+            budget = reference.budget(manifest.variant)
+            model = reference.variant(budget)
+            samples = reference.samples(model, budget, manifest.variant.role)
+            inputs = {name: array[:_SAMPLES] for name, array in samples.inputs.items()}
             rows.append(departure(folder, manifest, manifests, inputs))
             advance()
     return BisectReport(gate.folder, tuple(rows))
@@ -105,16 +105,16 @@ def departure(
     Shapes: inputs as the graph's, [n ...].
     """
     entry, path = manifest.variant, folder.file(manifest)
-    # ONNX Runtime's processor kernels have no bf16: there the structure is compared.
+    # ONNX Runtime's CPU kernels have no bf16: there the structure is compared.
     own = widened_bytes(path) if entry.precision == "bf16" else path.read_bytes()
     other = _float32(manifest, manifests)
     if other is None:
         kernels = available_library() if manifest.custom_ops else None
         against, plain = "its nodes as they stand", own
-        found = _asked(own, inputs, kernels=kernels)
+        answer = _asked(own, inputs, kernels=kernels)
     else:
         against, plain = other.variant.name, folder.file(other).read_bytes()
-        found = _asked(own, inputs, optimized=False)
+        answer = _asked(own, inputs, optimized=False)
     expected = _asked(plain, inputs, optimized=False)
     nodes = _shared_nodes(own, plain)
     if not nodes:
@@ -122,17 +122,17 @@ def departure(
             f"{path}: shares no node with {against}. Export both again, in one command."
         )
     tolerance = tensor_limit(entry.precision)
-    node, error = _first(list(nodes), found, expected, tolerance)
+    node, error = _first(list(nodes), answer, expected, tolerance)
     return Departure(
         entry.name, against, error > tolerance, node, nodes[node], error, tolerance, len(nodes)
     )
 
 
-def _first(names: list[str], found: Ask, expected: Ask, tolerance: float) -> tuple[str, float]:
+def _first(names: list[str], ask: Ask, expected: Ask, tolerance: float) -> tuple[str, float]:
     """Name and error of the first node beyond the tolerance; the worst one where none is."""
 
     def errors_of(probes: list[str]) -> dict[str, float]:
-        mine, theirs = found(probes), expected(probes)
+        mine, theirs = ask(probes), expected(probes)
         return {name: relative_error(mine[name], theirs[name], WHOLE) for name in probes}
 
     step = -(-len(names) // _AT_ONCE)
@@ -177,7 +177,7 @@ def _shared_nodes(own: bytes, other: bytes) -> dict[str, str]:
     A change of type adds nodes, so that a name with a number at its end can go to another one:
     a node is the same only if it also reads from the same ones.
     """
-    mine, theirs = (_numeric_nodes(onnx.load_model_from_string(each)) for each in (own, other))
+    mine, theirs = (_numeric_nodes(onnx.load_model_from_string(file)) for file in (own, other))
     return {name: node.operator for name, node in mine.items() if theirs.get(name) == node}
 
 
@@ -213,12 +213,16 @@ def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, _Node]:
 
 
 def _float32(manifest: Manifest, manifests: Sequence[Manifest]) -> Manifest | None:
-    """The fp32 file of the same part, for a variant of another type."""
+    """The fp32 file of the same component, for a variant of another type."""
     entry = manifest.variant
     if entry.precision == "fp32":
         return None
     wanted = (entry.role, entry.setting, "fp32")
-    for each in manifests:
-        if (each.variant.role, each.variant.setting, each.variant.precision) == wanted:
-            return each
+    for candidate in manifests:
+        if (
+            candidate.variant.role,
+            candidate.variant.setting,
+            candidate.variant.precision,
+        ) == wanted:
+            return candidate
     return None

@@ -14,10 +14,10 @@ import numpy as np
 from saccade.errors import SaccadeError, require
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest, Parity, VariantEntry
-from saccade.export.artefact.variant import setting_text
+from saccade.export.artefact.variant import budget_option
+from saccade.export.gate.conditioning import ill_conditioned_rows, perturbed
 from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
 from saccade.export.gate.report import GateReport, VariantReport
-from saccade.export.gate.sensitivity import nudged, sensitive_rows
 from saccade.export.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
 from saccade.export.graph.trial import tried
 from saccade.export.runtimes.runners import (
@@ -30,16 +30,16 @@ from saccade.export.runtimes.runners import (
 )
 from saccade.export.runtimes.runtime import DEFAULT, peers_of, runtime_named
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import Arrays, Family, Part, Setting, part_named
+from saccade.models.interface import Arrays, Component, ComputeBudget, Family, component_named
 from saccade.plugins.native.library import available_library
 from saccade.progress import progress
 
-_NUDGES = 4
+_PERTURBATIONS = 4
 _REFERENCE_BATCH = 8  # an unfolded read-in holds b x modules x tokens x dim numbers at a time
 
 
 class Reference:
-    """What the artefacts of a checkpoint are held against: its model, unfolded, in float64."""
+    """Reference of a checkpoint's artefacts: its model, unfolded, in float64."""
 
     def __init__(self, checkpoint: Checkpoint, sizes: GateSizes | None = None) -> None:
         torch = require("torch", extra="export")
@@ -48,68 +48,70 @@ class Reference:
         self._float32: Family | None = None
         self._samples: dict[tuple[str, str], Samples] = {}
 
-    def setting(self, entry: VariantEntry) -> Setting:
-        """The setting of a manifest, as the model itself counts it.
+    def budget(self, entry: VariantEntry) -> ComputeBudget:
+        """The budget of a manifest, as the model itself counts it.
 
-        Raises: SaccadeError if the model has no such setting.
+        Raises: SaccadeError if the model has no such budget.
         """
-        setting = self.model.setting(setting_text(entry.setting, entry.budget))
+        budget = self.model.budget(budget_option(entry.setting, entry.budget))
         # Releases that counted in floats kept 31 of 45 at 0.7, where half a module is rounded up.
         if entry.kept == math.floor(float(entry.budget) * entry.total + 0.5):
-            return replace(setting, kept=entry.kept)
-        return setting
+            return replace(budget, kept=entry.kept)
+        return budget
 
-    def variant(self, setting: Setting) -> Family:
-        """The model at a setting, unfolded, in float64."""
-        return self.model.at(setting)
+    def variant(self, budget: ComputeBudget) -> Family:
+        """The model at a budget, unfolded, in float64."""
+        return self.model.at(budget)
 
     def float32_answers(
-        self, setting: Setting, role: str, outputs: Sequence[str], inputs: Arrays
+        self, budget: ComputeBudget, role: str, outputs: Sequence[str], inputs: Arrays
     ) -> list[dict[str, np.ndarray]]:
-        """What the unfolded model answers in float32: as it is, then with its weights nudged.
+        """Float32 answers of the unfolded model: as it is, then with its weights perturbed.
 
         One run is a matter of luck on a row that a rounding decides.
         """
         torch = require("torch", extra="export")
         if self._float32 is None:
             self._float32 = cast(Family, self.checkpoint.build(torch.float32))
-        variant = self._float32.at(setting)
-        models = [variant, *(nudged(variant, seed) for seed in range(_NUDGES))]
+        variant = self._float32.at(budget)
+        models = [variant, *(perturbed(variant, seed) for seed in range(_PERTURBATIONS))]
         return [
-            run_in_batches(torch_runner(each, role, outputs), inputs, _REFERENCE_BATCH)
-            for each in models
+            run_in_batches(torch_runner(model, role, outputs), inputs, _REFERENCE_BATCH)
+            for model in models
         ]
 
-    def samples(self, variant: Family, setting: Setting, role: str) -> Samples:
-        """What the gate asks that part; drawn once."""
-        key = setting.label, role
+    def samples(self, variant: Family, budget: ComputeBudget, role: str) -> Samples:
+        """Samples that the gate feeds this component; drawn once."""
+        key = budget.label, role
         if key not in self._samples:
-            self._samples[key] = samples_of(self.checkpoint, part_named(variant, role), self.sizes)
+            self._samples[key] = samples_of(
+                self.checkpoint, component_named(variant, role), self.sizes
+            )
         return self._samples[key]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One part's reference answers, and what it was asked.
+    """One component's reference answers, and what it was asked.
 
     Shapes: each answer [n ...] float64, in the order of the samples.
     """
 
-    part: Part
+    component: Component
     samples: Samples
     answers: dict[str, np.ndarray]
     float32_answers: Callable[[], list[dict[str, np.ndarray]]]  # several runs, when asked for
 
 
 def expected_of(
-    reference: Reference, variant: Family, setting: Setting, role: str, outputs: Sequence[str]
+    reference: Reference, variant: Family, budget: ComputeBudget, role: str, outputs: Sequence[str]
 ) -> Expected:
     """The answers of the unfolded float64 model to the gate's samples."""
-    samples = reference.samples(variant, setting, role)
+    samples = reference.samples(variant, budget, role)
     run = torch_runner(variant, role, outputs)
     answers = run_in_batches(run, samples.inputs, _REFERENCE_BATCH)
-    in_float32 = partial(reference.float32_answers, setting, role, outputs, samples.inputs)
-    return Expected(part_named(variant, role), samples, answers, in_float32)
+    in_float32 = partial(reference.float32_answers, budget, role, outputs, samples.inputs)
+    return Expected(component_named(variant, role), samples, answers, in_float32)
 
 
 def measure(
@@ -134,23 +136,23 @@ def measure(
     sizes = expected.samples.sizes
     largest = max(sizes.batches)
     run, *others = runs
-    found = [run_in_batches(run, inputs, largest)]
-    _check_outputs(found[0], expected.answers)
-    found += [run_in_batches(run, inputs, batch) for batch in sizes.batches if batch != largest]
-    found += [run_in_batches(run, inputs, batch, shuffled) for batch in (7, largest)]
-    answers = [found, *([run_in_batches(other, inputs, largest)] for other in others)]
+    grouped = [run_in_batches(run, inputs, largest)]
+    _check_outputs(grouped[0], expected.answers)
+    grouped += [run_in_batches(run, inputs, batch) for batch in sizes.batches if batch != largest]
+    grouped += [run_in_batches(run, inputs, batch, shuffled) for batch in (7, largest)]
+    answers = [grouped, *([run_in_batches(other, inputs, largest)] for other in others)]
     labelled = expected.samples.labelled
     floor = FLOORS[precision] if floor is None else floor
-    asked = (inputs, labelled, expected.part, floor)
+    asked = (inputs, labelled, expected.component, floor)
     figures = figures_of(expected.answers, answers, *asked)
     too_far = {"relative_error", "one_minus_cosine", "row_isolation"} & {
         *exceeded(figures, thresholds)
     }
     if too_far and "sensitive_rows" in thresholds:
         own = row_errors(expected.float32_answers(), expected.answers, floor)
-        rows = sensitive_rows(answers, expected.answers, own, thresholds, precision, floor)
+        rows = ill_conditioned_rows(answers, expected.answers, own, thresholds, precision, floor)
         figures = figures_of(expected.answers, answers, *asked, rows)
-        figures["float32_error"] = float(max(each.max() for each in own.values()))
+        figures["float32_error"] = float(max(errors.max() for errors in own.values()))
     return Parity(
         passed=not exceeded(figures, thresholds),
         figures=figures,
@@ -163,9 +165,9 @@ def measure(
     )
 
 
-def _check_outputs(found: Arrays, expected: Arrays) -> None:
-    if missing := sorted(set(expected) - set(found)):
-        raise SaccadeError(f"outputs {', '.join(missing)} are missing, found {', '.join(found)}.")
+def _check_outputs(answers: Arrays, expected: Arrays) -> None:
+    if missing := sorted(set(expected) - set(answers)):
+        raise SaccadeError(f"outputs {', '.join(missing)} are missing, found {', '.join(answers)}.")
 
 
 def candidates_of(
@@ -175,10 +177,10 @@ def candidates_of(
     entry: VariantEntry,
     outputs: Sequence[str],
 ) -> list[Runner]:
-    """What is held against the reference: the file, as it runs anywhere and with its kernels.
+    """Candidates for the gate: the file, as it runs anywhere and with its kernels.
 
-    `folded` gives the part's model as `folded_float32` does; only half precision asks for it.
-    ONNX Runtime's processor kernels compute half precision in float32, so that there the folded
+    `folded` gives the component's model as `folded_float32` does; only half precision asks for it.
+    ONNX Runtime's CPU kernels compute half precision in float32, so that there the folded
     torch model with rounded products comes first, and the file shows only that it is that model.
     """
     if entry.precision not in ("fp16", "bf16"):
@@ -243,9 +245,9 @@ def _verify_variant(
         path, entry = folder.file(manifest), manifest.variant
         if path.name in wrong:
             return VariantReport(name, None, (wrong[path.name],))
-        setting = reference.setting(entry)
-        variant = reference.variant(setting)
-        problems = contradictions(path, manifest, reference.checkpoint, variant, setting)
+        budget = reference.budget(entry)
+        variant = reference.variant(budget)
+        problems = contradictions(path, manifest, reference.checkpoint, variant, budget)
         if problems:
             return VariantReport(name, None, problems)
         outputs = [spec.name for spec in manifest.outputs]
@@ -253,7 +255,7 @@ def _verify_variant(
         candidates = candidates_of(path, manifest.custom_ops, folded, entry, outputs)
         parity = measure(
             [*candidates, *peers_of(folder, manifest).values()],
-            expected_of(reference, variant, setting, entry.role, outputs),
+            expected_of(reference, variant, budget, entry.role, outputs),
             entry.precision,
             manifest.parity.overrides,
             manifest.parity.floor,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manifest says, held against the file beside it and the checkpoint it names."""
+"""Manifest checks against the file beside it and the checkpoint it names."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ from saccade.export.graph.canonical import flaws, tensor_specs
 from saccade.export.graph.layer_types import float32_layers, matrix_types, opset_of
 from saccade.export.graph.limits import read_graph
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import Family, Setting
+from saccade.models.interface import ComputeBudget, Family
 from saccade.plugins.onnx_model import check_nodes
 
 
 def contradictions(
-    path: Path, manifest: Manifest, checkpoint: Checkpoint, variant: Family, setting: Setting
+    path: Path, manifest: Manifest, checkpoint: Checkpoint, variant: Family, budget: ComputeBudget
 ) -> tuple[str, ...]:
-    """Every claim that does not hold; empty if all do."""
+    """Manifest checks that fail; empty if all hold."""
     try:
         proto = read_graph(path)
         onnx.checker.check_model(proto, full_check=True)
@@ -26,10 +26,10 @@ def contradictions(
         return (f"{path.name}: not a valid ONNX file ({error}). Export it again.",)
     entry = manifest.variant
     inputs, outputs = tensor_specs(proto.graph.input), tensor_specs(proto.graph.output)
-    # A part has them where it takes an image, and where it answers with chances.
+    # A component has them where it takes an image, and where it answers with chances.
     takes_image = any(spec.name == "image" for spec in inputs)
     has_chances = any(spec.name == "probabilities" for spec in outputs)
-    claims = (
+    checks = (
         ("inputs", manifest.inputs, inputs),
         ("outputs", manifest.outputs, outputs),
         ("labels", manifest.labels, checkpoint.labels if has_chances else ()),
@@ -39,17 +39,17 @@ def contradictions(
             checkpoint.preprocessing if takes_image else None,
         ),
         ("family", entry.family, checkpoint.family),
-        ("setting", (entry.kept, entry.total, entry.unit), _counts(setting)),
-        ("facts", manifest.facts, json.loads(json.dumps(variant.facts()))),
+        ("setting", (entry.kept, entry.total, entry.unit), _counts(budget)),
+        ("facts", manifest.facts, json.loads(json.dumps(variant.runtime_metadata()))),
         ("bytes", manifest.file.bytes, path.stat().st_size),
         ("opset and IR version", (manifest.opset, manifest.ir_version), _versions(proto)),
         ("custom ops", manifest.custom_ops, check_nodes(proto)),
         ("float32 layers", manifest.float32_layers, _float32(proto, entry.precision)),
     )
     wrong = [
-        f"the manifest's {what} are {claimed}, found {found}. Export it again."
-        for what, claimed, found in claims
-        if claimed != found
+        f"the manifest's {what} are {stated}, found {actual}. Export it again."
+        for what, stated, actual in checks
+        if stated != actual
     ]
     return (*flaws(proto, opset_of(entry.precision)), *wrong, *_mistyped(proto, entry.precision))
 
@@ -66,10 +66,10 @@ def _float32(proto: onnx.ModelProto, precision: str) -> tuple[str, ...]:
     return () if precision == "fp32" else float32_layers(proto)
 
 
-def _counts(setting: Setting) -> tuple[int, int, str]:
-    return setting.kept, setting.total, setting.unit
+def _counts(budget: ComputeBudget) -> tuple[int, int, str]:
+    return budget.kept, budget.total, budget.unit
 
 
 def _versions(proto: onnx.ModelProto) -> tuple[int, int]:
-    opsets = {each.domain: each.version for each in proto.opset_import}
+    opsets = {opset.domain: opset.version for opset in proto.opset_import}
     return opsets.get("", 0), proto.ir_version

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far an artefact is from its reference, in figures, and how far it may be."""
+"""Distances of an artefact from its reference, and the largest that are allowed."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.models.interface import Arrays, Part
+from saccade.models.interface import Arrays, Component
 
 # The one table: whoever compares answers asks `thresholds_of` or `tensor_limit`. A figure that a
-# precision does not list is reported but not held against it. The laws allow what float32 does:
-# that no weight above 1e-4 has another support than the reference becomes 3e-3 where the scores
-# behind it are rounded to half precision.
+# precision does not list is reported but not held against it. The invariants allow what float32
+# does: that no weight above 1e-4 has another support than the reference becomes 3e-3 where the
+# scores behind it are rounded to half precision.
 THRESHOLDS: dict[str, dict[str, float]] = {
     "fp32": {
         "relative_error": 1e-3,
@@ -56,7 +56,8 @@ FLOORS = {"fp32": 1e-2, "fp16": 1e-1, "bf16": 1e-1, "int8": 1e-1}
 WHOLE = 1.0
 # A vector shorter than this share of the longest has no direction worth the name.
 _SHORTEST = 1e-2
-# Without custom ops there is no law to keep, and few models have rows that float32 cannot hold.
+# Without custom ops there is no invariant to keep, and few models have rows that float32 cannot
+# hold.
 _NOT_ALWAYS = ("op_laws", "sensitive_rows")
 _COSINE_OF = ("logits", "embedding", "slots")
 
@@ -78,7 +79,7 @@ def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, f
 
 
 def tensor_limit(precision: str) -> float:
-    """What a whole tensor may be off, by `relative_error` with the floor `WHOLE`.
+    """Limit for a whole tensor, by `relative_error` with the floor `WHOLE`.
 
     The gate holds no output of int8 to a relative error, but it does hold its rows together.
     """
@@ -100,50 +101,54 @@ def figures_of(
     runs: Sequence[Sequence[Arrays]],
     inputs: Arrays,
     labelled: Arrays,
-    part: Part,
+    component: Component,
     floor: float,
-    sensitive: Arrays | None = None,
+    ill_conditioned: Arrays | None = None,
 ) -> dict[str, float]:
     """The gate's figures: the worst over all outputs and all ways to batch the same samples.
 
     `runs` has a list a runner, whose first run the others of that list must agree with, row by row.
     `labelled` are the checkpoint's calibration arrays of the first samples, with which a score is
-    computed. A law of the part's ops is a figure of its own, as a share of what it allows. The
-    `sensitive` rows of each output are left out of errors, cosines and isolation; their share is a
-    figure.
+    computed. An invariant of the component's ops is a figure of its own, as a share of what it
+    allows. The `ill_conditioned` rows of each output are left out of errors, cosines and isolation;
+    their share is a figure.
 
     Units:  score_points in percentage points, top1_flips in rows, the others fractions.
     """
-    every = [run for each in runs for run in each]
+    every = [run for group in runs for run in group]
     figures = {
-        "relative_error": _worst(row_errors(every, reference, floor), sensitive),
-        "one_minus_cosine": _worst(row_cosines(every, reference), sensitive),
-        "score_points": max(score_points(run, reference, labelled, part) for run in every),
-        "row_isolation": _worst(rows_apart(runs, floor), sensitive),
+        "relative_error": _worst(row_errors(every, reference, floor), ill_conditioned),
+        "one_minus_cosine": _worst(row_cosines(every, reference), ill_conditioned),
+        "score_points": max(score_points(run, reference, labelled, component) for run in every),
+        "row_isolation": _worst(rows_apart(runs, floor), ill_conditioned),
         "top1_flips": max(top1_flips(run, reference) for run in every),
     }
-    laws = [law(inputs, run, reference) for law in part.laws.values() for run in every]
-    if laws:
-        figures["op_laws"] = float(max(laws)) if np.isfinite(laws).all() else np.inf
-    if sensitive is not None:
-        figures["sensitive_rows"] = float(np.any([*sensitive.values()], axis=0).mean())
+    invariants = [
+        invariant(inputs, run, reference)
+        for invariant in component.invariants.values()
+        for run in every
+    ]
+    if invariants:
+        figures["op_laws"] = float(max(invariants)) if np.isfinite(invariants).all() else np.inf
+    if ill_conditioned is not None:
+        figures["sensitive_rows"] = float(np.any([*ill_conditioned.values()], axis=0).mean())
     return figures
 
 
 def _vectors(reference: Arrays) -> list[str]:
     """Outputs whose direction counts; where none of the usual is there, all that have rows."""
     usual = [name for name in _COSINE_OF if name in reference]
-    return usual or [name for name, each in reference.items() if each.ndim > 1]
+    return usual or [name for name, array in reference.items() if array.ndim > 1]
 
 
-def relative_errors(found: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
+def relative_errors(actual: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
     """|a - b| / (|b| + floor max|b|) of each number: the one measure of an error.
 
     The same infinity on both sides is no error, nor is NaN; on one side either is an infinite one.
 
     Shapes: both alike, answered as they are.
     """
-    a, b = found.astype(np.float64), expected.astype(np.float64)
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     finite = np.isfinite(b)
     scale = np.abs(b) + floor * np.abs(b).max(initial=0.0, where=finite)
@@ -152,11 +157,11 @@ def relative_errors(found: np.ndarray, expected: np.ndarray, floor: float) -> np
     return np.where(same, 0.0, np.where(finite & np.isfinite(a), errors, np.inf))
 
 
-def relative_error(found: np.ndarray, expected: np.ndarray, floor: float) -> float:
+def relative_error(actual: np.ndarray, expected: np.ndarray, floor: float) -> float:
     """The largest of `relative_errors`; infinite where the shapes differ."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    return float(relative_errors(found, expected, floor).max(initial=0.0))
+    return float(relative_errors(actual, expected, floor).max(initial=0.0))
 
 
 def row_errors(runs: Sequence[Arrays], expected: Arrays, floor: float) -> dict[str, np.ndarray]:
@@ -166,8 +171,8 @@ def row_errors(runs: Sequence[Arrays], expected: Arrays, floor: float) -> dict[s
             not a number.
     """
     return {
-        name: np.max([_row_errors(run[name], each, floor) for run in runs], axis=0)
-        for name, each in expected.items()
+        name: np.max([_row_errors(run[name], array, floor) for run in runs], axis=0)
+        for name, array in expected.items()
     }
 
 
@@ -176,20 +181,20 @@ def rows_apart(runs: Sequence[Sequence[Arrays]], floor: float) -> dict[str, np.n
 
     Shapes: as `row_errors`.
     """
-    moved = [row_errors(each, each[0], floor) for each in runs]
-    return {name: np.max([each[name] for each in moved], axis=0) for name in moved[0]}
+    moved = [row_errors(group, group[0], floor) for group in runs]
+    return {name: np.max([run[name] for run in moved], axis=0) for name in moved[0]}
 
 
-def _row_errors(found: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
-    if found.shape != expected.shape or not np.isfinite(found).all():
+def _row_errors(actual: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
         return np.full(len(expected), np.inf)
-    return relative_errors(found, expected, floor).reshape(len(expected), -1).max(axis=1)
+    return relative_errors(actual, expected, floor).reshape(len(expected), -1).max(axis=1)
 
 
 def _worst(errors: Arrays, left_out: Arrays | None) -> float:
     kept = {} if left_out is None else {name: ~rows for name, rows in left_out.items()}
     return float(
-        max(each.max(initial=0, where=kept.get(name, True)) for name, each in errors.items())
+        max(error.max(initial=0, where=kept.get(name, True)) for name, error in errors.items())
     )
 
 
@@ -204,7 +209,7 @@ def row_cosines(runs: Sequence[Arrays], expected: Arrays) -> dict[str, np.ndarra
     }
 
 
-def one_minus_cosine(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+def one_minus_cosine(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """1 - cos of each row, as half the squared distance of the unit vectors.
 
     A vector of less than a hundredth of the longest, such as a black pixel, is measured as if it
@@ -212,26 +217,30 @@ def one_minus_cosine(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
     Shapes: both [n d], or [n ... d] -> [n].
     """
-    if found.shape != expected.shape or not np.isfinite(found).all():
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
         return np.full(len(expected), np.inf)
-    a, b = found.astype(np.float64), expected.astype(np.float64)
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
     least = max(_SHORTEST * np.linalg.norm(b, axis=-1).max(), np.finfo(np.float64).tiny)
     apart = np.square(_unit(a, least) - _unit(b, least)).sum(axis=-1) / 2
     return apart.reshape(len(apart), -1).max(axis=1)
 
 
-def score_points(found: Arrays, expected: Arrays, labelled: Arrays, part: Part) -> float:
+def score_points(
+    answers: Arrays, expected: Arrays, labelled: Arrays, component: Component
+) -> float:
     """By how much the score on the labelled samples moves; 0 where nothing can be scored.
 
     Units: percentage points.
     """
-    score = part.score or _top1
-    if part.score is None and not ("logits" in expected and "labels" in labelled):
+    score = component.score or _top1
+    if component.score is None and not ("logits" in expected and "labels" in labelled):
         return 0.0
     count = len(next(iter(labelled.values())))
-    first = [{name: each[:count] for name, each in arrays.items()} for arrays in (found, expected)]
+    first = [
+        {name: array[:count] for name, array in arrays.items()} for arrays in (answers, expected)
+    ]
     found_score, expected_score = (score(answers, labelled) for answers in first)
-    # A part says NaN where the calibration data has no right answers.
+    # A component says NaN where the calibration data has no right answers.
     if np.isnan(expected_score):
         return 0.0
     return float(abs(found_score - expected_score) * 100)
@@ -242,7 +251,7 @@ def _top1(answers: Arrays, labelled: Arrays) -> float:
     return float((scores.argmax(axis=-1) == labelled["labels"]).mean())
 
 
-def top1_flips(found: Arrays, expected: Arrays) -> int:
+def top1_flips(answers: Arrays, expected: Arrays) -> int:
     """Rows whose first class differs though the reference's margin is beyond twice the error.
 
     The class is read from the probabilities, which is what a caller reads; margin and largest
@@ -250,12 +259,12 @@ def top1_flips(found: Arrays, expected: Arrays) -> int:
     """
     if "logits" not in expected or expected["logits"].shape[-1] < 2:
         return 0
-    a, b = found["logits"].astype(np.float64), expected["logits"].astype(np.float64)
+    a, b = answers["logits"].astype(np.float64), expected["logits"].astype(np.float64)
     rows = np.arange(len(b))
     first = b.argmax(axis=-1)
     runner_up = np.where(np.arange(b.shape[-1]) == first[:, None], -np.inf, b).max(axis=-1)
     clear = b[rows, first] - runner_up > 2 * np.abs(a - b).max()
-    scores = found.get("probabilities", found["logits"])
+    scores = answers.get("probabilities", answers["logits"])
     return int(np.sum(clear & (scores[rows, first] < scores.max(axis=-1))))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gate found, for a program and for a terminal."""
+"""Report of the gate, for a program and for a terminal."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VariantReport:
-    """What the gate found on one file."""
+    """Results of the gate for one file."""
 
     name: str
     parity: Parity | None  # None: the file could not be run
@@ -25,20 +25,20 @@ class VariantReport:
     @classmethod
     def of(cls, name: str, parity: Parity) -> "VariantReport":
         """The row of a file that was run: each figure above its threshold is a problem."""
-        found = exceeded(parity.figures, parity.thresholds)
+        problems = exceeded(parity.figures, parity.thresholds)
         return cls(
             name,
             parity,
             tuple(
-                f"{each.replace('_', ' ')} is {parity.figures[each]:.2g}, "
-                f"at most {parity.thresholds[each]:g} is allowed"
-                for each in found
+                f"{name.replace('_', ' ')} is {parity.figures[name]:.2g}, "
+                f"at most {parity.thresholds[name]:g} is allowed"
+                for name in problems
             ),
         )
 
     @property
     def passed(self) -> bool:
-        """Whether the file may be served."""
+        """True if the file may be served."""
         return self.parity is not None and self.parity.passed and not self.problems
 
 
@@ -54,7 +54,7 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every variant passed."""
+        """True if every variant passed."""
         return all(variant.passed for variant in self.variants)
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,11 +83,11 @@ class GateReport:
             name for name in THRESHOLDS["fp32"] if name in measured or name != "sensitive_rows"
         ]
         names += ["float32_error"] if "float32_error" in measured else []
-        problems = [f"{row.name}: {each}" for row in self.variants for each in row.problems]
+        problems = [f"{row.name}: {problem}" for row in self.variants for problem in row.problems]
         table = Table(
             title="parity gate: unfolded float64 torch against ONNX Runtime",
             caption=Text("\n").join(
-                [*(Text(each, "red") for each in problems), *map(Text, self.images)]
+                [*(Text(problem, "red") for problem in problems), *map(Text, self.images)]
             ),
             caption_justify="left",
             box=box.SIMPLE,

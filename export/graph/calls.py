@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a graph becomes once its functions are written out, and how often its loops turn.
+"""Size of a graph once its functions are written out, and the number of turns of its loops.
 
 Both are counted by multiplying: no function is written out, and no loop is run.
 """
@@ -18,7 +18,7 @@ Key = tuple[str, str, str]
 
 
 def call_excesses(proto: onnx.ModelProto) -> Iterator[str]:
-    """What a model's calls and loops ask for beyond the limits; graphs are known not to be deep."""
+    """Excesses of a model's calls and loops over the limits; graphs are known not to be deep."""
     yield from _Calls(proto).excesses()
 
 
@@ -41,7 +41,7 @@ class _Load:
 
 @dataclass
 class _Calls:
-    """Who calls whom: each function is counted once, whatever number of times it is called."""
+    """Call graph: each function is counted once, whatever number of times it is called."""
 
     proto: onnx.ModelProto
     functions: dict[Key, onnx.FunctionProto] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class _Calls:
     open: list[Key] = field(default_factory=list)
 
     def excesses(self) -> Iterator[str]:
-        for each in self.proto.functions:
-            key = _key(each.domain, each.name, each.overload)
+        for function in self.proto.functions:
+            key = _key(function.domain, function.name, function.overload)
             if key in self.functions:
                 yield f"has the function {_said(key)} twice"
-            self.functions[key] = each
+            self.functions[key] = function
         try:
             for key in self.functions:
                 self._function(key)
@@ -127,7 +127,7 @@ class _Scope:
         return self
 
     def number(self, name: str) -> int | None:
-        """What a name stands for, where that can be read from the file."""
+        """Number that a name stands for, where that can be read from the file."""
         scope: _Scope | None = self
         while scope is not None and name not in scope.names:
             scope = scope.outside
@@ -155,7 +155,7 @@ def _key(domain: str, name: str, overload: str) -> Key:
 
 
 def _said(key: Key) -> str:
-    return f"{'::'.join(each for each in key if each)!r:.80}"
+    return f"{'::'.join(word for word in key if word)!r:.80}"
 
 
 def _large(number: int) -> str:

@@ -65,7 +65,7 @@ def serialize(proto: onnx.ModelProto) -> bytes:
 
 
 def tensor_specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
-    """What the graph itself says of its inputs or outputs."""
+    """Tensor specs of the graph's inputs or outputs, as the graph itself has them."""
     specs = []
     for value in values:
         kind = value.type.tensor_type
@@ -76,11 +76,11 @@ def tensor_specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...
 
 
 def flaws(proto: onnx.ModelProto, opset: int = OPSET) -> list[str]:
-    """What a file that `export` wrote never has; empty if it is in order."""
-    found = []
-    opsets = {each.domain: each.version for each in proto.opset_import}
+    """Flaws that no file written by `export` has; empty if it is in order."""
+    problems = []
+    opsets = {opset.domain: opset.version for opset in proto.opset_import}
     if opsets.get("") != opset or proto.ir_version != IR_VERSION:
-        found.append(f"opset {opsets.get('')}, IR version {proto.ir_version}")
+        problems.append(f"opset {opsets.get('')}, IR version {proto.ir_version}")
     bytes_inputs = {
         value.name
         for value in proto.graph.input
@@ -88,10 +88,10 @@ def flaws(proto: onnx.ModelProto, opset: int = OPSET) -> list[str]:
     }
     for node in proto.graph.node:
         if bytes_inputs & set(node.input) and node.op_type != "Cast":
-            found.append(f"{node.op_type} reads the uint8 input before a Cast")
+            problems.append(f"{node.op_type} reads the uint8 input before a Cast")
     if any(tensor.data_location for tensor in proto.graph.initializer):
-        found.append("weights in a second file, which no hash covers")
-    return found
+        problems.append("weights in a second file, which no hash covers")
+    return problems
 
 
 def _cast_first(graph: onnx.GraphProto) -> None:
@@ -112,20 +112,20 @@ def _cast_first(graph: onnx.GraphProto) -> None:
 
 def _parts(graph: onnx.GraphProto, root: str) -> list[str]:
     """The part of each node; what the exporter left without one belongs to its first reader."""
-    found = [_own_part(node, root) for node in graph.node]
+    parts = [_own_part(node, root) for node in graph.node]
     part_of_value: dict[str, str] = {}
-    for index in reversed(range(len(found))):
+    for index in reversed(range(len(parts))):
         node = graph.node[index]
-        found[index] = found[index] or next(
+        parts[index] = parts[index] or next(
             (part_of_value[name] for name in node.output if name in part_of_value), "output"
         )
         for name in node.input:
-            part_of_value[name] = found[index]
-    return found
+            part_of_value[name] = parts[index]
+    return parts
 
 
 def _own_part(node: onnx.NodeProto, root: str) -> str:
-    scopes = next((each.value for each in node.metadata_props if each.key == _SCOPES), "[]")
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
     for scope in ast.literal_eval(scopes):
         if scope.startswith(f"{root}."):
             return scope.split(".")[1].replace("_", "-")
@@ -135,7 +135,7 @@ def _own_part(node: onnx.NodeProto, root: str) -> str:
 def _share_initializers(graph: onnx.GraphProto) -> None:
     first: dict[bytes, str] = {}
     replaced: dict[str, str] = {}
-    for tensor in sorted(graph.initializer, key=lambda each: each.name):
+    for tensor in sorted(graph.initializer, key=lambda initializer: initializer.name):
         bare = onnx.TensorProto()
         bare.CopyFrom(tensor)
         bare.ClearField("name")
@@ -203,25 +203,29 @@ def _rename_inside(node: onnx.NodeProto, outer: dict[str, str]) -> None:
 
 
 def _graphs_inside(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    found = []
+    graphs = []
     for attribute in node.attribute:
-        found += [attribute.g] if attribute.HasField("g") else []
-        found += attribute.graphs
-    return found
+        graphs += [attribute.g] if attribute.HasField("g") else []
+        graphs += attribute.graphs
+    return graphs
 
 
 def _strip(proto: onnx.ModelProto) -> None:
     graph = proto.graph
     proto.producer_name, proto.producer_version = "saccade", ""
     proto.domain, proto.model_version, graph.name = "", 0, "saccade"
-    inside = [each for node in all_nodes(graph) for each in _graphs_inside(node)]
-    for each in inside:
-        each.name = "inside"
+    inside = [inner for node in all_nodes(graph) for inner in _graphs_inside(node)]
+    for graph_inside in inside:
+        graph_inside.name = "inside"
     for message in (
         proto,
         graph,
         *inside,
-        *(value for each in inside for value in (*each.input, *each.output, *each.initializer)),
+        *(
+            value
+            for graph_inside in inside
+            for value in (*graph_inside.input, *graph_inside.output, *graph_inside.initializer)
+        ),
         *all_nodes(graph),
         *graph.input,
         *graph.output,
@@ -230,9 +234,9 @@ def _strip(proto: onnx.ModelProto) -> None:
     ):
         message.ClearField("doc_string")
         message.ClearField("metadata_props")
-    kept = [each for each in proto.opset_import if _is_used(each.domain, proto)]
+    kept = [opset for opset in proto.opset_import if _is_used(opset.domain, proto)]
     del proto.opset_import[:]
-    proto.opset_import.extend(sorted(kept, key=lambda each: each.domain))
+    proto.opset_import.extend(sorted(kept, key=lambda opset: opset.domain))
 
 
 def _is_used(domain: str, proto: onnx.ModelProto) -> bool:

@@ -14,18 +14,18 @@ _SAMPLES = 3  # as many as tracing wants
 
 
 def cost_of_size(family: str, name: str) -> dict[str, Any]:
-    """Parameters, and the multiply-adds of one sample by part, of the largest default variant.
+    """Parameters, and the multiply-adds of one sample by component, of the largest default variant.
 
     Raises: SaccadeError if there is no such family or size.
     """
-    from saccade.export.graph.tracing import trace_part
+    from saccade.export.graph.tracing import trace_component
 
     model: Any = build(family, preset_of(family, name).to_dict()).eval()
     parameters = parameters_of(model)
-    folded = model.at(model.settings()[0]).fold().float()
+    folded = model.at(model.budgets()[0]).fold().float()
     counts = {}
-    for part in folded.parts():
-        inputs = random_inputs(part, np.random.default_rng(0), _SAMPLES)
-        proto = trace_part(folded, part, inputs, part.outputs)
-        counts[part.role] = cost_of(proto, parameters, inputs).multiply_adds.total
+    for component in folded.components():
+        inputs = random_inputs(component, np.random.default_rng(0), _SAMPLES)
+        proto = trace_component(folded, component, inputs, component.outputs)
+        counts[component.role] = cost_of(proto, parameters, inputs).multiply_adds.total
     return {"parameters": parameters, "multiply_adds": counts}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one sample costs, counted from the graph: no clock, no machine."""
+"""Cost of one sample, counted from the graph: no clock, no machine."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
 @dataclass(frozen=True)
 class Count:
-    """What a graph does with one sample.
+    """Counts of a graph's work for one sample.
 
     Units: multiply-adds by node of the main graph; the peak of the activations in bytes.
     """
@@ -66,7 +66,7 @@ def count_of(proto: onnx.ModelProto, samples: Arrays) -> Count:
 
 def parameters_of(model: Any) -> int:
     """Parameters that a model learned, each counted once."""
-    return sum(each.numel() for each in model.parameters())
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _shapes(proto: onnx.ModelProto, samples: Arrays) -> tuple[dict[str, Shape], dict[str, int]]:
@@ -78,14 +78,14 @@ def _shapes(proto: onnx.ModelProto, samples: Arrays) -> tuple[dict[str, Shape], 
         onnx.ValueInfoProto(name=name) for node in graph.node for name in node.output if name
     )
     session = onnx_session(everything.SerializeToString(), optimized=False)
-    names = [each.name for each in session.get_outputs()]
-    given = {each.name: samples[each.name][:1] for each in session.get_inputs()}
-    found = dict(zip(names, session.run(names, given), strict=True)) | given
-    found |= {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    names = [value.name for value in session.get_outputs()]
+    given = {value.name: samples[value.name][:1] for value in session.get_inputs()}
+    values = dict(zip(names, session.run(names, given), strict=True)) | given
+    values |= {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     types = element_types(proto)
     return (
-        {name: tuple(value.shape) for name, value in found.items()},
-        {name: 2 if types.get(name) in HALF else value.itemsize for name, value in found.items()},
+        {name: tuple(value.shape) for name, value in values.items()},
+        {name: 2 if types.get(name) in HALF else value.itemsize for name, value in values.items()},
     )
 
 

@@ -32,7 +32,7 @@ def fold_casts(proto: onnx.ModelProto) -> None:
             readers[name] = readers.get(name, 0) + 1
     kept = []
     for node in graph.node:
-        kind = next((each.i for each in node.attribute if each.name == "to"), None)
+        kind = next((attribute.i for attribute in node.attribute if attribute.name == "to"), None)
         source = weights.get(node.input[0]) if node.op_type == "Cast" else None
         if source is None or kind not in HALF:
             kept.append(node)
@@ -98,7 +98,7 @@ def activation_ranges(proto: onnx.ModelProto, samples: Arrays) -> dict[str, floa
         for name in node.output
         if types.get(name) in HALF and name not in fixed
     ]
-    if not names:  # a part that is a read-out as a whole
+    if not names:  # a component that is a read-out as a whole
         return {}
     open_graph = widened(proto)
     del open_graph.graph.output[:]
@@ -107,7 +107,7 @@ def activation_ranges(proto: onnx.ModelProto, samples: Arrays) -> dict[str, floa
     largest = dict.fromkeys(names, 0.0)
     count = len(next(iter(samples.values())))
     for start in range(0, count, _BATCH):
-        some = {name: each[start : start + _BATCH] for name, each in samples.items()}
+        some = {name: array[start : start + _BATCH] for name, array in samples.items()}
         for name, value in run(some).items():
             largest[name] = max(largest[name], float(np.abs(value).max(initial=0)))
     return largest

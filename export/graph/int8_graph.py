@@ -63,7 +63,7 @@ def quantized(proto: onnx.ModelProto, samples: Arrays, float32: Collection[str])
 
 def quantized_ranges(proto: onnx.ModelProto) -> dict[str, float]:
     """The largest magnitude that each quantised activation can hold, from its scale."""
-    values = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     return {
         node.input[0]: float(127 * values[node.input[1]])
         for node in proto.graph.node
@@ -73,7 +73,7 @@ def quantized_ranges(proto: onnx.ModelProto) -> dict[str, float]:
 
 def _layers(proto: onnx.ModelProto) -> list[str]:
     """The nodes of one constant matrix, or of constant filters: integer kernels know no batch."""
-    shapes = {each.name: len(each.dims) for each in proto.graph.initializer}
+    shapes = {tensor.name: len(tensor.dims) for tensor in proto.graph.initializer}
     return [
         node.name
         for node in proto.graph.node
@@ -90,10 +90,12 @@ def _biases_apart(proto: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     graph = copy.graph
-    weights = {each.name: each for each in graph.initializer}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        given = {
+            attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
+        }
         plain = given.get("alpha", 1) == 1 and given.get("beta", 1) == 1
         if node.op_type != "Gemm" or not plain or given.get("transA") or len(node.input) != 3:
             nodes.append(node)
@@ -126,7 +128,7 @@ def _reader(samples: Arrays) -> Any:
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             start, self.start = self.start, self.start + _BATCH
-            some = {name: each[start : self.start] for name, each in samples.items()}
+            some = {name: array[start : self.start] for name, array in samples.items()}
             return some if len(next(iter(some.values()))) else None
 
     return Reader()

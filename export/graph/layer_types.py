@@ -42,9 +42,9 @@ def matrix_types(proto: onnx.ModelProto) -> dict[str, str]:
 def element_types(proto: onnx.ModelProto) -> dict[str, int]:
     """The element type of every tensor of the main graph, as far as inference knows it."""
     inferred = onnx.shape_inference.infer_shapes(proto).graph
-    types = {each.name: each.data_type for each in inferred.initializer}
+    types = {tensor.name: tensor.data_type for tensor in inferred.initializer}
     values = (*inferred.input, *inferred.value_info, *inferred.output)
-    return types | {each.name: each.type.tensor_type.elem_type for each in values}
+    return types | {value.name: value.type.tensor_type.elem_type for value in values}
 
 
 def float32_layers(proto: onnx.ModelProto) -> tuple[str, ...]:
@@ -71,10 +71,10 @@ def check_types(
         if kind != precision and not (kind == "fp32" and node in float32)
     )
     if wrong:
-        found = ", ".join(f"{node} is {types[node]}" for node in wrong[:3])
+        types_text = ", ".join(f"{node} is {types[node]}" for node in wrong[:3])
         raise SaccadeError(
-            f"{name}: {len(wrong)} of {len(types)} matrix layers are not {precision}: {found}. "
-            f"Export it again with --precision {precision}."
+            f"{name}: {len(wrong)} of {len(types)} matrix layers are not {precision}: "
+            f"{types_text}. Export it again with --precision {precision}."
         )
     whole = sum(cost.values())
     # What is not a matrix node, such as a recurrent layer, is computed in float32.

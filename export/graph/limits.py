@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much an ONNX file may ask of whoever opens it, counted without following what it asks.
+"""Limits on what an ONNX file may ask of its reader, counted without following what it asks.
 
 Each limit is the largest honest export known, with room. What is counted: the nodes that stand
 there once every function is written out in place of its calls, and the turns of loops whose number
@@ -77,7 +77,7 @@ def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
 
 
 def check_graph(proto: onnx.ModelProto, where: str) -> None:
-    """Whether a model asks for no more than the limits.
+    """Refuse a model that asks for more than the limits.
 
     Raises: SaccadeError with what was found and what is expected.
     """
@@ -86,19 +86,19 @@ def check_graph(proto: onnx.ModelProto, where: str) -> None:
 
 
 def _excesses(proto: onnx.ModelProto) -> Iterator[str]:
-    for what, found, most in (
+    for what, count, most in (
         ("functions", len(proto.functions), FUNCTIONS),
         ("operator sets", len(proto.opset_import), OPSETS),
         ("graphs for training", len(proto.training_info), 0),
     ):
-        if found > most:
-            yield f"has {found} {what}, expected at most {most}"
-    yield from _names(each.domain for each in proto.opset_import)
+        if count > most:
+            yield f"has {count} {what}, expected at most {most}"
+    yield from _names(opset.domain for opset in proto.opset_import)
     graphs = _Graphs()
     yield from graphs.excesses(proto)
     for where, value in (
-        *(("input", each) for each in proto.graph.input),
-        *(("output", each) for each in proto.graph.output),
+        *(("input", value) for value in proto.graph.input),
+        *(("output", value) for value in proto.graph.output),
     ):
         yield from _value_excesses(where, value)
     yield from call_excesses(proto)
@@ -123,8 +123,8 @@ class _Graphs:
         if depth > GRAPH_DEPTH:
             yield f"has graphs inside nodes more than {GRAPH_DEPTH} deep"
         yield from self._tensors(graph.initializer)
-        for each in graph.sparse_initializer:
-            yield from self._tensors((each.values, each.indices))
+        for tensor in graph.sparse_initializer:
+            yield from self._tensors((tensor.values, tensor.indices))
         for values in (graph.input, graph.output, graph.value_info):
             yield from _shapes(values)
         yield from self._nodes(graph.node, depth)
@@ -148,18 +148,18 @@ class _Graphs:
             held = attribute.sparse_tensor
             yield from self._tensors((held.values, held.indices))
         yield from self._tensors(attribute.tensors)
-        for each in attribute.sparse_tensors:
-            yield from self._tensors((each.values, each.indices))
+        for tensor in attribute.sparse_tensors:
+            yield from self._tensors((tensor.values, tensor.indices))
         for graph in graphs_in(attribute):
             yield from self._graph(graph, depth + 1)
 
     def _tensors(self, tensors: Iterable[onnx.TensorProto]) -> Iterator[str]:
-        for each in tensors:
+        for tensor in tensors:
             self.tensors += 1
             if self.tensors > TENSORS:
                 yield f"has more than {TENSORS} tensors"
-            yield from _names((each.name,))
-            yield from _tensor_excesses(each)
+            yield from _names((tensor.name,))
+            yield from _tensor_excesses(tensor)
 
 
 def _tensor_excesses(tensor: onnx.TensorProto) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _tensor_excesses(tensor: onnx.TensorProto) -> Iterator[str]:
         held, expected = len(tensor.raw_data), -(-count * bits // 8)
         if held != expected:
             yield f"{what} of {list(tensor.dims)} holds {held} bytes, expected {expected}"
-    elif count > _MOST_PER_ENTRY * sum(len(getattr(tensor, each)) for each in _TYPED_DATA):
+    elif count > _MOST_PER_ENTRY * sum(len(getattr(tensor, field)) for field in _TYPED_DATA):
         yield f"{what} of {list(tensor.dims)} holds fewer numbers than it says"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graph of a part in one precision, and the proof that it has it."""
+"""The graph of a component in one precision, and the proof that it has it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -75,9 +75,9 @@ def typed_graph(
     traced: Callable[[str], onnx.ModelProto],
     samples: Samples,
 ) -> TypedGraph:
-    """The graph of one part of a folded float32 model, computed in `precision`.
+    """The graph of one component of a folded float32 model, computed in `precision`.
 
-    `traced` gives the part's graph in fp32, fp16 or bf16. In a narrower precision read-outs,
+    `traced` gives the component's graph in fp32, fp16 or bf16. In a narrower precision read-outs,
     softmax, normalisations and custom ops stay float32. Only the real samples set scales and
     count for ranges.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gate asks a part: samples of the checkpoint's own data first, then random ones."""
+"""Samples of the gate: from the checkpoint's own data first, then random ones."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,12 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import Arrays, Part, TensorSpec
+from saccade.models.interface import Arrays, Component, TensorSpec
 
 
 @dataclass(frozen=True)
 class GateSizes:
-    """How many samples the gate asks a part, and in batches of which sizes.
+    """Number of samples that the gate feeds a component, and sizes of their batches.
 
     Raises: SaccadeError if one of them is less than 1.
     """
@@ -46,7 +46,9 @@ class Samples:
         return len(next(iter(self.inputs.values())))
 
 
-def samples_of(checkpoint: Checkpoint, part: Part, sizes: GateSizes = GATE_SIZES) -> Samples:
+def samples_of(
+    checkpoint: Checkpoint, component: Component, sizes: GateSizes = GATE_SIZES
+) -> Samples:
     """The same samples each time: spread over the calibration data, and a fixed seed.
 
     Raises: SaccadeError if the checkpoint has too few samples or lacks an input's.
@@ -60,30 +62,32 @@ def samples_of(checkpoint: Checkpoint, part: Part, sizes: GateSizes = GATE_SIZES
             "Train or convert it again: this saccade stores that many of any data."
         )
     chosen = np.linspace(0, count - 1, sizes.real_inputs).astype(np.int64)
-    labelled = {name: each[chosen] for name, each in calibration.items()}
-    real = part.real(labelled) if part.real else labelled
-    if missing := [spec.name for spec in part.inputs if spec.name not in real]:
+    labelled = {name: array[chosen] for name, array in calibration.items()}
+    real = component.real(labelled) if component.real else labelled
+    if missing := [spec.name for spec in component.inputs if spec.name not in real]:
         raise SaccadeError(
             f"{checkpoint.path}: holds no calibration samples of {', '.join(missing)}, only of "
             f"{', '.join(sorted(calibration))}. Train or convert the checkpoint again."
         )
     rng = np.random.default_rng(0)
-    noise = random_inputs(part, rng, sizes.random_inputs, like=real)
-    inputs = {spec.name: _joined(spec, real[spec.name], noise[spec.name]) for spec in part.inputs}
+    noise = random_inputs(component, rng, sizes.random_inputs, like=real)
+    inputs = {
+        spec.name: _joined(spec, real[spec.name], noise[spec.name]) for spec in component.inputs
+    }
     return Samples(inputs, labelled, sizes)
 
 
 def random_inputs(
-    part: Part, rng: np.random.Generator, count: int, like: Arrays | None = None
+    component: Component, rng: np.random.Generator, count: int, like: Arrays | None = None
 ) -> dict[str, np.ndarray]:
-    """Inputs at random: the part's own draw, or bytes of any value and floats from N(0, 1).
+    """Inputs at random: the component's own draw, or bytes of any value and floats from N(0, 1).
 
     Axes that are words take their sizes from `like`.
     """
-    if part.random:
-        return dict(part.random(rng, count))
+    if component.random:
+        return dict(component.random(rng, count))
     noise: dict[str, np.ndarray] = {}
-    for spec in part.inputs:
+    for spec in component.inputs:
         axes = spec.shape[1:] if like is None else like[spec.name].shape[1:]
         shape = (count, *(int(axis) for axis in axes))
         if spec.dtype == "uint8":
@@ -91,7 +95,7 @@ def random_inputs(
         elif spec.dtype == "float32":
             noise[spec.name] = rng.standard_normal(shape, dtype=np.float32)
         else:
-            raise TypeError(f"input {spec.name}: {spec.dtype} needs a Part.random of its own")
+            raise TypeError(f"input {spec.name}: {spec.dtype} needs a Component.random of its own")
     return noise
 
 
@@ -100,15 +104,15 @@ def _joined(spec: TensorSpec, real: np.ndarray, noise: np.ndarray) -> np.ndarray
     return np.ascontiguousarray(both)
 
 
-def _checked(spec: TensorSpec, found: np.ndarray) -> np.ndarray:
+def _checked(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
     wanted: Any = spec.shape
-    fits = len(wanted) == found.ndim and all(
+    fits = len(wanted) == array.ndim and all(
         isinstance(axis, str) or axis == length
-        for axis, length in zip(wanted, found.shape, strict=False)
+        for axis, length in zip(wanted, array.shape, strict=False)
     )
-    if not fits or found.dtype != spec.dtype:
+    if not fits or array.dtype != spec.dtype:
         raise ShapeError(
-            f"samples of {spec.name}: found {found.dtype} {list(found.shape)}, expected "
+            f"samples of {spec.name}: found {array.dtype} {list(array.shape)}, expected "
             f"{spec.dtype} [{spec.axes}]. Train or convert the checkpoint again."
         )
-    return found
+    return array

@@ -20,7 +20,7 @@ from saccade.export.graph.canonical import OUTPUT_PREFIX, clean, tidy
 from saccade.export.graph.half_graph import fold_casts
 from saccade.export.graph.layer_types import opset_of
 from saccade.export.runtimes.half_products import HALF_TYPES, half_products
-from saccade.models.interface import Arrays, Part, part_named
+from saccade.models.interface import Arrays, Component, component_named
 from saccade.plugins.contract import DOMAIN, DTYPES, VERSION, Op, Port
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies
 from saccade.plugins.ops import OPS
@@ -64,14 +64,14 @@ def _schema(op: Op) -> onnx.defs.OpSchema:
         VERSION,
         inputs=[parameter(port) for port in op.inputs],
         outputs=[parameter(port) for port in op.outputs],
-        type_constraints=[("T", [types[each] for each in DTYPES], "")],
+        type_constraints=[("T", [types[dtype] for dtype in DTYPES], "")],
         attributes=[
             schema.Attribute(
-                each.name,
-                schema.AttrType.FLOAT if each.kind is float else schema.AttrType.INT,
+                attribute.name,
+                schema.AttrType.FLOAT if attribute.kind is float else schema.AttrType.INT,
                 required=False,
             )
-            for each in op.attributes.values()
+            for attribute in op.attributes.values()
         ],
     )
 
@@ -135,7 +135,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _rounds_as_it_likes(node: Any) -> bool:
-    kinds = (each.dtype for each in node.inputs)
+    kinds = (value.dtype for value in node.inputs)
     floats = any(kind is None or np.dtype(kind).kind not in "biu" for kind in kinds)
     return node.op not in EXACT and floats
 
@@ -144,12 +144,12 @@ _EXAMPLES = 3  # samples: neither 0 nor 1, which torch would take for constants
 
 
 class _Served(nn.Module):
-    """What the file computes: a part's named outputs, in a fixed order."""
+    """Module that the file computes: a component's named outputs, in a fixed order."""
 
     def __init__(self, model: Any, role: str, outputs: Sequence[str], precision: str) -> None:
         super().__init__()
         self.model = model
-        self.part = part_named(model, role)
+        self.component = component_named(model, role)
         self.outputs = tuple(outputs)
         self.products = (
             half_products(model, precision, accumulate=False)
@@ -158,34 +158,34 @@ class _Served(nn.Module):
         )
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        names = [spec.name for spec in self.part.inputs]
+        names = [spec.name for spec in self.component.inputs]
         with self.products:
-            answers = self.part.run(**dict(zip(names, inputs, strict=True)))
+            answers = self.component.run(**dict(zip(names, inputs, strict=True)))
         return tuple(answers[name] for name in self.outputs)
 
 
-def trace_part(
+def trace_component(
     model: nn.Module,
-    part: Part,
+    component: Component,
     samples: Arrays,
     outputs: Sequence[str],
     precision: str = "fp32",
 ) -> onnx.ModelProto:
-    """The cleaned graph of one part of a float32 model, its products in fp32, fp16 or bf16.
+    """The cleaned graph of one component of a float32 model, its products in fp32, fp16 or bf16.
 
-    Shapes: samples as the part's inputs, at least 3 of them.
+    Shapes: samples as the component's inputs, at least 3 of them.
     """
     examples = {
         spec.name: torch.from_numpy(np.ascontiguousarray(samples[spec.name][:_EXAMPLES]))
-        for spec in part.inputs
+        for spec in component.inputs
     }
-    words = {spec.name: spec.shape for spec in part.inputs}
-    served = _Served(model, part.role, outputs, precision)
+    words = {spec.name: spec.shape for spec in component.inputs}
+    served = _Served(model, component.role, outputs, precision)
     proto = trace_module(served, examples, outputs, words)
     if precision in HALF_TYPES:
         fold_casts(proto)
     if precision == "bf16":
-        # Neither the library nor ONNX Runtime's processor kernels fold constants of bfloat16.
+        # Neither the library nor ONNX Runtime's CPU kernels fold constants of bfloat16.
         _set_opset(proto, opset_of(precision))
         return tidy(proto)
     return tidy(fold_constants(proto))
@@ -233,7 +233,7 @@ def trace_module(
 
 def _set_opset(proto: onnx.ModelProto, opset: int) -> None:
     """Each operator used here means the same in the newer opset, which only allows more types."""
-    next(each for each in proto.opset_import if each.domain == "").version = opset
+    next(opset for opset in proto.opset_import if opset.domain == "").version = opset
     del proto.functions[:]
     attach_bodies(proto)
 

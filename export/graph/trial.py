@@ -18,7 +18,7 @@ from saccade.worker import START_S, Limits, Worker, WorkerEnded
 
 _PROCESS = "saccade.export.graph.trial_process"
 _GIB = 2**30
-_WALL = 10  # times the processor time: the same work while others have the processor
+_WALL = 10  # times the CPU time: the same work while others have the CPU
 _AGAIN = "Export it again with: saccade export CHECKPOINT"
 _KNOWN: set[str] = set()  # SHA-256 of files that this process has tried or written
 
@@ -32,7 +32,7 @@ class Tried:
 
 
 def limits_for(file_bytes: int) -> Limits:
-    """What one file may use: of memory some copies of its weights, of time what loading takes."""
+    """Limits of one file: for memory some copies of its weights, for time what loading takes."""
     return Limits(memory_bytes=4 * _GIB + 8 * file_bytes, cpu_s=30 + round(60 * file_bytes / _GIB))
 
 
@@ -43,8 +43,8 @@ def tried(
 
     Bytes that this process knows by their hash are not tried again.
     """
-    unknown = [each for each in manifests if each.file.sha256 not in _KNOWN]
-    paths = [folder.path / each.file.name for each in unknown]
+    unknown = [manifest for manifest in manifests if manifest.file.sha256 not in _KNOWN]
+    paths = [folder.path / manifest.file.name for manifest in unknown]
     sizes = [path.stat().st_size for path in paths if path.is_file()]
     limits = limits or limits_for(max(sizes, default=0))
     timeout_s = max(START_S, _WALL * (limits.cpu_s or 0))
@@ -52,14 +52,14 @@ def tried(
     with Worker(_PROCESS, limits) as worker:
         for path in paths:
             try:
-                found = worker.ask(str(path.absolute()), Tried, timeout_s)
+                answer = worker.ask(str(path.absolute()), Tried, timeout_s)
             except WorkerEnded as ended:
                 wrong[path.name] = _too_much(path, str(ended), limits)
                 continue
-            if found.reason is None:
-                _KNOWN.add(found.sha256)
+            if answer.reason is None:
+                _KNOWN.add(answer.sha256)
             else:
-                wrong[path.name] = found.reason
+                wrong[path.name] = answer.reason
     return wrong
 
 

@@ -26,15 +26,15 @@ def builder(engine: str | None) -> Runtime:
     Raises: SaccadeError if it builds nothing, MissingPackage if none is installed.
     """
     if engine is not None:
-        found = runtime_named(engine)
-        if not found.builds:
+        runtime = runtime_named(engine)
+        if not runtime.builds:
             raise SaccadeError(
-                f"--engine {engine}: {found.title} runs the exported files as they are, there is "
+                f"--engine {engine}: {runtime.title} runs the exported files as they are, there is "
                 f"nothing to build. Expected one of: {', '.join(engine_names())}."
             )
-        return found
+        return runtime
     every = [runtime_named(name) for name in engine_names()]
-    if here := next((each for each in every if each.is_here()), None):
+    if here := next((runtime for runtime in every if runtime.is_here()), None):
         return here
     # It says what is missing, and how to get it.
     every[0].require()

@@ -36,8 +36,8 @@ def gpus() -> tuple[Gpu, ...]:
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return ()
     driver = _driver(cuda)
-    found = (_gpu(cuda, index, driver) for index in range(count.value))
-    return tuple(each for each in found if each is not None)
+    gpus_here = (_gpu(cuda, index, driver) for index in range(count.value))
+    return tuple(value for value in gpus_here if value is not None)
 
 
 def _gpu(cuda: ctypes.CDLL, index: int, driver: str) -> Gpu | None:

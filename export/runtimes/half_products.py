@@ -84,8 +84,8 @@ class HalfProducts(TorchFunctionMode):
         self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         result = func(
-            *(self._operand(each) for each in args),
-            **{name: self._operand(each) for name, each in kwargs.items()},
+            *(self._operand(argument) for argument in args),
+            **{name: self._operand(argument) for name, argument in kwargs.items()},
         )
         return (result.to(self.dtype) if self.accumulate else result).float()
 

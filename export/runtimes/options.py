@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks of a build, whatever runtime it is for."""
+"""Options of a build, whatever runtime it is for."""
 
 from dataclasses import dataclass
 from pathlib import Path

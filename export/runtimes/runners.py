@@ -8,38 +8,38 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, require
-from saccade.models.interface import Arrays, part_named
+from saccade.models.interface import Arrays, component_named
 
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def torch_runner(model: Any, role: str = "", outputs: Sequence[str] | None = None) -> Runner:
-    """One part of a model as a function; what comes in as floats is brought to its type.
+    """One component of a model as a function; what comes in as floats is brought to its type.
 
-    Shapes: as the part says; `outputs` chooses, none are those always exported.
+    Shapes: as the component says; `outputs` chooses, none are those always exported.
     """
     torch = require("torch", extra="export")
-    part = part_named(model, role)
+    component = component_named(model, role)
     kind = next(
-        (each.dtype for each in model.state_dict().values() if each.is_floating_point()),
+        (tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()),
         torch.float32,
     )
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
         given = {}
-        for spec in part.inputs:
+        for spec in component.inputs:
             tensor = torch.from_numpy(np.ascontiguousarray(inputs[spec.name]))
             given[spec.name] = tensor.to(kind) if tensor.is_floating_point() else tensor
         with torch.no_grad():
-            answers = part.run(**given)
-        return {name: answers[name].numpy() for name in outputs or part.outputs}
+            answers = component.run(**given)
+        return {name: answers[name].numpy() for name in outputs or component.outputs}
 
     return run
 
 
 def half_runner(model: Any, role: str, outputs: Sequence[str], precision: str) -> Runner:
-    """One part of a float32 model whose products are rounded to a half type, as in its file.
+    """One component of a float32 model whose products are rounded to a half type, as in its file.
 
     Shapes: as `torch_runner`.
     """
@@ -58,7 +58,7 @@ def half_runner(model: Any, role: str, outputs: Sequence[str], precision: str) -
 def onnx_runner(session: Any) -> Runner:
     """An ONNX Runtime session as a function."""
     names = [output.name for output in session.get_outputs()]
-    wanted = [each.name for each in session.get_inputs()]
+    wanted = [value.name for value in session.get_inputs()]
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
         if missing := [name for name in wanted if name not in inputs]:
@@ -137,6 +137,6 @@ def run_in_batches(
     answers = []
     for start in range(0, count, batch):
         chosen = indices[start : start + batch]
-        answers.append(run({name: each[chosen] for name, each in inputs.items()}))
+        answers.append(run({name: array[chosen] for name, array in inputs.items()}))
     back = np.argsort(indices, kind="stable")
-    return {name: np.concatenate([each[name] for each in answers])[back] for name in answers[0]}
+    return {name: np.concatenate([answer[name] for answer in answers])[back] for name in answers[0]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs an artefact: the protocol, and the one registry of those that there are.
+"""Runtimes of artefacts: their protocol, and the one registry of them.
 
 Whatever else asks about a runtime, asks it; nobody compares its name. The server's side of one
 (options, files, configuration, checks) is a `ServedRuntime`, which `served` names.
@@ -35,7 +35,7 @@ else:
 
 @dataclass(frozen=True)
 class Packages:
-    """What a runtime needs on the machine: one of these distributions."""
+    """Requirement of a runtime on the machine: one of these distributions."""
 
     distributions: tuple[str, ...]
     needed_for: str  # the uses that lack it, as `saccade doctor` lists them
@@ -75,7 +75,7 @@ class Runtime(Protocol):
     served: str | None
 
     def is_here(self) -> bool:
-        """Whether it is installed; imports nothing."""
+        """True if it is installed; imports nothing."""
 
     def require(self) -> None:
         """Raises: MissingPackage, with what to install, if it cannot be imported."""
@@ -84,7 +84,7 @@ class Runtime(Protocol):
         """Name, version and kind of device, as a frontier files its measurements."""
 
     def has_kernels(self) -> bool:
-        """Whether custom ops run by our kernels here, else by their function bodies."""
+        """True if custom ops run by our kernels here, else by their function bodies."""
 
     def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
         """Build a file of each variant.
@@ -101,7 +101,7 @@ class Runtime(Protocol):
         """
 
     def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
-        """What of it this machine has that the gate holds to the reference beside the file itself.
+        """Forms of it on this machine that the gate holds to the reference beside the file itself.
 
         Raises: SaccadeError for what should run here and does not.
         """
@@ -127,11 +127,11 @@ def runtimes() -> tuple[Runtime, ...]:
 def loaded(
     runtime: Runtime, folder: ArtefactFolder, manifests: Iterable[Manifest], ops: Ops
 ) -> dict[str, Runner]:
-    """The parts of a variant, ready to run on one thread, by role.
+    """The components of a variant, ready to run on one thread, by role.
 
     Raises: SaccadeError for one that is not built, or does not run here.
     """
-    return {each.variant.role: runtime.load(folder, each, ops) for each in manifests}
+    return {manifest.variant.role: runtime.load(folder, manifest, ops) for manifest in manifests}
 
 
 def runtime_names() -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def runtime_names() -> tuple[str, ...]:
 
 def engine_names() -> tuple[str, ...]:
     """Those that build files of their own."""
-    return tuple(each.name for each in runtimes() if each.builds)
+    return tuple(runtime.name for runtime in runtimes() if runtime.builds)
 
 
 def peers_of(folder: ArtefactFolder, manifest: Manifest) -> dict[str, Runner]:
@@ -149,11 +149,13 @@ def peers_of(folder: ArtefactFolder, manifest: Manifest) -> dict[str, Runner]:
 
     Raises: SaccadeError for one that should run here and does not.
     """
-    return {name: run for each in runtimes() for name, run in each.peers(folder, manifest).items()}
+    return {
+        name: run for runtime in runtimes() for name, run in runtime.peers(folder, manifest).items()
+    }
 
 
 def ops_of(runtime: Runtime, manifests: Iterable[Manifest], *, kernels: bool = True) -> Ops:
-    """How the runtime runs the custom ops of these files, none where no file calls one.
+    """Execution of these files' custom ops by the runtime, none where no file calls one.
 
     Without `kernels` by their bodies.
     """
@@ -163,5 +165,5 @@ def ops_of(runtime: Runtime, manifests: Iterable[Manifest], *, kernels: bool = T
 
 
 def has_custom_ops(manifests: Iterable[Manifest]) -> bool:
-    """Whether one of the files calls an op of ours."""
-    return any(each.custom_ops for each in manifests)
+    """True if one of the files calls an op of ours."""
+    return any(manifest.custom_ops for manifest in manifests)

@@ -51,8 +51,8 @@ class TritonPythonModel:
         except ValueError as error:
             raise pb.TritonModelException(f"{self.name}: {error}") from None
         self.run = session.run
-        self.inputs = [each["name"] for each in config["input"]]
-        self.outputs = [each["name"] for each in config["output"]]
+        self.inputs = [tensor["name"] for tensor in config["input"]]
+        self.outputs = [tensor["name"] for tensor in config["output"]]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One answer for each request, from one run of all of them."""
@@ -137,9 +137,9 @@ def refuse_unknown(config: dict[str, Any], args: dict[str, str]) -> None:
 
 
 def is_default(value: Any) -> bool:
-    """Whether a field is as if it had not been written: the server fills in every field."""
+    """True if a field is as if it had not been written: the server fills in every field."""
     if isinstance(value, dict):
-        return all(is_default(each) for each in value.values())
+        return all(is_default(field) for field in value.values())
     return value in (None, False, 0, "", [], "FORMAT_NONE")
 
 

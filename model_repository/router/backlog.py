@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a lane: a line for each caller, served in equal shares of work, and bounded."""
+"""Backlog of a lane: a line for each caller, served in equal shares of work, and bounded."""
 
 import time
 from collections import deque
@@ -52,7 +52,7 @@ class Backlog:
 
     @property
     def requests(self) -> int:
-        """How many wait."""
+        """Number of requests that wait."""
         return sum(len(line.tickets) for line in self._lines.values())
 
     @property
@@ -91,19 +91,20 @@ class Backlog:
 
     def expired(self) -> list[Ticket]:
         """Take out the requests whose time has run out."""
-        found, now_s = [], time.monotonic()
+        expired, now_s = [], time.monotonic()
         for caller, line in list(self._lines.items()):
             late = [
-                each.deadline_s is not None and each.deadline_s <= now_s for each in line.tickets
+                ticket.deadline_s is not None and ticket.deadline_s <= now_s
+                for ticket in line.tickets
             ]
             if not any(late):
                 continue
             for is_late in late:
                 ticket = line.remove(0)
-                found.append(ticket) if is_late else line.add(ticket)
+                expired.append(ticket) if is_late else line.add(ticket)
             if not line.tickets:
                 del self._lines[caller]
-        return found
+        return expired
 
     def ahead_of(self, ticket: Ticket) -> tuple[float, float]:
         """Work and megapixels that are done before a request that comes now.
@@ -120,7 +121,7 @@ class Backlog:
         return work, megapixels
 
     def make_room(self, ticket: Ticket) -> list[Ticket] | None:
-        """Whose place the request takes: the newest of callers that have more waiting.
+        """Make room for the request: the newest of callers that have more waiting gives way.
 
         None if it finds no room.
         """

@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class CallerCheck:
-    """Whether the caller of a long request still waits, asked between its steps."""
+    """Check, between the steps of a long request, that its caller still waits."""
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
@@ -71,7 +71,7 @@ def remaining_us(tickets: list[Ticket]) -> int:
 
 
 def failure(variant: str, error: Any) -> Refused:
-    """What the caller hears of a variant's error; the server's own words stay in its log."""
+    """Error that the caller gets for a variant's; the server's own words stay in its log."""
     # The code of such an error is INTERNAL whatever its cause: only the words tell them apart.
     words = error.message()
     pb.Logger.log_warn(f"variant '{variant}' answered: {words}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variant answers a request: pure functions over routes.json, standard library only.
+"""Choice of the variant that answers: pure functions over routes.json, standard library only.
 
 The router runs this file, and `saccade choose` imports it: one rule for both.
 """
@@ -54,7 +54,7 @@ class Rule(NamedTuple):
     compared: Callable[[float], float] = float
 
     def fits(self, route: Route, value: float) -> bool:
-        """Whether the variant is one for that number; never where it has no figure."""
+        """True if the variant is one for that number; never where it has no figure."""
         figure = getattr(route, self.figure)
         if figure is None:
             return False
@@ -63,7 +63,7 @@ class Rule(NamedTuple):
 
     def wanted(self, routes: Routes, value: float) -> str:
         """The request in words: a p95 of at most 5 ms."""
-        score = next((each.score_name for each in routes.variants if each.score_name), "score")
+        score = next((route.score_name for route in routes.variants if route.score_name), "score")
         return self.words.format(value=value, score=score)
 
 
@@ -86,7 +86,7 @@ def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()
         return best(routes, "budget", 1.0)
     (parameter,) = chosen
     given_value = parameters[parameter]
-    if parameter == "budget" and (named := by_setting(routes, given_value)):
+    if parameter == "budget" and (named := by_budget_name(routes, given_value)):
         return named
     return best(routes, parameter, number(parameter, given_value, share=scores_are_shares(routes)))
 
@@ -108,19 +108,19 @@ def best(routes: Routes, parameter: str, value: float) -> Route:
     return max(fitting, key=rule.best)
 
 
-def by_setting(routes: Routes, name: Any) -> Route | None:
-    """The variant of the setting with that name, if there is one; of two the quicker."""
+def by_budget_name(routes: Routes, name: Any) -> Route | None:
+    """The variant of the budget with that name, if there is one; of two the quicker."""
     fitting = [route for route in routes.variants if route.setting == name]
     return max(fitting, key=lambda route: route.quickness, default=None)
 
 
 def is_reserved(key: str) -> bool:
-    """Whether the protocol owns the parameter and the choice must not look at it."""
+    """True if the protocol owns the parameter and the choice must not look at it."""
     return key in RESERVED or key.startswith(RESERVED_PREFIXES)
 
 
 def scores_are_shares(routes: Routes) -> bool:
-    """Whether scores lie from 0 to 1; where nothing was measured, that is what one expects."""
+    """True if scores lie from 0 to 1; where nothing was measured, that is what one expects."""
     units = {route.score_unit for route in routes.variants if route.score_unit is not None}
     return units <= SHARES
 
@@ -179,7 +179,7 @@ RULES = {
         best_words="the largest budget, then the fastest,",
         words="a budget of at most {value:g}",
         range=Range(
-            lambda value: 0 < value <= 1, "a number above 0 and at most 1, or a setting's name"
+            lambda value: 0 < value <= 1, "a number above 0 and at most 1, or a budget's name"
         ),
         compared=compared,
     ),

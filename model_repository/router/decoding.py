@@ -27,11 +27,11 @@ def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> n
         and between two images where the caller no longer waits.
     """
     check_megapixels(files, wanted)
-    found, waits = [], CallerCheck(ticket)
+    images, waits = [], CallerCheck(ticket)
     for index, data in enumerate(files):
         began = time.monotonic()
         try:
-            found.append(decode(data, wanted))
+            images.append(decode(data, wanted))
         except ImageRefused as error:
             where = f"image {index}: " if len(files) > 1 else ""
             raise Refused(f"{where}{error}", pb.TritonError.INVALID_ARG) from error
@@ -43,11 +43,11 @@ def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> n
         lane.step()
         if index + 1 < len(files):
             waits.check(f"when {index + 1} of {len(files)} images were decoded")
-    return np.stack(found)
+    return np.stack(images)
 
 
 def expected_megapixels(files: list[bytes], wanted: Wanted) -> float:
-    """What decoding will cost by the files' headers; what will be refused costs nothing."""
+    """Megapixels to decode by the files' headers; what will be refused costs nothing."""
     sizes = [megapixels(file) for file in files]
     sizes = [size for size in sizes if size <= wanted.max_megapixels]
     total = sum(sizes) + IMAGE_MEGAPIXELS * len(files)
@@ -77,7 +77,9 @@ def check_megapixels(files: list[bytes], wanted: Wanted) -> None:
 
 
 def opened_megapixels(data: bytes) -> float:
-    """What Pillow will decode; 0 of what it does not open, which is refused when its turn comes."""
+    """Megapixels that Pillow will decode; 0 if it cannot open the file, refused when its turn
+    comes.
+    """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return float(image.width * image.height / 1e6)

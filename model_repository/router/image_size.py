@@ -12,7 +12,7 @@ MOST_SEGMENTS = 1024
 
 
 def megapixels(data: bytes) -> float:
-    """What the header says; 0 where it is none that we know."""
+    """Megapixels by the header; 0 for a header that is not known."""
     try:
         if data[:4] == b"\x89PNG":
             width, height = struct.unpack(">II", data[16:24])

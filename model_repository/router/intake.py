@@ -1,32 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request as it came to the job it is: which part it is for, and what it asks of it."""
+"""A request as it came to the job it is: which component it is for, and what it asks of it."""
 
 from typing import Any
 
 import numpy as np
 from choose import RequestRefused
-from routes import Part, Routes
+from routes import Component, Routes
 
 
-def part_for(parts: dict[str, Part], given: set[str]) -> str:
-    """The role of the part that takes these inputs.
+def component_for(components: dict[str, Component], given: set[str]) -> str:
+    """The role of the component that takes these inputs.
 
     Raises: RequestRefused naming what was found and what is expected.
     """
-    for role, part in parts.items():
-        if part.fits(given):
+    for role, component in components.items():
+        if component.fits(given):
             return role
     wanted = []
-    for part in parts.values():
-        filled = [name for name in part.optional if name in {each.name for each in part.inputs}]
+    for component in components.values():
+        filled = [
+            name
+            for name in component.optional
+            if name in {value.name for value in component.inputs}
+        ]
         optional = f" [and {', '.join(filled)}]" if filled else ""
-        wanted.append(" and ".join(part.required) + optional)
-    found = ", ".join(sorted(given)) or "none"
-    raise RequestRefused(f"inputs are {found}; expected {', or '.join(wanted)}")
+        wanted.append(" and ".join(component.required) + optional)
+    names = ", ".join(sorted(given)) or "none"
+    raise RequestRefused(f"inputs are {names}; expected {', or '.join(wanted)}")
 
 
 def count_rows(inputs: dict[str, np.ndarray]) -> int:
-    """How many samples the request has.
+    """Number of samples in the request.
 
     Raises: RequestRefused if there is none.
     """
@@ -42,7 +46,7 @@ def check_axes(inputs: dict[str, np.ndarray], routes: Routes, role: str) -> None
     Raises: RequestRefused naming the input, its shape and the axes expected.
     """
     sizes: dict[str, int] = {}
-    for spec in routes.parts[role].inputs:
+    for spec in routes.components[role].inputs:
         if spec.name not in inputs or inputs[spec.name].dtype == object:
             continue
         shape = inputs[spec.name].shape

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from routes import Route
 
-# What the labels add to the outputs of the part that takes images.
+# What the labels add to the outputs of the component that takes images.
 OUTPUTS = ("logits", "probabilities")
 
 
@@ -24,7 +24,7 @@ class Labels:
         }
 
     def known(self, route: Route, role: str) -> bool:
-        """Whether answers of this part get logits and probabilities."""
+        """True if answers of this component get logits and probabilities."""
         return role == "image" and route.name in self._vectors
 
     def scores(self, route: Route, embedding: np.ndarray) -> dict[str, np.ndarray]:

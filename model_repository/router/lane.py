@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model's lane through the router: its door, what waits, and the thread that serves it.
 
-Every part of every variant has its own, so that a request for a cheap one never waits for a
+Every component of every variant has its own, so that a request for a cheap one never waits for a
 dear one.
 """
 
@@ -78,7 +78,7 @@ class Lane:
         self.pace.decode.add(megapixels, seconds)
 
     def report(self) -> dict[str, Any]:
-        """What a probe learns: progress, the time of the present step, and what waits.
+        """Report to a probe: progress, the time of the present step, and what waits.
 
         Units: _s is seconds; `longest_step_s` is what no legal step takes.
         """
@@ -127,7 +127,7 @@ class Lane:
         )
 
     def _left_s(self, now: float) -> float:
-        """What the present group still takes, by the estimate."""
+        """Seconds that the present group still takes, by the estimate."""
         return max(0.0, self._running[0] + self._running[1] - now) if self._running else 0.0
 
     def _serve(self) -> None:

@@ -10,7 +10,7 @@ from choose import RequestRefused
 
 def check_numbers(
     inputs: dict[str, np.ndarray],
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     most_of: Callable[[str, dict[str, Any]], Any],
 ) -> None:
     """Every size, count, length and id is one that the model has; `most_of` is as `largest`.
@@ -18,7 +18,7 @@ def check_numbers(
     Raises: RequestRefused naming the input, the sample, what was found and what is expected.
     """
     for name, array in inputs.items():
-        if array.dtype != np.int64 or (most := most_of(name, facts)) is None:
+        if array.dtype != np.int64 or (most := most_of(name, metadata)) is None:
             continue
         least = 0 if name in ("tokens", "question") else 1
         wrong = ((array < least) | (array > np.asarray(most))).any(axis=1)
@@ -30,15 +30,15 @@ def check_numbers(
             )
 
 
-def largest(name: str, facts: dict[str, Any]) -> Any:
+def largest(name: str, metadata: dict[str, Any]) -> Any:
     """The largest number of an input, or one for each of its columns; none where any will do."""
-    if name == "tokens" and "vocabulary" in facts:
-        return int(facts["vocabulary"]) - 1
+    if name == "tokens" and "vocabulary" in metadata:
+        return int(metadata["vocabulary"]) - 1
     if name.partition("_")[0] == "length":
-        return facts.get("max_tokens")
-    return facts.get("condition_tokens") if name == "condition_length" else None
+        return metadata.get("max_tokens")
+    return metadata.get("condition_tokens") if name == "condition_length" else None
 
 
 def shown(numbers: np.ndarray) -> str:
     """Some numbers in a row, the first eight of many."""
-    return ",".join(str(each) for each in numbers[:8]) + (",..." if numbers.size > 8 else "")
+    return ",".join(str(number) for number in numbers[:8]) + (",..." if numbers.size > 8 else "")

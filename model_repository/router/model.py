@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router: a request in, the answer of the variant that the caller's parameter picks.
 
-`execute` only routes. Each part of each variant has a lane of its own, whose thread decodes,
+`execute` only routes. Each component of each variant has a lane of its own, whose thread decodes,
 makes one call for a group of requests and answers each; every failure is the failure of one
 request.
 """
@@ -22,7 +22,7 @@ from calls import ASK_EVERY_S, CallerCheck, Refused, call, fail, refuse, remaini
 from choose import RequestRefused, choose
 from decoding import decoded, expected_megapixels
 from image_decoding import Wanted
-from intake import check_axes, count_rows, part_for
+from intake import check_axes, component_for, count_rows
 from labels import OUTPUTS, Labels
 from lane import Lane
 from PIL import Image
@@ -71,7 +71,7 @@ class TritonPythonModel:
                 route.name, self._answering(route, role), group_rows=route.run_batch
             )
             for route in self.routes.variants
-            for role in self.family.parts()
+            for role in self.family.components()
         }
         self.ended = threading.Event()
         threading.Thread(target=self._expire, daemon=True).start()
@@ -106,12 +106,14 @@ class TritonPythonModel:
             return
         route = choose(self.routes, parameters, self.family.parameters)
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        role = part_for(self.family.parts(), set(inputs))
+        role = component_for(self.family.components(), set(inputs))
         check_axes(inputs, self.routes, role)
         self.family.check(inputs, route.facts)
         rows, now = count_rows(inputs), time.monotonic()
         own = self.family.read(route, role, set(inputs), parameters)
-        files = [file for name in self.routes.parts[role].encoded for file in inputs[name].flat]
+        files = [
+            file for name in self.routes.components[role].encoded for file in inputs[name].flat
+        ]
         ticket = Ticket(
             role=role,
             inputs=inputs,
@@ -150,8 +152,8 @@ class TritonPythonModel:
     def _prepare(self, route: Route, ticket: Ticket, lane: Lane) -> dict[str, np.ndarray]:
         if ticket.is_late or ticket.waited_s > ASK_EVERY_S:
             CallerCheck(ticket).check(f"before variant '{route.name}' was free")
-        inputs, part = dict(ticket.inputs), self.routes.parts[ticket.role]
-        for name in part.encoded:
+        inputs, component = dict(ticket.inputs), self.routes.components[ticket.role]
+        for name in component.encoded:
             assert self.wanted is not None
             inputs[name] = decoded(inputs[name].ravel().tolist(), self.wanted, ticket, lane)
         self.family.fill(route, ticket, inputs)
@@ -192,16 +194,21 @@ class TritonPythonModel:
         """One call of one model, and each request's own rows of what it answered."""
         if not self.family.together:
             return [
-                self.family.answer(route, each.ticket, each.inputs, lane.step) for each in group
+                self.family.answer(route, request.ticket, request.inputs, lane.step)
+                for request in group
             ]
-        outputs, tickets = self.routes.parts[role].outputs, [each.ticket for each in group]
+        outputs, tickets = (
+            self.routes.components[role].outputs,
+            [request.ticket for request in group],
+        )
         asked = {name for ticket in tickets for name in ticket.wanted}
         scored = self.labels.known(route, role) and bool(asked & set(OUTPUTS))
         wanted = [name for name in outputs if name in asked or (scored and name == "embedding")]
         # A caller may ask for nothing but the variant's name; the call proves that it answers.
         wanted = wanted or [outputs[0]]
         inputs = {
-            name: np.concatenate([each.inputs[name] for each in group]) for name in group[0].inputs
+            name: np.concatenate([request.inputs[name] for request in group])
+            for name in group[0].inputs
         }
         arrays = call(route.parts[role], inputs, wanted, remaining_us(tickets))
         lane.step()
@@ -215,7 +222,7 @@ class TritonPythonModel:
 
 
 def still_waits(ticket: Ticket, route: Route) -> bool:
-    """Whether the caller's time is not over; if it is, it hears so."""
+    """True while the caller's time lasts; tells the caller once it is over."""
     if ticket.is_late:
         text = f"the request's timeout ran out before variant '{route.name}' was run"
         refuse(ticket.sender, text, pb.TritonError.UNAVAILABLE)
@@ -223,14 +230,16 @@ def still_waits(ticket: Ticket, route: Route) -> bool:
 
 
 def may_be_one(error: Exception) -> bool:
-    """Whether a group's failure may be one request's; a full queue or a dead process is not."""
+    """True if a group's failure may be one request's; a full queue or a dead process is not."""
     return not isinstance(error, Refused) or error.of_inputs
 
 
 def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
     """The answer to a probe, which waits in no lane."""
-    found = [{"variant": name, "part": role, **lanes[name, role].report()} for name, role in lanes]
-    text = np.frombuffer(json.dumps(found).encode(), np.uint8)
+    lane_reports = [
+        {"variant": name, "part": role, **lanes[name, role].report()} for name, role in lanes
+    ]
+    text = np.frombuffer(json.dumps(lane_reports).encode(), np.uint8)
     sender.send(
         pb.InferenceResponse([pb.Tensor(LANES, text[None])]),
         flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
@@ -238,7 +247,7 @@ def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
 
 
 def send(ticket: Ticket, arrays: dict[str, np.ndarray], route: Route) -> None:
-    """What the request asked for and its part has, and the variant's name."""
+    """Send the outputs that the request asked for and its component has, and the variant's name."""
     named = dict(zip(NAMES, (route.name, route.sha256), strict=True))
     tensors = [pb.Tensor(name, array) for name, array in arrays.items() if name in ticket.wanted]
     tensors += [

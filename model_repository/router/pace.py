@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a lane works, as measured: seconds a row of the model, seconds a megapixel of images."""
+"""Pace of a lane, as measured: seconds a row of the model, seconds a megapixel of images."""
 
 KEEP = 0.9  # of what was known stays with each measurement: the last ten or so count
 IMAGE_MEGAPIXELS = 0.02  # opening any image costs as decoding so much
@@ -18,7 +18,7 @@ class Mean:
             self._amount = KEEP * self._amount + amount
 
     def of(self, amount: float) -> float:
-        """How long so many will take; 0 while nothing was measured."""
+        """Time for so many; 0 while nothing was measured."""
         return amount * self._seconds / self._amount if self._amount else 0.0
 
 
@@ -29,5 +29,5 @@ class Pace:
         self.run, self.decode = Mean(), Mean()
 
     def seconds(self, work: float, megapixels: float) -> float:
-        """How long a request of that cost will take."""
+        """Time for a request of that cost."""
         return self.run.of(work) + self.decode.of(megapixels)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router's side of a family: what its requests may say, and how one is answered.
 
-Most families have nothing of their own: a request is for the part whose inputs it brings. One that
-has more brings a `family.py` beside this file, with a class `Family` made from this one.
+Most families have nothing of their own: a request is for the component whose inputs it brings. One
+that has more brings a `family.py` beside this file, with a class `Family` made from this one.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 from limits import check_numbers, largest
-from routes import Part, Route, Routes
+from routes import Component, Route, Routes
 from ticket import Ticket
 
 FILE = "family.py"
 
 
 class PlainFamily:
-    """A family without parameters of its own, whose parts all answer requests."""
+    """A family without parameters of its own, whose components all answer requests."""
 
     parameters: tuple[str, ...] = ()  # that a request may have beside the choice
     together = True  # requests may share a call of a model; else `answer` is asked for each
@@ -27,20 +27,20 @@ class PlainFamily:
     def __init__(self, routes: Routes) -> None:
         self.routes = routes
 
-    def parts(self) -> dict[str, Part]:
-        """The parts that a request may be for, by role."""
-        return self.routes.parts
+    def components(self) -> dict[str, Component]:
+        """The components that a request may be for, by role."""
+        return self.routes.components
 
-    def check(self, inputs: dict[str, np.ndarray], facts: dict[str, Any]) -> None:
+    def check(self, inputs: dict[str, np.ndarray], metadata: dict[str, Any]) -> None:
         """Whole numbers of a request are ones that the model has.
 
         Raises: RequestRefused otherwise.
         """
-        check_numbers(inputs, facts, self.largest)
+        check_numbers(inputs, metadata, self.largest)
 
-    def largest(self, name: str, facts: dict[str, Any]) -> Any:
+    def largest(self, name: str, metadata: dict[str, Any]) -> Any:
         """The largest number of an input, or one for each of its columns; none: any will do."""
-        return largest(name, facts)
+        return largest(name, metadata)
 
     def read(
         self, route: Route, role: str, given: set[str], parameters: dict[str, Any]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `saccade repository` wrote for the router: its variants, their parts, and what they take."""
+"""Routes that `saccade repository` wrote for the router: variants, components, their inputs."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ class Tensor(NamedTuple):
     dtype: str
 
 
-class Part(NamedTuple):
+class Component(NamedTuple):
     """One function of the model."""
 
     inputs: tuple[Tensor, ...]
@@ -28,11 +28,11 @@ class Part(NamedTuple):
     @property
     def required(self) -> tuple[str, ...]:
         """Inputs that a request has to bring."""
-        return tuple(each.name for each in self.inputs if each.name not in self.optional)
+        return tuple(spec.name for spec in self.inputs if spec.name not in self.optional)
 
     def fits(self, given: set[str]) -> bool:
-        """Whether a request with these inputs is one for this part."""
-        names = {each.name for each in self.inputs}
+        """True if a request with these inputs is one for this component."""
+        names = {spec.name for spec in self.inputs}
         return set(self.required) <= given <= names
 
 
@@ -68,7 +68,7 @@ class Routes(NamedTuple):
     model: str
     family: str
     preprocessing: dict[str, Any] | None
-    parts: dict[str, Part]
+    components: dict[str, Component]
     variants: tuple[Route, ...]
 
 
@@ -78,13 +78,13 @@ def read_routes(path: Path) -> Routes:
     Raises: ValueError for another schema or version.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
-    found = content.get("schema"), content.get("version")
-    if found != (SCHEMA, VERSION):
-        raise ValueError(f"routes.json is {found}, expected {(SCHEMA, VERSION)}")
-    parts = {
-        role: Part(
-            inputs=tuple(Tensor(**each) for each in part["inputs"]),
-            outputs=tuple(each["name"] for each in part["outputs"]),
+    version = content.get("schema"), content.get("version")
+    if version != (SCHEMA, VERSION):
+        raise ValueError(f"routes.json is {version}, expected {(SCHEMA, VERSION)}")
+    components = {
+        role: Component(
+            inputs=tuple(Tensor(**spec) for spec in part["inputs"]),
+            outputs=tuple(spec["name"] for spec in part["outputs"]),
             optional=tuple(part["optional"]),
             encoded=tuple(part["encoded"]),
         )
@@ -94,6 +94,6 @@ def read_routes(path: Path) -> Routes:
         model=content["model"],
         family=content["family"],
         preprocessing=content["preprocessing"],
-        parts=parts,
-        variants=tuple(Route(**each) for each in content["variants"]),
+        components=components,
+        variants=tuple(Route(**variant) for variant in content["variants"]),
     )

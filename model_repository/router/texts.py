@@ -14,6 +14,6 @@ def text_rows(texts: list[str]) -> np.ndarray:
     Shapes: -> uint8 [texts bytes]; at least one byte wide, since the server drops empty outputs.
     """
     encoded = [text.encode() for text in texts]
-    width = max(1, *(len(each) for each in encoded))
-    padded = b"".join(each.ljust(width, b"\0") for each in encoded)
+    width = max(1, *(len(row) for row in encoded))
+    padded = b"".join(row.ljust(width, b"\0") for row in encoded)
     return np.frombuffer(padded, np.uint8).reshape(len(texts), width)

@@ -14,7 +14,7 @@ LONGEST_US = 7 * 24 * 3600 * 10**6
 class Ticket(NamedTuple):
     """A request, what it costs, and until when its caller waits."""
 
-    role: str  # of the part it is for
+    role: str  # of the component it is for
     inputs: dict[str, Any]  # arrays by name; encoded images as an array of bytes
     rows: int
     parameters: dict[str, Any]  # the family's own, checked
@@ -29,22 +29,22 @@ class Ticket(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether the caller's time has run out."""
+        """True if the caller's time has run out."""
         return self.deadline_s is not None and time.monotonic() >= self.deadline_s
 
     @property
     def left_s(self) -> float:
-        """How long the caller still waits; without a timeout it is infinite."""
+        """Time that the caller still waits; without a timeout it is infinite."""
         return float("inf") if self.deadline_s is None else self.deadline_s - time.monotonic()
 
     @property
     def waited_s(self) -> float:
-        """How long the request has been in the router."""
+        """Time that the request has been in the router."""
         return time.monotonic() - self.arrived_s
 
 
 def deadline(timeout_us: int, now_s: float) -> float | None:
-    """When a request's time is over; none without a timeout.
+    """Deadline of a request; none without a timeout.
 
     Raises: RequestRefused for a negative timeout.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests waited in the router's lanes, on the server's own page of metrics.
+"""Waiting times in the router's lanes, on the server's own page of metrics.
 
 The server's queue time ends where the router takes a request, which is at once. Telling it a
 figure takes a tenth of a millisecond, so that the lanes only add and a thread tells it.
@@ -35,7 +35,7 @@ class Waiting:
 
     def add(self, waited_s: Iterable[float]) -> None:
         """Requests that are taken up now, and how long each waited."""
-        each_us = [1e6 * each for each in waited_s]
+        each_us = [1e6 * seconds for seconds in waited_s]
         with self._lock:
             self._waited_us += sum(each_us)
             self._requests += len(each_us)

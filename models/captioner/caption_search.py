@@ -53,12 +53,12 @@ def check_search(*, beam: int, max_length: int, end: int, longest: int, vocabula
 
 
 def step_of(run: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Step:
-    """A step from whatever runs a captioner's `step` part: named arrays in, named arrays out."""
+    """A step from whatever runs a captioner's `step` component: named arrays in and out."""
 
     def step(token: np.ndarray, state: State) -> tuple[np.ndarray, np.ndarray, State]:
-        found = run({**state, "token": token})
-        following = {**state, "h": found["next_h"], "c": found["next_c"]}
-        return found["log_probabilities"], found["attention"], following
+        answer = run({**state, "token": token})
+        following = {**state, "h": answer["next_h"], "c": answer["next_c"]}
+        return answer["log_probabilities"], answer["attention"], following
 
     return step
 
@@ -105,7 +105,7 @@ def greedy_search(
     tokens, attentions = np.stack(words, 1), np.stack(maps, 1)
     return [
         Caption(
-            tuple(int(each) for each in tokens[i, : lengths[i]]),
+            tuple(int(token) for token in tokens[i, : lengths[i]]),
             float(scores[i]),
             not going[i],
             attentions[i, : lengths[i]],
@@ -132,7 +132,7 @@ def beam_search(
     token = np.full(1, start, dtype=np.int64)
     for _ in range(max_length):
         logs, attention, state = step(token, state)
-        totals = np.array([each["score"] for each in live])[:, None] + _checked(logs)
+        totals = np.array([beam_state["score"] for beam_state in live])[:, None] + _checked(logs)
         following: list[dict[str, Any]] = []
         parents: list[int] = []
         for rank, flat in enumerate(_best(totals.ravel(), 2 * beam)):
@@ -146,14 +146,14 @@ def beam_search(
                 following.append({"tokens": tokens, "score": score, "maps": maps})
                 parents.append(parent)
         live = following
-        best = max((each["score"] for each in done), default=-np.inf)
+        best = max((beam_state["score"] for beam_state in done), default=-np.inf)
         if not live or best >= live[0]["score"]:
             break
         state = {name: value[parents] for name, value in state.items()}
-        token = np.array([each["tokens"][-1] for each in live], dtype=np.int64)
+        token = np.array([beam_state["tokens"][-1] for beam_state in live], dtype=np.int64)
     grid = attention.shape[1:]
-    ranked = sorted(done, key=lambda each: -each["score"])
-    return [_caption(each, bool(done), grid) for each in (ranked or live)[:beam]]
+    ranked = sorted(done, key=lambda beam_state: -beam_state["score"])
+    return [_caption(beam_state, bool(done), grid) for beam_state in (ranked or live)[:beam]]
 
 
 def _best(values: np.ndarray, count: int) -> np.ndarray:

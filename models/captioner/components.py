@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from saccade.models.captioner.config import CaptionerConfig
-from saccade.models.interface import Arrays, Part, TensorSpec
+from saccade.models.interface import Arrays, Component, TensorSpec
 from saccade.models.layers.attention_invariants import no_excess, same_support, sums_to_one
 from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE
 
@@ -16,17 +16,17 @@ OUTPUTS = ("logits", "log_probabilities", "next_h", "next_c", "attention")
 _CHUNK = 64
 
 
-def parts_of(model: Any) -> tuple[Part, ...]:
-    """Both parts of a captioner or of its folded form."""
+def components_of(model: Any) -> tuple[Component, ...]:
+    """Both components of a captioner or of its folded form."""
     return _encode(model), _step(model)
 
 
-def _encode(model: Any) -> Part:
+def _encode(model: Any) -> Component:
     def run(**named: Tensor) -> dict[str, Tensor]:
         (given,) = named.values()
         return dict(zip(("features", "h", "c"), model.encode(given), strict=True))
 
-    return Part("encode", (_source(model.config),), ("features", "h", "c"), run)
+    return Component("encode", (_source(model.config),), ("features", "h", "c"), run)
 
 
 def _source(config: CaptionerConfig) -> TensorSpec:
@@ -40,7 +40,7 @@ def _grid(config: CaptionerConfig) -> str:
     return f"b {config.grid_height} {config.grid_width}"
 
 
-def _step(model: Any) -> Part:
+def _step(model: Any) -> Component:
     config: CaptionerConfig = model.config
     source = _source(config)
 
@@ -59,7 +59,7 @@ def _step(model: Any) -> Part:
     width = config.dim + 2 * config.attention_dim
     bounds = {"tvmax_bound": no_excess} if config.attention == "tvmax" else {}
     sparse = {"attention_support": same_support} if config.attention != "softmax" else {}
-    return Part(
+    return Component(
         role="step",
         inputs=(
             TensorSpec("features", f"{_grid(config)} {width}", "float32"),
@@ -72,7 +72,7 @@ def _step(model: Any) -> Part:
         run=lambda features, h, c, token: _stepped(model, features, h, c, token),
         real=real,
         random=random,
-        laws={"attention_sums_to_one": sums_to_one, **sparse, **bounds},
+        invariants={"attention_sums_to_one": sums_to_one, **sparse, **bounds},
     )
 
 
@@ -80,19 +80,19 @@ def _stepped(
     model: Any, features: Tensor, h: Tensor, c: Tensor, token: Tensor
 ) -> dict[str, Tensor]:
     """One word; `attention_excess` is by how much TVMax's error is above its tolerance."""
-    found = model.step(features, h, c, token)
+    answer = model.step(features, h, c, token)
     named = {
-        "logits": found.logits,
-        "log_probabilities": found.logits.log_softmax(-1),
-        "next_h": found.h,
-        "next_c": found.c,
-        "attention": found.attention,
-        "input_attention": found.input_attention,
+        "logits": answer.logits,
+        "log_probabilities": answer.logits.log_softmax(-1),
+        "next_h": answer.h,
+        "next_c": answer.c,
+        "attention": answer.attention,
+        "input_attention": answer.input_attention,
     }
-    if found.error is not None:
+    if answer.error is not None:
         # In float32 the op raises a tolerance that its arithmetic cannot certify.
         allowed = 1.001 * max(model.config.tolerance, SMALLEST_FLOAT32_TOLERANCE)
-        named["attention_excess"] = torch.relu(found.error - allowed)
+        named["attention_excess"] = torch.relu(answer.error - allowed)
     return named
 
 
@@ -102,7 +102,7 @@ def _states(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
     Shapes: images [n ...] -> features, h, c, token of n samples.
     """
     parts = [_walked(model, images[at : at + _CHUNK], at) for at in range(0, len(images), _CHUNK)]
-    return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+    return {name: np.concatenate([chunk[name] for chunk in parts]) for name in parts[0]}
 
 
 @torch.no_grad()
@@ -112,11 +112,11 @@ def _walked(model: Any, images: np.ndarray, offset: int) -> dict[str, np.ndarray
     words = torch.arange(offset, offset + len(images)) % min(8, config.max_length)
     token = torch.full((len(images),), config.start)
     for place in range(int(words.max())):
-        found = model.step(features, h, c, token)
+        answer = model.step(features, h, c, token)
         going = words > place
-        token = torch.where(going, found.logits.argmax(-1), token)
-        h = torch.where(going[:, None], found.h, h)
-        c = torch.where(going[:, None], found.c, c)
+        token = torch.where(going, answer.logits.argmax(-1), token)
+        h = torch.where(going[:, None], answer.h, h)
+        c = torch.where(going[:, None], answer.c, c)
     state = {"features": features, "h": h, "c": c}
-    arrays = {name: each.float().numpy() for name, each in state.items()}
+    arrays = {name: array.float().numpy() for name, array in state.items()}
     return arrays | {"token": token.numpy()}

@@ -74,7 +74,7 @@ class CaptionerConfig(ConfigValues):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, the four special ones included."""
+        """Number of tokens, the four special ones included."""
         return SPECIAL + len(self.words)
 
     @property

@@ -5,20 +5,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.captioner.components import parts_of
+from saccade.models.captioner.components import components_of
 from saccade.models.captioner.layers import (
-    Stepped,
+    StepOutput,
     attend,
     feature_parts,
     output_weights,
     scored,
 )
 from saccade.models.captioner.model import Captioner
-from saccade.models.interface import Part
+from saccade.models.interface import Component
 
 
 class FoldedCaptioner(nn.Module):
-    """What `Captioner.fold` returns: `encode` and `step` of a captioner, evaluation only.
+    """Result of `Captioner.fold`: `encode` and `step` of a captioner, evaluation only.
 
     Batch norms go into their convolutions. What the embedding of a word adds to the LSTM's gates
     is a table by token, biases included. The two keys are one product per cell. The previous state
@@ -79,7 +79,7 @@ class FoldedCaptioner(nn.Module):
         h, c = torch.tanh(self.first(visual.mean((1, 2)))).chunk(2, -1)
         return torch.cat([visual, self.keys(visual)], -1), h, c
 
-    def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> Stepped:
+    def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> StepOutput:
         """As `Captioner.step`."""
         config = self.config
         n, a = config.hidden_dim, config.attention_dim
@@ -96,11 +96,11 @@ class FoldedCaptioner(nn.Module):
         attention, error = output_weights(scored(output_key, query, self.output_score), config)
         image = torch.tanh(self.image_layer(attend(attention, visual)))
         logits = logits + F.linear(image, self.image_logits, self.logits_bias)
-        return Stepped(logits, h, c, attention, input_attention, error)
+        return StepOutput(logits, h, c, attention, input_attention, error)
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """`encode` and `step`."""
-        return parts_of(self)
+        return components_of(self)
 
 
 def _stacked(*layers: nn.Linear) -> nn.Linear:

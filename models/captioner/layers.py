@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a captioner and its folded form share: convolutions, attention over a grid, a step."""
+"""Layers that a captioner and its folded form share: convolutions, grid attention, a step."""
 
 from typing import NamedTuple
 
@@ -10,8 +10,8 @@ from saccade.models.captioner.config import CaptionerConfig
 from saccade.plugins.ops import sparsemax, tvmax
 
 
-class Stepped(NamedTuple):
-    """What one step answers.
+class StepOutput(NamedTuple):
+    """Answer of one step.
 
     Shapes: logits [b v], h and c [b n], attention and input_attention [b H W], error [b]: the
             certified distance of TVMax from its minimum, none for the other maps.

@@ -17,17 +17,17 @@ from saccade.models.captioner.caption_search import (
     check_search,
     step_of,
 )
-from saccade.models.captioner.components import parts_of
+from saccade.models.captioner.components import components_of
 from saccade.models.captioner.config import CaptionerConfig as CaptionerConfig
 from saccade.models.captioner.layers import (
-    Stepped,
+    StepOutput,
     attend,
     convolutions,
     feature_parts,
     output_weights,
     scored,
 )
-from saccade.models.interface import Family, Part
+from saccade.models.interface import Component, Family
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.word_tokens import WordVocabulary
 
@@ -74,7 +74,7 @@ class Captioner(nn.Module, Family):
         self.head = nn.Linear(g + n, config.vocabulary)
 
     def encode(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the steps need of an image, and the state they start from.
+        """Encoding of an image for the steps, and the state they start from.
 
         Shapes: image [b h w c] of 0 to 255, or a grid of features [b H W feature_dim]
             -> features [b H W dim + 2 attention_dim], h and c [b n].
@@ -100,7 +100,7 @@ class Captioner(nn.Module, Family):
             )
         return image.to(self.feed_forward.weight.dtype)
 
-    def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> Stepped:
+    def step(self, features: Tensor, h: Tensor, c: Tensor, token: Tensor) -> StepOutput:
         """One word further.
 
         Shapes: features as `encode` gives them, h and c [b n], token [b] int64.
@@ -110,7 +110,7 @@ class Captioner(nn.Module, Family):
 
     def _advance(
         self, parts: tuple[Tensor, Tensor, Tensor], h: Tensor, c: Tensor, word: Tensor
-    ) -> Stepped:
+    ) -> StepOutput:
         visual, input_key, output_key = parts
         score = scored(input_key, self.input_query(h), self.input_score)
         input_attention = score.flatten(1).softmax(-1).view_as(score)
@@ -120,7 +120,7 @@ class Captioner(nn.Module, Family):
         attention, error = output_weights(score, self.config)
         image = torch.tanh(self.image_layer(attend(attention, visual)))
         logits = self.head(torch.cat([image, h], -1))
-        return Stepped(logits, h, c, attention, input_attention, error)
+        return StepOutput(logits, h, c, attention, input_attention, error)
 
     def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of each next token with the true ones as input, and the output attention.
@@ -131,10 +131,10 @@ class Captioner(nn.Module, Family):
         parts = feature_parts(features, self.config)
         logits, maps = [], []
         for word in self.embedding(tokens).unbind(1):
-            found = self._advance(parts, h, c, word)
-            h, c = found.h, found.c
-            logits.append(found.logits)
-            maps.append(found.attention)
+            answer = self._advance(parts, h, c, word)
+            h, c = answer.h, answer.c
+            logits.append(answer.logits)
+            maps.append(answer.attention)
         return torch.stack(logits, 1), torch.stack(maps, 1)
 
     @torch.no_grad()
@@ -161,26 +161,26 @@ class Captioner(nn.Module, Family):
     def texts(self, captions: Sequence[Caption]) -> list[str]:
         """Captions in words."""
         vocabulary = WordVocabulary(self.config.words)
-        return [vocabulary.decode(each.tokens) for each in captions]
+        return [vocabulary.decode(caption.tokens) for caption in captions]
 
     def _searchable(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], Step]:
-        encode, step = self.parts()
+        encode, step = self.components()
         where = self.head.weight.device
         sent = torch.from_numpy(np.ascontiguousarray(images)).to(where)
         first = encode.run(**{encode.inputs[0].name: sent})
 
         def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            given = {name: torch.from_numpy(each).to(where) for name, each in arrays.items()}
-            return {name: each.cpu().numpy() for name, each in step.run(**given).items()}
+            given = {name: torch.from_numpy(array).to(where) for name, array in arrays.items()}
+            return {name: array.cpu().numpy() for name, array in step.run(**given).items()}
 
-        return {name: each.cpu().numpy() for name, each in first.items()}, step_of(run)
+        return {name: array.cpu().numpy() for name, array in first.items()}, step_of(run)
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """`encode` and `step`; who drives them has to search."""
-        return parts_of(self)
+        return components_of(self)
 
-    def facts(self) -> dict[str, Any]:
-        """What a search over the two files needs.
+    def runtime_metadata(self) -> dict[str, Any]:
+        """Runtime metadata for a search over the two files.
 
         Units: max_length in words.
         """

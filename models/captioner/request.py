@@ -14,14 +14,14 @@ from saccade.models.word_tokens import SPECIAL
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
 
 
-def captioned(facts: Mapping[str, Any], runners: Mapping[str, Runner]) -> Runner:
+def captioned(metadata: Mapping[str, Any], runners: Mapping[str, Runner]) -> Runner:
     """Encode and every step of the search with the model's own beam, as the router does it."""
     step = step_of(runners["step"])
-    limits = {name: int(facts[name]) for name in ("beam", "start", "end", "max_length")}
+    limits = {name: int(metadata[name]) for name in ("beam", "start", "end", "max_length")}
 
     def run(inputs: Arrays) -> dict[str, np.ndarray]:
-        found = best_captions(step, runners["encode"](inputs), **limits)
-        captions = [_sentence(each.tokens, facts["words"]) for each in found]
+        best = best_captions(step, runners["encode"](inputs), **limits)
+        captions = [_sentence(caption.tokens, metadata["words"]) for caption in best]
         return {"caption": np.array(captions, dtype=object)}
 
     return run
@@ -30,14 +30,14 @@ def captioned(facts: Mapping[str, Any], runners: Mapping[str, Runner]) -> Runner
 def router_outputs(
     model: str, outputs: Mapping[str, Sequence[TensorSpec]]
 ) -> tuple[TensorSpec, ...]:
-    """What the router answers: the sentence, and the step's attention at each of its words.
+    """Outputs of the router: the sentence, and the step's attention at each of its words.
 
     Raises: SaccadeError if the step has no attention.
     """
-    found = {spec.name: spec for spec in outputs["step"]}
-    if "attention" not in found:
+    specs = {spec.name: spec for spec in outputs["step"]}
+    if "attention" not in specs:
         raise SaccadeError(f"{model}: its step has no output 'attention'. Export it again.")
-    axes = " ".join(["b", "steps", *found["attention"].axes.split()[1:]])
+    axes = " ".join(["b", "steps", *specs["attention"].axes.split()[1:]])
     return TensorSpec("caption", "b bytes", "uint8"), TensorSpec("attention", axes, "float32")
 
 

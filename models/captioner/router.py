@@ -11,7 +11,7 @@ from caption_search import Caption, WrongSearch, best_captions, check_search, st
 from choose import RequestRefused
 from intake import whole
 from plain_family import PlainFamily
-from routes import Part, Route, Routes
+from routes import Component, Route, Routes
 from texts import text_rows
 from ticket import Ticket
 
@@ -25,9 +25,9 @@ class Family(PlainFamily):
     parameters = ("beam", "max_length", "end")
     together = False  # a search ends for each request at a time of its own
 
-    def parts(self) -> dict[str, Part]:
+    def components(self) -> dict[str, Component]:
         """The encoder's."""
-        return {"encode": self.routes.parts["encode"]}
+        return {"encode": self.routes.components["encode"]}
 
     def read(
         self, route: Route, role: str, given: set[str], parameters: dict[str, Any]
@@ -62,32 +62,32 @@ class Family(PlainFamily):
                 sentence.
         Raises: Refused if the search cannot be made, or the caller's time runs out.
         """
-        facts = route.facts
+        metadata = route.facts
         try:
-            settings = search_settings(facts, ticket.parameters)
-            found = search(self.routes, route, ticket, inputs, settings, step_done)
+            settings = search_settings(metadata, ticket.parameters)
+            captions = search(self.routes, route, ticket, inputs, settings, step_done)
         except WrongSearch as error:
             raise Refused(str(error), pb.TritonError.INVALID_ARG) from error
-        sentences = [sentence(each, facts["words"]) for each in found]
-        steps = max(1, *(len(each.attention) for each in found))
-        maps = np.zeros((len(found), steps, *found[0].attention.shape[1:]), np.float32)
-        for row, each in zip(maps, found, strict=True):
-            row[: len(each.attention)] = each.attention
+        sentences = [sentence(caption, metadata["words"]) for caption in captions]
+        steps = max(1, *(len(caption.attention) for caption in captions))
+        maps = np.zeros((len(captions), steps, *captions[0].attention.shape[1:]), np.float32)
+        for row, caption in zip(maps, captions, strict=True):
+            row[: len(caption.attention)] = caption.attention
         return {"caption": text_rows(sentences), "attention": maps}
 
 
-def search_settings(facts: dict[str, Any], given: dict[str, Any]) -> dict[str, int]:
+def search_settings(metadata: dict[str, Any], given: dict[str, Any]) -> dict[str, int]:
     """Beam, length limit and end token, of the request or of the model.
 
     Raises: WrongSearch if one is out of range, or no word of the model.
     """
-    words = facts["words"]
+    words = metadata["words"]
     settings = {
-        "beam": given.get("beam", facts.get("beam", 1)),
-        "max_length": given.get("max_length", facts["max_length"]),
-        "end": token(given["end"], words) if "end" in given else facts["end"],
+        "beam": given.get("beam", metadata.get("beam", 1)),
+        "max_length": given.get("max_length", metadata["max_length"]),
+        "end": token(given["end"], words) if "end" in given else metadata["end"],
     }
-    check_search(**settings, longest=facts["max_length"], vocabulary=SPECIAL + len(words))
+    check_search(**settings, longest=metadata["max_length"], vocabulary=SPECIAL + len(words))
     return settings
 
 
@@ -100,18 +100,18 @@ def search(
     step_done: Callable[[], None],
 ) -> list[Caption]:
     """The best sentence of each image."""
-    encode, parts = routes.parts["encode"], route.parts
-    state = call(parts["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
+    encode, components = routes.components["encode"], route.parts
+    state = call(components["encode"], inputs, list(encode.outputs), remaining_us([ticket]))
     waits = CallerCheck(ticket)
-    taken = {spec.name for spec in routes.parts["step"].inputs}
+    taken = {spec.name for spec in routes.components["step"].inputs}
     state = {name: value for name, value in state.items() if name in taken}
-    outputs = list(routes.parts["step"].outputs)
+    outputs = list(routes.components["step"].outputs)
 
     def run(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         step_done()
         waits.check(f"in the search of variant '{route.name}'")
         arrays = {name: column(array) for name, array in arrays.items()}
-        return call(parts["step"], arrays, outputs, remaining_us([ticket]))
+        return call(components["step"], arrays, outputs, remaining_us([ticket]))
 
     step = step_of(run)
     return best_captions(step, state, start=int(route.facts["start"]), **settings)

@@ -105,31 +105,31 @@ class CaptionerTask(SceneTask):
 
     def validate(self) -> dict[str, float]:
         """CIDEr-D of greedy captions, and the share of them that is true of the scene."""
-        found, _ = self._captions(self.recipe.extra["validate_images"], beam=1)
-        references = self.references[: len(found)]
-        return {"cider": float(cider(found, references).mean()), "true": self._true(found)}
+        captions, _ = self._captions(self.recipe.extra["validate_images"], beam=1)
+        references = self.references[: len(captions)]
+        return {"cider": float(cider(captions, references).mean()), "true": self._true(captions)}
 
     def report(self) -> dict[str, float]:
         """All scores with the configured beam, and what the output attention is like."""
-        found, maps = self._captions(self.recipe.extra["report_images"])
+        captions, maps = self._captions(self.recipe.extra["report_images"])
         repeated = [
-            repetition(text.split(), [each.split() for each in known])
-            for text, known in zip(found, self.references, strict=True)
+            repetition(text.split(), [text.split() for text in known])
+            for text, known in zip(captions, self.references, strict=True)
         ]
-        looked = [each for each in maps if len(each)]  # an empty caption looked nowhere
+        attention = [weights for weights in maps if len(weights)]  # an empty caption looked nowhere
         return {
-            "cider": float(cider(found, self.references).mean()),
-            "bleu4": bleu4(found, self.references),
-            "rouge_l": float(rouge_l(found, self.references).mean()),
+            "cider": float(cider(captions, self.references).mean()),
+            "bleu4": bleu4(captions, self.references),
+            "rouge_l": float(rouge_l(captions, self.references).mean()),
             "repetition": _mean(repeated),
-            "true": self._true(found),
-            "zero_attention": _mean([(each == 0).mean() for each in looked]),
-            "jensen_shannon": _mean([jensen_shannon(each) for each in looked]),
+            "true": self._true(captions),
+            "zero_attention": _mean([(weights == 0).mean() for weights in attention]),
+            "jensen_shannon": _mean([jensen_shannon(weights) for weights in attention]),
         }
 
     def _captions(self, count: int, beam: int | None = None) -> tuple[list[str], list[np.ndarray]]:
-        found = self.model.caption(self.validation.images[:count], beam=beam)
-        return self.model.texts(found), [each.attention for each in found]
+        captions = self.model.caption(self.validation.images[:count], beam=beam)
+        return self.model.texts(captions), [caption.attention for caption in captions]
 
     def _true(self, texts: list[str]) -> float:
         pairs = zip(texts, self.validation.objects, strict=False)

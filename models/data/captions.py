@@ -61,14 +61,14 @@ def caption_with_negatives(
     Raises: SaccadeError if there is no object.
     """
     true = _statement(objects, rng)
-    found = {}
+    negatives = {}
     for kind, change in _CHANGES.items():
         for _ in range(_TRIES):
             changed = change(true, rng)
             if changed is not None and changed.denied(objects):
-                found[kind] = str(changed)
+                negatives[kind] = str(changed)
                 break
-    return str(true), found
+    return str(true), negatives
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ def _statement(objects: Sequence[Object], rng: np.random.Generator) -> Statement
         raise SaccadeError("caption: found no object, expected at least one. Draw other scenes.")
     order = [objects[index] for index in rng.permutation(len(objects))]
     if len(order) > 1 and rng.random() < _RELATED:
-        clear = [each for each in RELATIONS if related(each, order[0], order[1], CLEARLY)]
+        clear = [
+            relation for relation in RELATIONS if related(relation, order[0], order[1], CLEARLY)
+        ]
         if clear:
             phrases = tuple(_mention(thing, rng) for thing in order[:2])
             return Statement(phrases, pick(rng, clear))
@@ -158,7 +160,9 @@ def _replace_object(true: Statement, rng: np.random.Generator) -> Statement:
 def _replace_relation(true: Statement, rng: np.random.Generator) -> Statement | None:
     if not true.relation:
         return None
-    return replace(true, relation=pick(rng, [each for each in RELATIONS if each != true.relation]))
+    return replace(
+        true, relation=pick(rng, [relation for relation in RELATIONS if relation != true.relation])
+    )
 
 
 def _add_attribute(true: Statement, rng: np.random.Generator) -> Statement | None:

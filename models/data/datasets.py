@@ -52,11 +52,11 @@ def load_data(
         raise SaccadeError(f"split is {split!r}, expected one of {', '.join(SPLITS)}.")
     images, labels, class_names = _source(str(name_or_path), also)(split, preprocessing, side_px)
     if preprocessing is not None:
-        found = images.shape[1:]
+        shape = images.shape[1:]
         expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
-        if found != expected:
+        if shape != expected:
             raise ShapeError(
-                f"{name_or_path}: images are {found} (height, width, channels), the model wants "
+                f"{name_or_path}: images are {shape} (height, width, channels), the model wants "
                 f"{expected}. Pass the data that the model was trained for, or train again."
             )
     names = Path(name_or_path).name if Path(name_or_path).exists() else str(name_or_path)
@@ -80,8 +80,8 @@ def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, .
     Units: shares of full white.
     """
     pixels = images.reshape(-1, images.shape[-1]) / 255
-    mean = tuple(round(float(each), 4) for each in pixels.mean(0))
-    return mean, tuple(max(round(float(each), 4), 1e-3) for each in pixels.std(0))
+    mean = tuple(round(float(mean), 4) for mean in pixels.mean(0))
+    return mean, tuple(max(round(float(deviation), 4), 1e-3) for deviation in pixels.std(0))
 
 
 _NAMES = ("digits", "digits-sum", "shapes")
@@ -104,9 +104,9 @@ def _source(name: str, also: Sequence[str]) -> _Source:
         return lambda split, preprocessing, side_px: folder(path, split, preprocessing, side_px)
     if path.is_file() and path.suffix == ".npz":
         return lambda split, preprocessing, side_px: npz(path, split)
-    found = "a file that is not an .npz" if path.is_file() else "neither a name nor a path"
+    kind = "a file that is not an .npz" if path.is_file() else "neither a name nor a path"
     raise SaccadeError(
-        f"data '{name}': found {found}. "
+        f"data '{name}': found {kind}. "
         f"Pass {', '.join((*_NAMES, *also))}, a folder of class folders, or an .npz with images "
         "and labels."
     )

@@ -28,7 +28,7 @@ _CLOSE = len(VOCABULARY) - 1
 
 @dataclass(frozen=True)
 class Grammar:
-    """How large expressions are.
+    """Grammar of expressions: their sizes.
 
     Units:  places (a bracket with its operator is one), lists inside each other, arguments.
     Raises: SaccadeError if a limit leaves nothing to draw.
@@ -110,11 +110,11 @@ def split_of(tokens: list[int]) -> str:
 
 
 def values_of(tokens: list[int]) -> list[int]:
-    """What the list comes to that closes at each place, -1 where none does; the last is the answer.
+    """Values of the lists that close at each place, -1 where none does; the last is the answer.
 
     Raises: SaccadeError if brackets and arguments do not fit.
     """
-    found = [-1] * len(tokens)
+    closed = [-1] * len(tokens)
     open_lists: list[tuple[int, int]] = []  # operator, and how many values stood before it
     values: list[int] = []
     for place, token in enumerate(tokens):
@@ -124,16 +124,16 @@ def values_of(tokens: list[int]) -> list[int]:
             open_lists.append((token - len(CLASS_NAMES), len(values)))
         elif open_lists and len(values) > open_lists[-1][1]:
             operator, start = open_lists.pop()
-            found[place] = _apply(operator, values[start:])
-            values[start:] = [found[place]]
+            closed[place] = _apply(operator, values[start:])
+            values[start:] = [closed[place]]
         else:
             raise SaccadeError(f"listops: place {place} closes nothing, or a list of nothing.")
-    if open_lists or len(values) != 1 or not found or found[-1] < 0:
+    if open_lists or len(values) != 1 or not closed or closed[-1] < 0:
         raise SaccadeError(
             f"listops: found {len(values)} values and {len(open_lists)} open lists at the end, "
             "expected one list. Give one whole expression, such as [MAX 2 9 [MIN 4 7 ] 0 ]."
         )
-    return found
+    return closed
 
 
 def _apply(operator: int, values: list[int]) -> int:

@@ -68,24 +68,26 @@ def questions(objects: Sequence[Object], rng: np.random.Generator, count: int) -
     """
     if not objects:
         raise SaccadeError("questions: found no object, expected at least one. Draw other scenes.")
-    found: dict[str, Question] = {}
+    questions_by_text: dict[str, Question] = {}
     for _ in range(_TRIES * count):
-        if len(found) == count:
+        if len(questions_by_text) == count:
             break
         kind = pick(rng, QUESTION_KINDS)
         asked = _KINDS[kind](objects, rng)
-        if asked is not None and asked[0] not in found:
-            found[asked[0]] = Question(*asked, kind)
-    return list(found.values())
+        if asked is not None and asked[0] not in questions_by_text:
+            questions_by_text[asked[0]] = Question(*asked, kind)
+    return list(questions_by_text.values())
 
 
-Asked = tuple[str, str] | None
+QuestionAnswer = tuple[str, str] | None
 
 
-def _attribute(name: str) -> Callable[[Sequence[Object], np.random.Generator], Asked]:
-    def ask(objects: Sequence[Object], rng: np.random.Generator) -> Asked:
+def _attribute(name: str) -> Callable[[Sequence[Object], np.random.Generator], QuestionAnswer]:
+    def ask(objects: Sequence[Object], rng: np.random.Generator) -> QuestionAnswer:
         thing = objects[int(rng.integers(len(objects)))]
-        phrase = _alone(thing, objects, rng, [each for each in ATTRIBUTES if each != name])
+        phrase = _alone(
+            thing, objects, rng, [attribute for attribute in ATTRIBUTES if attribute != name]
+        )
         if phrase is None:
             return None
         return f"what {name} is the {phrase} ?", getattr(thing, name)
@@ -97,18 +99,18 @@ def _alone(
     thing: Object, objects: Sequence[Object], rng: np.random.Generator, names: Sequence[str]
 ) -> Phrase | None:
     """A phrase that fits only this object: one of the shortest, or one attribute longer."""
-    found: list[Phrase] = []
+    candidates: list[Phrase] = []
     shortest = 0
     for length in range(1, len(names) + 1):
         phrases = [describe(thing, said) for said in combinations(names, length)]
-        found += [each for each in phrases if sum(map(each.fits, objects)) == 1]
-        shortest = shortest or (length if found else 0)
+        candidates += [phrase for phrase in phrases if sum(map(phrase.fits, objects)) == 1]
+        shortest = shortest or (length if candidates else 0)
         if shortest and length > shortest:
             break
-    return found[int(rng.integers(len(found)))] if found else None
+    return candidates[int(rng.integers(len(candidates)))] if candidates else None
 
 
-def _position(objects: Sequence[Object], rng: np.random.Generator) -> Asked:
+def _position(objects: Sequence[Object], rng: np.random.Generator) -> QuestionAnswer:
     thing = objects[int(rng.integers(len(objects)))]
     phrase = _alone(thing, objects, rng, list(ATTRIBUTES))
     across = rng.random() < 0.5
@@ -121,7 +123,7 @@ def _position(objects: Sequence[Object], rng: np.random.Generator) -> Asked:
     return text, first if where < 0 else second
 
 
-def _count(objects: Sequence[Object], rng: np.random.Generator) -> Asked:
+def _count(objects: Sequence[Object], rng: np.random.Generator) -> QuestionAnswer:
     by_count: dict[int, list[Phrase]] = {}
     for _ in range(_TRIES):
         names = rng.permutation(list(ATTRIBUTES))[: int(rng.integers(1, 3))]
@@ -133,25 +135,27 @@ def _count(objects: Sequence[Object], rng: np.random.Generator) -> Asked:
     return f"how many {by_count[number][0].plural} are there ?", str(number)
 
 
-def _exists(objects: Sequence[Object], rng: np.random.Generator) -> Asked:
+def _exists(objects: Sequence[Object], rng: np.random.Generator) -> QuestionAnswer:
     thing = objects[int(rng.integers(len(objects)))]
     names = rng.permutation(list(ATTRIBUTES))[: int(rng.integers(2, 4))]
     true = Statement((describe(thing, [str(name) for name in names]),))
     return _yes_or_no(true, objects, rng)
 
 
-def _relation(objects: Sequence[Object], rng: np.random.Generator) -> Asked:
+def _relation(objects: Sequence[Object], rng: np.random.Generator) -> QuestionAnswer:
     if len(objects) < 2:
         return None
     one, other = (objects[index] for index in rng.permutation(len(objects))[:2])
-    clear = [each for each in RELATIONS if related(each, one, other, CLEARLY)]
+    clear = [relation for relation in RELATIONS if related(relation, one, other, CLEARLY)]
     if not clear:
         return None
     phrases = tuple(describe(thing, ("colour", "shape")) for thing in (one, other))
     return _yes_or_no(Statement(phrases, pick(rng, clear)), objects, rng)
 
 
-def _yes_or_no(true: Statement, objects: Sequence[Object], rng: np.random.Generator) -> Asked:
+def _yes_or_no(
+    true: Statement, objects: Sequence[Object], rng: np.random.Generator
+) -> QuestionAnswer:
     if rng.random() < 0.5:
         return f"is there {true} ?", "yes"
     for _ in range(_TRIES):
@@ -166,12 +170,12 @@ def _changed(true: Statement, rng: np.random.Generator) -> Statement:
         return replace(true, relation=OPPOSITE[true.relation])
     place = int(rng.integers(len(true.phrases)))
     phrase = true.phrases[place]
-    name = pick(rng, [each for each in ATTRIBUTES if getattr(phrase, each)])
+    name = pick(rng, [attribute for attribute in ATTRIBUTES if getattr(phrase, attribute)])
     word = other_word(rng, name, getattr(phrase, name))
     return true.with_phrase(place, replace(phrase, **{name: word}))
 
 
-_KINDS: dict[str, Callable[[Sequence[Object], np.random.Generator], Asked]] = {
+_KINDS: dict[str, Callable[[Sequence[Object], np.random.Generator], QuestionAnswer]] = {
     "exists": _exists,
     "relation": _relation,
     "count": _count,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said of a scene, and whether it is true: phrases and statements about objects."""
+"""Statements about a scene, and whether they are true: phrases and relations of objects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,7 +36,7 @@ class Phrase:
         return f"{self}es" if self.shape == "cross" else f"{self}s"
 
     def fits(self, thing: Object) -> bool:
-        """Whether everything that is said holds of the object."""
+        """True if everything that is said holds of the object."""
         return all(
             not getattr(self, field.name) or getattr(self, field.name) == getattr(thing, field.name)
             for field in fields(self)
@@ -57,7 +57,7 @@ class Statement:
         return " and ".join(words)
 
     def holds(self, objects: Sequence[Object], margin: float) -> bool:
-        """Whether different objects fit the phrases, the relation by at least `margin`."""
+        """True if different objects fit the phrases, the relation by at least `margin`."""
         return any(
             all(phrase.fits(thing) for phrase, thing in zip(self.phrases, chosen, strict=True))
             and (not self.relation or related(self.relation, chosen[0], chosen[1], margin))
@@ -65,7 +65,7 @@ class Statement:
         )
 
     def denied(self, objects: Sequence[Object]) -> bool:
-        """Whether it is false, and not just barely."""
+        """True if it is false, and not just barely."""
         return not self.holds(objects, BARELY)
 
     def with_phrase(self, place: int, phrase: Phrase) -> "Statement":
@@ -76,16 +76,16 @@ class Statement:
 def read_statement(text: str) -> Statement | None:
     """The statement that a sentence makes, None where it is not of that form."""
     clauses = text.split(" and ")
-    relation = next((each for each in RELATIONS if f" {each} " in clauses[0]), "")
+    relation = next((relation for relation in RELATIONS if f" {relation} " in clauses[0]), "")
     if relation:
         clauses[:1] = clauses[0].split(f" {relation} ", 1)
     phrases = [_read_phrase(clause) for clause in clauses]
-    whole = tuple(each for each in phrases if each is not None)
+    whole = tuple(phrase for phrase in phrases if phrase is not None)
     return Statement(whole, relation) if len(whole) == len(phrases) else None
 
 
 def is_true(text: str, objects: Sequence[Object]) -> bool:
-    """Whether the sentence makes a statement, and it holds of the scene, if only just."""
+    """True if the sentence makes a statement, and it holds of the scene, if only just."""
     said = read_statement(text)
     return said is not None and said.holds(objects, 0.0)
 
@@ -98,7 +98,7 @@ def _read_phrase(clause: str) -> Phrase | None:
 
 
 def related(relation: str, one: Object, other: Object, margin: float = CLEARLY) -> bool:
-    """Whether `one` stands in the relation to `other` by at least `margin` between centres."""
+    """True if `one` stands in the relation to `other` by at least `margin` between centres."""
     ahead = {
         "left of": other.column - one.column,
         "right of": one.column - other.column,
@@ -120,4 +120,4 @@ def pick(rng: np.random.Generator, choices: Sequence[str]) -> str:
 
 def other_word(rng: np.random.Generator, attribute: str, word: str) -> str:
     """A different word for the same attribute."""
-    return pick(rng, [each for each in ATTRIBUTES[attribute] if each != word])
+    return pick(rng, [other for other in ATTRIBUTES[attribute] if other != word])

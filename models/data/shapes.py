@@ -24,7 +24,7 @@ _DOT_RADIUS = 0.066
 
 @dataclass(frozen=True)
 class Layout:
-    """What is where: numbers of words, places and angles of n scenes with up to k objects.
+    """Layout of n scenes with up to k objects: numbers of words, places and angles.
 
     Shapes: each [n k]; `present` says which entries are objects. Later ones lie on earlier ones.
     Units:  the canvas reaches from -1 to 1 in rows (down) and columns; angles in radians.
@@ -43,16 +43,16 @@ class Layout:
 
 
 def distance(shape: np.ndarray, x: np.ndarray, y: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """How far each point is outside its object's outline, below 0 inside it.
+    """Distance of each point from its object's outline, below 0 inside it.
 
     Shapes: shape and radius [m], x and y [m ...] from the centre, upright -> [m ...].
     """
-    found = np.empty_like(x)
+    distances = np.empty_like(x)
     for number, outline in enumerate((_circle, _square, _triangle, _cross)):
         rows = np.flatnonzero(shape == number)
         size = radius[rows].reshape(-1, *([1] * (x.ndim - 1)))
-        found[rows] = outline(x[rows], y[rows], size)
-    return found
+        distances[rows] = outline(x[rows], y[rows], size)
+    return distances
 
 
 def _circle(x: np.ndarray, y: np.ndarray, radius: np.ndarray) -> np.ndarray:
@@ -224,9 +224,9 @@ def scenes(
         options = {"side_px": side_px, "objects": objects, "positions": positions}
         chunks.append(scene_batch(rng, _CHUNK, **options))  # type: ignore[arg-type]
     return Scenes(
-        np.concatenate([each.images for each in chunks])[:total],
-        np.concatenate([each.masks for each in chunks])[:total],
-        tuple(objects for each in chunks for objects in each.objects)[:total],
+        np.concatenate([chunk.images for chunk in chunks])[:total],
+        np.concatenate([chunk.masks for chunk in chunks])[:total],
+        tuple(objects for chunk in chunks for objects in chunk.objects)[:total],
     )
 
 
@@ -273,7 +273,7 @@ def _layout(rng: np.random.Generator, number: np.ndarray, most: int, positions: 
 
 
 def _crowded(layout: Layout) -> np.ndarray:
-    """Which objects are too close to an earlier one."""
+    """Objects that are too close to an earlier one, as a mask."""
     dy = layout.row[:, :, None] - layout.row[:, None]
     dx = layout.column[:, :, None] - layout.column[:, None]
     reach = layout.radius[:, :, None] + layout.radius[:, None]

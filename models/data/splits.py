@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples belong to which split: stratified, the same on every machine."""
+"""Splits of samples: stratified, the same on every machine."""
 
 import numpy as np
 

@@ -62,8 +62,8 @@ def tetrominoes(
         rng = np.random.default_rng([_SEEDS[split], seed, start // _CHUNK])
         some = tetromino_batch(rng, _CHUNK, side_px=side_px, positions=positions)
         chunks.append(some)
-    images = np.concatenate([each.images for each in chunks])[:count]
-    return Tetrominoes(images, np.concatenate([each.masks for each in chunks])[:count])
+    images = np.concatenate([chunk.images for chunk in chunks])[:count]
+    return Tetrominoes(images, np.concatenate([chunk.masks for chunk in chunks])[:count])
 
 
 def tetromino_batch(
@@ -83,7 +83,7 @@ def tetromino_batch(
     for index in range(count):
         chosen = rng.integers(len(pieces), size=PIECES)
         palette[index, 1:] = np.array(COLOURS, dtype=np.uint8)[rng.integers(6, size=PIECES)]
-        while not _place(rng, masks[index], [pieces[each] for each in chosen], positions):
+        while not _place(rng, masks[index], [pieces[index] for index in chosen], positions):
             masks[index] = 0
     return Tetrominoes(palette[np.arange(count)[:, None, None], masks], masks)
 
@@ -111,11 +111,11 @@ def _place(
 
 def _pieces(cell_px: int) -> list[np.ndarray]:
     """The 19 tetrominoes in their turns, in pixels."""
-    found: dict[tuple[tuple[bool, ...], ...], np.ndarray] = {}
+    pieces: dict[tuple[tuple[bool, ...], ...], np.ndarray] = {}
     for form in _FORMS:
         cells = np.array([[cell == "x" for cell in row] for row in form.split("/")])
         for turn in range(4):
             turned = np.rot90(cells, turn)
-            found.setdefault(tuple(map(tuple, turned.tolist())), turned)
+            pieces.setdefault(tuple(map(tuple, turned.tolist())), turned)
     block = np.ones((cell_px, cell_px), dtype=bool)
-    return [np.kron(cells, block) for cells in found.values()]
+    return [np.kron(cells, block) for cells in pieces.values()]

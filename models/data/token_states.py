@@ -53,8 +53,8 @@ def token_states(path: str | Path, split: str) -> TokenStates:
     arrays = npz_arrays(path, _ARRAYS)
     tokens, lengths, labels = (arrays[name] for name in _ARRAYS)
     _check_tokens(path, tokens)
-    for name, each in (("lengths", lengths), ("labels", labels)):
-        check_whole(path, name, each, len(tokens), "texts")
+    for name, array in (("lengths", lengths), ("labels", labels)):
+        check_whole(path, name, array, len(tokens), "texts")
     most = tokens.shape[1]
     if not 1 <= lengths.min() <= lengths.max() <= most:
         raise SaccadeError(
@@ -73,8 +73,8 @@ def token_states(path: str | Path, split: str) -> TokenStates:
     tokens = np.where(inside[..., None], tokens, np.float32(0))
     labels = labels[rows].astype(np.int64)
     digest = hashlib.sha256(repr((tokens.shape, names)).encode())
-    for each in (tokens, length, labels):
-        digest.update(np.ascontiguousarray(each).tobytes())
+    for array in (tokens, length, labels):
+        digest.update(np.ascontiguousarray(array).tobytes())
     return TokenStates(tokens, length, labels, names, path.name, digest.hexdigest())
 
 

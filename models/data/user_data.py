@@ -35,10 +35,10 @@ def folder(
             "one folder a class and nothing else. Move them."
         )
     files = {entry.name: _class_files(entry) for entry in classes}
-    labels = np.repeat(np.arange(len(classes)), [len(each) for each in files.values()])
+    labels = np.repeat(np.arange(len(classes)), [len(paths) for paths in files.values()])
     names = tuple(files)
     _check_classes(path, labels, names)
-    everything = [file for each in files.values() for file in each]
+    everything = [file for paths in files.values() for file in paths]
     if preprocessing is None:
         channels = 1 if all(_is_grey(file) for file in everything) else 3
         # Where a new model's training ends, its checkpoint says the same.
@@ -152,12 +152,12 @@ def npz_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     write = f"Write it with numpy.savez(path, {', '.join(f'{name}=...' for name in wanted)})."
     try:
         arrays = read_arrays(path, (*wanted, "class_names"))
-        found = sorted(array_names(path))
+        names = sorted(array_names(path))
     except (OSError, ValueError) as error:
         raise SaccadeError(f"{path}: not an .npz of plain arrays ({error}). {write}") from error
     if missing := [name for name in wanted if name not in arrays]:
         raise SaccadeError(
-            f"{path}: found arrays {found!r:.200}, expected {', '.join(wanted[:-1])} "
+            f"{path}: found arrays {names!r:.200}, expected {', '.join(wanted[:-1])} "
             f"and {wanted[-1]} ({missing[0]} is missing). {write}"
         )
     return arrays

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of every attention map, whatever runs it: laws of the parity gate."""
+"""Invariants of every attention map, whatever runs it, for the parity gate."""
 
 import numpy as np
 
@@ -10,27 +10,27 @@ SUPPORT_TOLERANCE = 1e-4  # a weight that only one of two answers has may be thi
 _NAMES = ("attention", "box_attention")
 
 
-def sums_to_one(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    """How far the sums of the weights are from 1, and weights below 0, of what is allowed."""
+def sums_to_one(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
+    """Distance of the weights' sums from 1, and weights below 0, as a share of what is allowed."""
     worst = 0.0
-    for weights in _maps(found):
+    for weights in _maps(answers):
         off = np.abs(weights.sum(-1) - 1).max(initial=0.0)
         worst = max(worst, float(off), float(-weights.min(initial=0.0)))
     return worst / SUM_TOLERANCE
 
 
-def same_support(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+def same_support(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
     """The largest weight that one has where the other has 0, of what is allowed."""
     worst = 0.0
-    for ours, theirs in zip(_maps(found), _maps(expected), strict=False):
+    for ours, theirs in zip(_maps(answers), _maps(expected), strict=False):
         only_one = (ours > 0) != (theirs > 0)
         worst = max(worst, float(np.where(only_one, np.maximum(ours, theirs), 0).max(initial=0.0)))
     return worst / SUPPORT_TOLERANCE
 
 
-def no_excess(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+def no_excess(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
     """0 where TVMax certifies its tolerance everywhere."""
-    return 0.0 if (found["attention_excess"] == 0).all() else float("inf")
+    return 0.0 if (answers["attention_excess"] == 0).all() else float("inf")
 
 
 def _maps(outputs: Arrays) -> list[np.ndarray]:

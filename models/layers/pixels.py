@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from saccade.errors import ShapeError
 
 
-class Pictured(Protocol):
-    """What a configuration says of the image that comes in."""
+class ImageFields(Protocol):
+    """Fields of a configuration about the image that comes in."""
 
     @property
     def height_px(self) -> int:
@@ -47,7 +47,7 @@ class PixelScale(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: Pictured) -> None:
+    def __init__(self, config: ImageFields) -> None:
         super().__init__()
         self.size = (config.height_px, config.width_px, config.channels)
         self.register_buffer("mean", torch.tensor(config.mean), persistent=False)

@@ -22,7 +22,9 @@ def in_float32(function: _Function) -> _Function:
     @wraps(function)
     def wrapped(*arguments: Any, **named: Any) -> Any:
         given = (*arguments, *named.values())
-        kind = next((each.device.type for each in given if isinstance(each, Tensor)), "cpu")
+        kind = next(
+            (argument.device.type for argument in given if isinstance(argument, Tensor)), "cpu"
+        )
         # A device such as meta, on which parameters are only counted, has no autocast to ask.
         if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
             return function(*arguments, **named)

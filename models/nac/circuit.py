@@ -14,7 +14,7 @@ _ROUNDS = 200  # of the layout
 
 @dataclass(frozen=True)
 class SampleCircuit:
-    """What a NAC answers about one sample under `attention` and `link`, and what the tokens are.
+    """Answer of a NAC for one sample under `attention` and `link`, and names of its tokens.
 
     Shapes: attention [u n], rows sum to 1; link [u u], or none where every module hears every
             other; n = sets h w where tokens are the patches of one or two images, or the number
@@ -47,7 +47,7 @@ class SampleCircuit:
         }:
             raise SaccadeError(
                 f"circuit: {tokens} tokens are neither one nor two grids of {self.grid[0]} by "
-                f"{self.grid[1]}. Pass the grid of the model's facts."
+                f"{self.grid[1]}. Pass the grid of the model's runtime metadata."
             )
         if self.words is not None and len(self.words) != tokens:
             raise SaccadeError(

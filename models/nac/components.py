@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a NAC's file takes and answers."""
+"""Components of a NAC: inputs and outputs of its file."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor, stack
 
 from saccade.errors import SaccadeError
-from saccade.models.interface import Arrays, Part, TensorSpec
+from saccade.models.interface import Arrays, Component, TensorSpec
 from saccade.models.layers.attention_invariants import SUM_TOLERANCE
 from saccade.models.nac.config import NACConfig
 
@@ -33,8 +33,9 @@ class Detailed(Protocol):
         ...
 
 
-def nac_part(model: Detailed) -> Part:
-    """The one part of a NAC: its input, a length where that varies, a condition where it has one.
+def nac_component(model: Detailed) -> Component:
+    """The one component of a NAC: its input, a length where that varies, a condition where it has
+    one.
 
     Raises: SaccadeError if the configuration leaves an axis open that a file has to fix.
     """
@@ -47,14 +48,14 @@ def nac_part(model: Detailed) -> Part:
         return random_inputs(config, rng, count)
 
     dense = config.connectivity == "dense"
-    return Part(
+    return Component(
         role="",
         inputs=input_specs(config),
         outputs=OUTPUTS,
         run=run,
         optional=("attention",) if dense else ("attention", "link"),
         random=random,
-        laws={"attention_sums_to_one": attention_sums_to_one},
+        invariants={"attention_sums_to_one": attention_sums_to_one},
     )
 
 
@@ -107,8 +108,8 @@ def model_arguments(config: NACConfig, inputs: Mapping[str, Tensor]) -> tuple[An
     def together(names: tuple[str, ...]) -> Tensor | None:
         if names[0] not in inputs:
             return None
-        found = [inputs[name] for name in names]
-        return found[0] if len(found) == 1 else stack(found, 1)
+        values = [inputs[name] for name in names]
+        return values[0] if len(values) == 1 else stack(values, 1)
 
     conditions = (inputs.get("condition"), inputs.get("condition_length"))
     return (together(input_names(config)), together(length_names(config)), *conditions)
@@ -116,32 +117,32 @@ def model_arguments(config: NACConfig, inputs: Mapping[str, Tensor]) -> tuple[An
 
 def random_inputs(config: NACConfig, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
     """Inputs of all lengths with anything in the padding, as a caller may leave it."""
-    found: dict[str, np.ndarray] = {}
+    inputs: dict[str, np.ndarray] = {}
     for spec in input_specs(config):
         shape = (count, *(int(axis) for axis in spec.shape[1:]))
         if spec.name.startswith("length"):
-            found[spec.name] = rng.integers(1, config.max_tokens + 1, count)
+            inputs[spec.name] = rng.integers(1, config.max_tokens + 1, count)
         elif spec.name == "condition_length":
-            found[spec.name] = rng.integers(1, config.condition_tokens + 1, count)
+            inputs[spec.name] = rng.integers(1, config.condition_tokens + 1, count)
         elif spec.dtype == "uint8":
-            found[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
+            inputs[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
         elif spec.dtype == "int64":
-            found[spec.name] = rng.integers(0, len(config.vocabulary), shape)
+            inputs[spec.name] = rng.integers(0, len(config.vocabulary), shape)
         else:
-            found[spec.name] = rng.standard_normal(shape, dtype=np.float32)
+            inputs[spec.name] = rng.standard_normal(shape, dtype=np.float32)
     for name in length_names(config):
-        symbols = found.get(name.replace("length", "characters"))
+        symbols = inputs.get(name.replace("length", "characters"))
         if symbols is not None:
-            beyond = np.arange(config.max_tokens) >= found[name][:, None]
+            beyond = np.arange(config.max_tokens) >= inputs[name][:, None]
             symbols[beyond] = rng.integers(-(2**40), 2**40, int(beyond.sum()))
-    return found
+    return inputs
 
 
-def attention_sums_to_one(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-    """How far the sums of the read-in's weights are from 1, as a share of what is allowed."""
-    if "attention" not in found:
+def attention_sums_to_one(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
+    """Distance of the sums of the read-in's weights from 1, as a share of what is allowed."""
+    if "attention" not in answers:
         return 0.0
-    total = found["attention"].sum(-1, dtype=np.float64)
+    total = answers["attention"].sum(-1, dtype=np.float64)
     return float(np.abs(total - 1).max(initial=0.0) / SUM_TOLERANCE)
 
 

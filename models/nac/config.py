@@ -300,7 +300,7 @@ class NACConfig(ConfigValues):
 
     @property
     def tokens(self) -> int | None:
-        """How many tokens an image gives; None where the input decides."""
+        """Number of tokens of an image; None where the input decides."""
         if self.input != "image":
             return None
         return (self.height_px // self.token_px) * (self.width_px // self.token_px)

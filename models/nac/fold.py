@@ -4,9 +4,9 @@
 import torch
 from torch import Tensor, nn
 
-from saccade.models.interface import Part
+from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
-from saccade.models.nac.components import nac_part
+from saccade.models.nac.components import nac_component
 from saccade.models.nac.execution import heard_codes, reading_codes
 from saccade.models.nac.folded_layers import (
     FoldedPropagator,
@@ -64,7 +64,7 @@ def fold_tokenizer(source: nn.Module) -> nn.Module:
 
 
 class FoldedNAC(nn.Module):
-    """What `NAC.fold` returns: a NAC's `forward` and `details`, evaluation only.
+    """Result of `NAC.fold`: `forward` and `details` of a NAC, evaluation only.
 
     Codes, signatures and initial states are constants, so every modulation is one vector a
     module, the attention bias one matrix, and the read-in's query part of a probe in the space of
@@ -114,8 +114,8 @@ class FoldedNAC(nn.Module):
         self.register_buffer("start", start)
         self.read_in = FoldedReadIn(source.read_in, theta, reading)
         self.propagators = nn.ModuleList(
-            FoldedPropagator(each, code, heard if self.beside else None)
-            for each in source.propagators
+            FoldedPropagator(propagator, code, heard if self.beside else None)
+            for propagator in source.propagators
         )
         initial = source.initial_state(source.read_out_codes)
         self.read_out = FoldedReadOut(source.read_out, initial, source.read_out_codes, heard)
@@ -147,16 +147,16 @@ class FoldedNAC(nn.Module):
                 links are dense).
         """
         state, attention, bias = self._run(x, length, condition, condition_length)
-        found = head_outputs(self._logits, state) | {"attention": attention}
+        answer = head_outputs(self._logits, state) | {"attention": attention}
         if bias is not None:
             links = self.kernel.links(bias) if self.config.conditional else self.links
             assert links is not None
-            found["link"] = links[..., : self.config.modules].expand(attention.shape[0], -1, -1)
-        return found
+            answer["link"] = links[..., : self.config.modules].expand(attention.shape[0], -1, -1)
+        return answer
 
-    def parts(self) -> tuple[Part, ...]:
-        """The unfolded model's one part, run by this one."""
-        return (nac_part(self),)
+    def components(self) -> tuple[Component, ...]:
+        """The unfolded model's one component, run by this one."""
+        return (nac_component(self),)
 
     def _run(
         self,

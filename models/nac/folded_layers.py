@@ -61,7 +61,7 @@ class FoldedFC(nn.Module):
         return x.mul_(gain) if fresh else x * gain
 
     def gain_of(self, code: Tensor | None = None) -> Tensor | None:
-        """What a module's input is multiplied with; none without modulation.
+        """Gain that a module's input is multiplied with; none without modulation.
 
         Shapes: code [b u c] (conditional only) -> [u inputs] or [b u inputs].
         """
@@ -143,8 +143,8 @@ class FoldedPropagator(nn.Module):
         layers = (self.query, self.key, self.value)
         alone = sender_code is code and source.norm_senders is None
         joint = alone and constant and source.query.modulation
-        found = [layer.gain for layer in layers if layer.gain is not None]
-        gains = torch.stack(found)[:, None] if joint else None
+        layer_gains = [layer.gain for layer in layers if layer.gain is not None]
+        gains = torch.stack(layer_gains)[:, None] if joint else None
         weights = torch.stack([layer.weight for layer in layers]) if joint else None
         self.register_buffer("joint_gain", gains, persistent=False)
         self.register_buffer("joint_weight", weights, persistent=False)
@@ -236,7 +236,7 @@ class FoldedReadIn(nn.Module):
         theta: Tensor | None = None,
         code: Tensor | None = None,
     ) -> Tensor:
-        """How much of each token each module takes.
+        """Weight of each token for each module.
 
         Shapes: as forward -> [b heads u n], the first head's rows first.
         """
@@ -308,7 +308,7 @@ class FoldedReadOut(nn.Module):
         return self.pool(self.ffn(y, self.norm(y)))
 
     def repeats(self, bias: Tensor) -> tuple[int, ...]:
-        """How often a bias is laid below itself: once for each head."""
+        """Number of times that a bias is laid below itself: once for each head."""
         return (*(1 for _ in bias.shape[:-2]), self.heads, 1)
 
 

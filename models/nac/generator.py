@@ -25,7 +25,7 @@ class Circuit(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a circuit may depend on."""
+    """Conditions that a circuit may depend on."""
 
     tokens: Tensor  # [b n d], after the tokenizer, zero beyond the length
     length: Tensor | None  # [b], or [b 2] of a pair of inputs
@@ -133,7 +133,7 @@ class ConditionalGenerator(nn.Module):
 
 
 def first_signatures(config: NACConfig, fresh: bool) -> Tensor | None:
-    """Where the signatures of an unconditional NAC start; any of the right shape if not `fresh`.
+    """First signatures of an unconditional NAC; any of the right shape if not `fresh`.
 
     Shapes: -> [u s]; none where links are dense.
     """

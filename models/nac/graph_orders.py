@@ -67,7 +67,7 @@ def hungarian_order(links: Tensor, target: Tensor) -> Tensor:
     Source: Kuhn 1955, on the mean squared distance of rows as in the authors' code.
     """
     assign = require("scipy.optimize", extra="bench").linear_sum_assignment
-    rows, wanted = (each.detach().double().cpu().numpy() for each in (links, target))
+    rows, wanted = (matrix.detach().double().cpu().numpy() for matrix in (links, target))
     squares = np.square(wanted).sum(1)[:, None] + np.square(rows).sum(1)
     _, order = assign((squares - 2 * wanted @ rows.T) / len(rows))
     return torch.from_numpy(order).to(links.device)

@@ -52,9 +52,9 @@ def prior_signatures(config: NACConfig) -> Tensor:
         wanted = wanted.clamp_min(-1).fill_diagonal_(1)
         vectors = leading_vectors(wanted, config.signature_dim, seed=config.seed)
         values = ((wanted @ vectors) * vectors).sum(0).clamp_min(1e-6)
-        found = F.normalize(vectors * values.sqrt(), dim=-1)
+        signatures = F.normalize(vectors * values.sqrt(), dim=-1)
         start = 0.03 * start
-        start[:, : found.shape[1]] += found
+        start[:, : signatures.shape[1]] += signatures
     steps = 100 if config.modules <= 1024 else 30
     return _descend(F.normalize(start, dim=-1), target, config.epsilon, steps=steps)
 
@@ -140,16 +140,16 @@ def drawn_graph(config: NACConfig) -> Tensor:
 
 
 def _preferential(modules: int, rng: np.random.Generator, links: int = 2) -> np.ndarray:
-    found = np.zeros((modules, modules), bool)
-    found[0, 1 : links + 1] = True  # a star
+    linked = np.zeros((modules, modules), bool)
+    linked[0, 1 : links + 1] = True  # a star
     ends = [0] * links + list(range(1, links + 1))  # each module as often as it has links
     for module in range(links + 1, modules):
         chosen: set[int] = set()
         while len(chosen) < links:
             chosen.add(ends[rng.integers(len(ends))])
-        found[module, list(chosen)] = True
+        linked[module, list(chosen)] = True
         ends += [*chosen, *[module] * links]
-    return found
+    return linked
 
 
 def _partition(modules: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -159,18 +159,18 @@ def _partition(modules: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _small_world(modules: int, near: int, rng: np.random.Generator) -> np.ndarray:
-    found = np.zeros((modules, modules), bool)
+    links = np.zeros((modules, modules), bool)
     ring = [(a, (a + step) % modules) for step in range(1, near // 2 + 1) for a in range(modules)]
     for a, b in ring:
-        found[a, b] = found[b, a] = True
+        links[a, b] = links[b, a] = True
     for a, b in ring:
-        strangers = np.flatnonzero(~found[a])
+        strangers = np.flatnonzero(~links[a])
         strangers = strangers[strangers != a]
         if rng.random() < 0.4 and len(strangers):
-            found[a, b] = found[b, a] = False
+            links[a, b] = links[b, a] = False
             other = rng.choice(strangers)
-            found[a, other] = found[other, a] = True
-    return found
+            links[a, other] = links[other, a] = True
+    return links
 
 
 SPECTRAL = ("planted-partition", "ring-of-cliques")
@@ -223,10 +223,10 @@ def _scale_free(modules: int, degree: float) -> Tensor:
     scale, links = degree / 2, shape
     for _ in range(20):  # probabilities end at 0.95, so the hubs' excess goes to the others
         links = (scale * shape).clamp_(max=0.95)
-        found = links.sum(dtype=torch.float64).item() / modules
-        if modules < 2 or abs(found / degree - 1) < 1e-3:
+        mean_degree = links.sum(dtype=torch.float64).item() / modules
+        if modules < 2 or abs(mean_degree / degree - 1) < 1e-3:
             break
-        scale *= degree / found
+        scale *= degree / mean_degree
     return links
 
 
@@ -289,26 +289,28 @@ class GraphStructure:
             return signatures.sum() * 0
         distance = signature_distance(signatures, signatures)
         epsilons = epsilons or [config.epsilon]
-        scaled = [-evaluation_bias(distance, each, config.truncate) for each in epsilons]
+        scaled = [-evaluation_bias(distance, epsilon, config.truncate) for epsilon in epsilons]
         if not self._aligned or self._calls % config.graph_refresh_steps == 0:
             pairs = enumerate(scaled)
-            self._aligned = [self.align(each.detach(), which) for which, each in pairs]
+            self._aligned = [self.align(pair.detach(), which) for which, pair in pairs]
         self._calls += 1
         losses = [
-            structure_loss(each, target, kind=config.structure_loss, clip=config.structure_clip)
-            for each, target in zip(scaled, self._aligned, strict=True)
+            structure_loss(
+                one_distance, target, kind=config.structure_loss, clip=config.structure_clip
+            )
+            for one_distance, target in zip(scaled, self._aligned, strict=True)
         ]
         return torch.stack(losses).sum()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed training run needs of the permutation in use."""
+        """State of the permutation in use, for a training run that is resumed."""
         return {"aligned": self._aligned, "calls": self._calls}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`, and of the one that held a single matrix or none."""
         aligned = state["aligned"]
         kept = aligned if isinstance(aligned, list) else [aligned]
-        self._aligned = [each for each in kept if each is not None]
+        self._aligned = [order for order in kept if order is not None]
         self._calls = state["calls"]
 
     @torch.no_grad()
@@ -331,7 +333,10 @@ class GraphStructure:
         tried = [permuted(target, order.roll(start)) for start in starts]
         tried.append(self._aligned[which].to(links) if self._aligned else target)
         kind = self.config.structure_loss
-        return min(tried, key=lambda each: structure_loss(scaled_distance, each, kind=kind).item())
+        return min(
+            tried,
+            key=lambda candidate: structure_loss(scaled_distance, candidate, kind=kind).item(),
+        )
 
     def _sorted_target(self) -> Tensor:
         # Groups and cliques stand in spectral order already: one after the other.

@@ -68,7 +68,7 @@ class Kernel(nn.Module):
             return None
         if not self.learned:
             return evaluation_bias(distance, self.config.epsilon, self.config.truncate)
-        epsilon = torch.stack([torch.as_tensor(each) for each in self.epsilons()])
+        epsilon = torch.stack([torch.as_tensor(epsilon) for epsilon in self.epsilons()])
         epsilon = epsilon.reshape(-1, 1, 1)
         return evaluation_bias(distance.unsqueeze(-3), epsilon, self.config.truncate)
 

@@ -47,7 +47,7 @@ def optional_norm(config: NACConfig) -> nn.Module:
 
 
 def length_mask(length: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Which tokens take part; of a pair of inputs, each half has a length of its own.
+    """Mask of the tokens that take part; of a pair of inputs, each half has a length of its own.
 
     Shapes: length [b] or [b 2], tokens [b n d] -> bool [b 1 n].
     """

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget
-from saccade.models.interface import Family, Part, Setting, fraction_setting
-from saccade.models.nac.components import input_names, length_names, nac_part
+from saccade.models.interface import Component, ComputeBudget, Family, fraction_budget
+from saccade.models.nac.components import input_names, length_names, nac_component
 from saccade.models.nac.config import NACConfig as NACConfig
 from saccade.models.nac.execution import execute, reading_codes
 from saccade.models.nac.generator import (
@@ -114,16 +114,16 @@ class NAC(nn.Module, Family):
         """
         given = self._given(x, length, condition, condition_length)
         circuit = generate(self.generator, self.config, given)
-        found = head_outputs(self._logits, execute(self, given, circuit))
+        answer = head_outputs(self._logits, execute(self, given, circuit))
         codes = reading_codes(circuit)
         theta = self.initial_state(codes)
-        found["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
+        answer["attention"] = self.read_in.weights(theta, given.tokens, codes, length)
         between, _ = link_distances(circuit, self.read_out_signatures)
         biases = self.kernel.constant(between)
         if biases is not None:
             links = self.kernel.links(biases)[..., : circuit.codes.shape[-2]]
-            found["link"] = links.expand(given.tokens.shape[0], -1, -1)
-        return found
+            answer["link"] = links.expand(given.tokens.shape[0], -1, -1)
+        return answer
 
     def _given(
         self,
@@ -189,7 +189,7 @@ class NAC(nn.Module, Family):
         loss = self._structure.loss(signatures, self.kernel.epsilons())
         if self.config.repulsion:
             tables = (signatures, self.generator().read_in_signatures, self.read_out_signatures)
-            every = torch.cat([each for each in tables if each is not None])
+            every = torch.cat([table for table in tables if table is not None])
             loss = loss + repulsion(every, self.config.repulsion)
         return loss
 
@@ -205,32 +205,32 @@ class NAC(nn.Module, Family):
         fewer: NAC = pruned(self, budget)
         return fewer
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """One, the role of which is empty: it answers requests alone."""
-        return (nac_part(self),)
+        return (nac_component(self),)
 
-    def settings(self) -> tuple[Setting, ...]:
+    def budgets(self) -> tuple[ComputeBudget, ...]:
         """All modules, a half, a quarter and an eighth of them, each number once."""
-        found: dict[int, Setting] = {}
+        budgets: dict[int, ComputeBudget] = {}
         for text in BUDGETS:
             if Budget(text).of(self.config.modules):
-                setting = self.setting(text)
-                found.setdefault(setting.kept, setting)
-        return tuple(found.values())
+                budget = self.budget(text)
+                budgets.setdefault(budget.kept, budget)
+        return tuple(budgets.values())
 
-    def setting(self, text: str) -> Setting:
-        """The setting that keeps this fraction of the modules.
+    def budget(self, text: str) -> ComputeBudget:
+        """The budget that keeps this fraction of the modules.
 
         Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
         """
-        return fraction_setting(text, self.config.modules, "modules")
+        return fraction_budget(text, self.config.modules, "modules")
 
-    def at(self, setting: Setting) -> "NAC":
-        """The pruned model of that setting."""
-        return self.prune(setting.kept / setting.total)
+    def at(self, budget: ComputeBudget) -> "NAC":
+        """The pruned model of that budget."""
+        return self.prune(budget.kept / budget.total)
 
-    def facts(self) -> dict[str, Any]:
-        """What a client needs to make inputs: kinds, longest lengths, the vocabulary."""
+    def runtime_metadata(self) -> dict[str, Any]:
+        """Runtime metadata to make inputs with: kinds, longest lengths, the vocabulary."""
         config = self.config
         image, conditional = config.input == "image", config.conditional
         grid = [config.height_px // config.token_px, config.width_px // config.token_px]

@@ -20,7 +20,7 @@ def linear(inputs: int, outputs: int, *, scale: float = 1.0, bias: bool = True) 
 
 @dataclass(frozen=True)
 class Modulation:
-    """How a code scales what comes into a layer."""
+    """Modulation of what comes into a layer by a code."""
 
     code_dim: int
     alpha: float = 0.1  # at the start

@@ -116,8 +116,8 @@ def _draw_thumbnails(axes: Any, circuit: SampleCircuit, place: np.ndarray) -> No
     maps = _maps(circuit)
     side_points = max(7.0, min(26.0, 190 / np.sqrt(len(maps))))
     repeat = max(1, 48 // maps.shape[1])  # an offset image is smoothed: give it many pixels a cell
-    for centre, each in zip(place, maps, strict=True):
-        fine = np.kron(each / max(each.max(), 1e-12), np.ones((repeat, repeat)))
+    for centre, thumbnail in zip(place, maps, strict=True):
+        fine = np.kron(thumbnail / max(thumbnail.max(), 1e-12), np.ones((repeat, repeat)))
         picture = OffsetImage(fine, cmap=_HEAT, zoom=side_points / fine.shape[0])
         frame = {"edgecolor": _INK, "linewidth": 0.6, "boxstyle": "square,pad=0.02"}
         axes.add_artist(AnnotationBbox(picture, centre, pad=0, bboxprops=frame, zorder=2))
@@ -183,11 +183,11 @@ def circuit(request: ShowRequest) -> Drawing:
             f"--against {options.against}: {options.model} is a NAC, whose circuit is "
             "drawn by itself. Leave the option out."
         )
-    found = request.ask(["attention", *(["link"] if "link" in view.outputs("") else [])])
-    link = found["link"][0] if "link" in found else None
-    grid = tuple(view.facts(found["by"])["grid"])
-    drawn = sample_circuit(found["attention"][0], link, grid=grid)
+    answer = request.ask(["attention", *(["link"] if "link" in view.outputs("") else [])])
+    link = answer["link"][0] if "link" in answer else None
+    grid = tuple(view.runtime_metadata(answer["by"])["grid"])
+    drawn = sample_circuit(answer["attention"][0], link, grid=grid)
     (best,) = request.client.classify([request.image], options.budget, top=1)
-    title = f"{found['by']}: {best.labels[0][0]}"
+    title = f"{answer['by']}: {best.labels[0][0]}"
     png = circuit_png(drawn, image=request.pixels, title=title)
     return Drawing(title, png, drawn.to_dict())

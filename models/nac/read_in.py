@@ -103,7 +103,7 @@ class ReadIn(nn.Module):
     def weights(
         self, theta: Tensor, tokens: Tensor, code: Tensor, length: Tensor | None = None
     ) -> Tensor:
-        """How much of each token each module takes, the mean of its heads; rows sum to 1.
+        """Weight of each token for each module, the mean of its heads; rows sum to 1.
 
         Shapes: as forward -> [b u n].
         """
@@ -115,7 +115,7 @@ class ReadIn(nn.Module):
 
 
 def probe(q: Tensor, key: ModFC, code: Tensor, heads: int) -> Tensor:
-    """What every token's score is the product with: W_k^T q * gain / sqrt(w / heads).
+    """Probe whose product is every token's score: W_k^T q * gain / sqrt(w / heads).
 
     Shapes: q [... u w], code [... u c] -> [... heads u t], the first head's rows first.
     """
@@ -123,8 +123,8 @@ def probe(q: Tensor, key: ModFC, code: Tensor, heads: int) -> Tensor:
     if heads == 1:
         return (q @ key.linear.weight) * gain / math.sqrt(q.shape[-1])
     q = q.unflatten(-1, (heads, -1)).transpose(-2, -3)  # [... h u w/h]
-    each = (q @ key.linear.weight.unflatten(0, (heads, -1))) * gain.unsqueeze(-3)
-    return (each / math.sqrt(q.shape[-1])).flatten(-3, -2)
+    query = (q @ key.linear.weight.unflatten(0, (heads, -1))) * gain.unsqueeze(-3)
+    return (query / math.sqrt(q.shape[-1])).flatten(-3, -2)
 
 
 def values_by_head(pooled: Tensor, weight: Tensor, gain: Tensor | None, heads: int) -> Tensor:

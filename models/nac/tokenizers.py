@@ -189,9 +189,9 @@ class PairTokenizer(nn.Module):
             -> tokens [b 2n dim], the first input's first.
     """
 
-    def __init__(self, each: nn.Module, config: NACConfig) -> None:
+    def __init__(self, tokenizer: nn.Module, config: NACConfig) -> None:
         super().__init__()
-        self.each = each
+        self.each = tokenizer
         self.mark = nn.Parameter(
             POSITION_STD * torch.randn(config.input_sets, 1, config.tokens_width)
         )
@@ -216,9 +216,9 @@ IMAGES: dict[str, type[nn.Module]] = {
 
 def tokenizer(config: NACConfig) -> nn.Module:
     """The tokenizer that the configuration asks for."""
-    each: nn.Module
+    made: nn.Module
     if config.input == "image":
-        each = IMAGES[config.tokenizer](config)
+        made = IMAGES[config.tokenizer](config)
     else:
-        each = sequence_tokenizer(config)
-    return each if config.input_sets == 1 else PairTokenizer(each, config)
+        made = sequence_tokenizer(config)
+    return made if config.input_sets == 1 else PairTokenizer(made, config)

@@ -18,7 +18,7 @@ from saccade.models.official.conversion import Converted, Official
 from saccade.models.preprocessing import Interpolation, Preprocessing, ResizeMode
 
 if TYPE_CHECKING:
-    from saccade.models.layers.pixels import Pictured
+    from saccade.models.layers.pixels import ImageFields
 
 
 class AuthorsImages(NamedTuple):
@@ -28,7 +28,7 @@ class AuthorsImages(NamedTuple):
     origin: str
 
 
-def authors_images(source: str, config: "Pictured", **sizes: int) -> AuthorsImages:
+def authors_images(source: str, config: "ImageFields", **sizes: int) -> AuthorsImages:
     """The preprocessing of a model of this source, whose size, mean and std its `config` has.
 
     `sizes` are what else decides: torchvision's depends on the model.
@@ -153,10 +153,10 @@ def with_images(
     usual = converted.preprocessing
     assert usual is not None
     for name in ("height_px", "width_px", "channels"):
-        found, wanted = getattr(preprocessing, name), getattr(usual, name)
-        if found != wanted:
+        current, wanted = getattr(preprocessing, name), getattr(usual, name)
+        if current != wanted:
             raise SaccadeError(
-                f"{where}: {name} is {found}, but the weights are for {wanted}. "
+                f"{where}: {name} is {current}, but the weights are for {wanted}. "
                 "Leave it out of the JSON, or pass the weights that it belongs to."
             )
     own = {field.name for field in fields(converted.config)} & {"mean", "std"}
@@ -245,18 +245,18 @@ def _filter(where: str, given: Mapping[str, Any]) -> str:
 def _one_of(
     where: str, given: Mapping[str, Any], name: str, usual: str, known: tuple[str, ...]
 ) -> str:
-    found = given.get(name) or usual
-    if found not in known:
+    value = given.get(name) or usual
+    if value not in known:
         raise SaccadeError(
-            f"{where}: {name} is {found!r:.40}, expected {' or '.join(known)}. Correct the JSON, "
+            f"{where}: {name} is {value!r:.40}, expected {' or '.join(known)}. Correct the JSON, "
             "or say the fields with --preprocessing."
         )
-    return str(found)
+    return str(value)
 
 
 def _levels(
     given: Mapping[str, Any], name: str, usual: tuple[float, ...], channels: int
 ) -> list[float]:
-    found = given.get(name) or usual
-    values = list(found) if isinstance(found, list | tuple) else [found]
+    levels = given.get(name) or usual
+    values = list(levels) if isinstance(levels, list | tuple) else [levels]
     return values * channels if len(values) == 1 else values

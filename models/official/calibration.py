@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from saccade.errors import SaccadeError
-from saccade.models.interface import Part, TensorSpec
+from saccade.models.interface import Component, TensorSpec
 from saccade.models.preprocessing import Preprocessing
 
 SAMPLES = 256
@@ -15,14 +15,14 @@ _SCENE_PX = 64
 
 
 def calibration_for(
-    parts: Iterable[Part],
+    components: Iterable[Component],
     preprocessing: Preprocessing | None,
     given: Mapping[str, np.ndarray],
     *,
     data: str | None,
     labels: tuple[str, ...],
 ) -> tuple[dict[str, np.ndarray], str]:
-    """Arrays for the inputs of every part that does not make its own, and what they are.
+    """Arrays for the inputs of every component that does not make its own, and what they are.
 
     Raises: SaccadeError if the data cannot be used or has fewer than 256 samples.
     """
@@ -30,15 +30,15 @@ def calibration_for(
     said = [f"{name} by the converter" for name in arrays]
     if data is not None and preprocessing is None:
         raise SaccadeError("--calibration names images, but no image comes into this model.")
-    for part in parts:
-        missing = [spec for spec in part.inputs if spec.name not in arrays]
+    for component in components:
+        missing = [spec for spec in component.inputs if spec.name not in arrays]
         if any(spec.name == "image" for spec in missing) and preprocessing is not None:
-            found, text = _images(preprocessing, data, labels)
-            arrays |= found
+            own_arrays, text = _images(preprocessing, data, labels)
+            arrays |= own_arrays
             said.append(text)
-        if part.real is not None:
+        if component.real is not None:
             continue  # it computes the others itself
-        drawn = _random(part, [spec for spec in missing if spec.name not in arrays])
+        drawn = _random(component, [spec for spec in missing if spec.name not in arrays])
         said += [f"random {name} (seed 0)" for name in drawn]
         arrays |= drawn
     return arrays, "; ".join(said)
@@ -55,18 +55,18 @@ def _images(
         return {"image": _scenes(preprocessing)}, text
     from saccade.models.data.datasets import load_data
 
-    found = load_data(data, "train", preprocessing=preprocessing)
-    if len(found.labels) < SAMPLES:
+    dataset = load_data(data, "train", preprocessing=preprocessing)
+    if len(dataset.labels) < SAMPLES:
         raise SaccadeError(
-            f"--calibration {found.name}: has {len(found.labels)} training images, expected at "
+            f"--calibration {dataset.name}: has {len(dataset.labels)} training images, expected at "
             f"least {SAMPLES}. Add images, or leave the option out for generated scenes."
         )
-    chosen = np.random.default_rng(0).permutation(len(found.labels))[:SAMPLES]
-    arrays = {"image": found.images[chosen]}
-    if set(found.class_names) <= set(labels):
-        index = np.array([labels.index(name) for name in found.class_names], dtype=np.int64)
-        arrays["labels"] = index[found.labels[chosen]]
-    return arrays, f"{SAMPLES} training images of {found.name}"
+    chosen = np.random.default_rng(0).permutation(len(dataset.labels))[:SAMPLES]
+    arrays = {"image": dataset.images[chosen]}
+    if set(dataset.class_names) <= set(labels):
+        index = np.array([labels.index(name) for name in dataset.class_names], dtype=np.int64)
+        arrays["labels"] = index[dataset.labels[chosen]]
+    return arrays, f"{SAMPLES} training images of {dataset.name}"
 
 
 def _scenes(preprocessing: Preprocessing) -> np.ndarray:
@@ -75,21 +75,21 @@ def _scenes(preprocessing: Preprocessing) -> np.ndarray:
 
     wanted = preprocessing.wanted()
     drawn = scenes("train", SAMPLES, side_px=_SCENE_PX).images
-    return np.stack([fit(Image.fromarray(each), wanted) for each in drawn])
+    return np.stack([fit(Image.fromarray(image), wanted) for image in drawn])
 
 
-def _random(part: Part, missing: list[TensorSpec]) -> dict[str, np.ndarray]:
+def _random(component: Component, missing: list[TensorSpec]) -> dict[str, np.ndarray]:
     if not missing:
         return {}
     rng = np.random.default_rng(0)
-    if part.random is not None:
-        drawn = part.random(rng, SAMPLES)
+    if component.random is not None:
+        drawn = component.random(rng, SAMPLES)
         return {spec.name: drawn[spec.name] for spec in missing}
     arrays: dict[str, np.ndarray] = {}
     for spec in missing:
         fixed = all(isinstance(axis, int) for axis in spec.shape[1:])
         if not fixed or spec.dtype not in ("uint8", "float32"):
-            raise TypeError(f"input {spec.name} [{spec.axes}] needs a Part.random of its own")
+            raise TypeError(f"input {spec.name} [{spec.axes}] needs a Component.random of its own")
         shape = (SAMPLES, *(int(axis) for axis in spec.shape[1:]))
         if spec.dtype == "uint8":
             arrays[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Row
-from saccade.models.official.given_files import check_claims, whole_number
+from saccade.models.official.given_files import check_stated, whole_number
 from saccade.models.sparo.config import SparoConfig
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _bottleneck(config: SparoConfig) -> Iterator[Row]:
 
 
 def is_copy(first: "Tensor", second: "Tensor") -> bool:
-    """Whether two tensors of a file are one and the same."""
+    """True if two tensors of a file are one and the same."""
     import torch
 
     return first is second or (first.shape == second.shape and torch.equal(first, second))
@@ -144,27 +144,27 @@ def model_json(path: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
 
     Raises: SaccadeError if it asks for towers that are not read here.
     """
-    found = dict(config or {})
-    found = dict(found.get("model_cfg", found))
+    content = dict(config or {})
+    content = dict(content.get("model_cfg", content))
     for name in ("vision_cfg", "text_cfg"):
-        tower = found.get(name) or {}
+        tower = content.get(name) or {}
         if not isinstance(tower, Mapping):
             raise SaccadeError(
                 f"--config: {name} is {tower!r:.60}, expected an object. Pass the JSON of an "
                 "OpenCLIP model."
             )
         tower = dict(tower)
-        found[name] = tower
+        content[name] = tower
         if unread := [key for key in _UNREAD if tower.get(key)]:
             raise SaccadeError(
                 f"{path}: {name} names {unread[0]} {tower[unread[0]]!r}; only OpenCLIP's own "
                 "vision and text transformers are read. Convert a ViT model."
             )
-    return found
+    return content
 
 
 class Shapes:
-    """What the tensors of a CLIP tell about it.
+    """Shapes of a CLIP, read from its tensors.
 
     Raises: SaccadeError if they are not those of a vision transformer with a text tower.
     """
@@ -179,16 +179,16 @@ class Shapes:
 
     def _shape(self, key: str, rank: int) -> tuple[int, ...]:
         if key not in self.tensors or self.tensors[key].dim() != rank:
-            found = tuple(self.tensors[key].shape) if key in self.tensors else "nothing"
+            shape = tuple(self.tensors[key].shape) if key in self.tensors else "nothing"
             raise SaccadeError(
-                f"{self.path}: {key} should be a tensor with {rank} axes, found {found}. "
+                f"{self.path}: {key} should be a tensor with {rank} axes, found {shape}. "
                 "Expected a CLIP of OpenCLIP with a vision transformer; other files are read by "
                 "another SOURCE of saccade convert."
             )
         return tuple(self.tensors[key].shape)
 
     def depth(self, prefix: str) -> int:
-        """How many blocks stand under a prefix."""
+        """Number of blocks under a prefix."""
         pattern = re.compile(re.escape(prefix) + r"transformer\.resblocks\.(\d+)\.")
         return len({m.group(1) for key in self.tensors if (m := pattern.match(key))})
 
@@ -202,7 +202,7 @@ class Shapes:
         width, channels, patch, _ = self.patches
         side = math.isqrt(self.positions[0] - 1)
         text_width = self.embedding[1]
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "height_px": side * patch,
             "width_px": side * patch,
             "channels": channels,
@@ -218,8 +218,8 @@ class Shapes:
             "text_hidden": self.hidden(self.text, text_width),
         }
         if "visual.proj" in self.tensors:
-            found["embed_dim"] = self.tensors["visual.proj"].shape[1]
-        return found
+            fields["embed_dim"] = self.tensors["visual.proj"].shape[1]
+        return fields
 
 
 def tower_fields(path: str, shapes: Shapes, json: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,33 +228,33 @@ def tower_fields(path: str, shapes: Shapes, json: Mapping[str, Any]) -> dict[str
     Raises: SaccadeError if the JSON contradicts the file, or heads cannot be told.
     """
     vision, text = json["vision_cfg"], json["text_cfg"]
-    found = shapes.fields()
+    fields = shapes.fields()
     cut = whole_number(json.get("reduce_depth") or 0, "reduce_depth", least=0)
-    claims = {
-        "vision_cfg.image_size": (vision.get("image_size"), found["height_px"]),
-        "vision_cfg.patch_size": (vision.get("patch_size"), found["patch_px"]),
-        "vision_cfg.width": (vision.get("width"), found["image_width"]),
-        "vision_cfg.layers": (vision.get("layers"), found["image_layers"] + cut),
-        "text_cfg.width": (text.get("width"), found["text_width"]),
-        "text_cfg.layers": (text.get("layers"), found["text_layers"] + cut),
-        "text_cfg.vocab_size": (text.get("vocab_size"), found["vocabulary"]),
-        "text_cfg.context_length": (text.get("context_length"), found["context_length"]),
+    stated = {
+        "vision_cfg.image_size": (vision.get("image_size"), fields["height_px"]),
+        "vision_cfg.patch_size": (vision.get("patch_size"), fields["patch_px"]),
+        "vision_cfg.width": (vision.get("width"), fields["image_width"]),
+        "vision_cfg.layers": (vision.get("layers"), fields["image_layers"] + cut),
+        "text_cfg.width": (text.get("width"), fields["text_width"]),
+        "text_cfg.layers": (text.get("layers"), fields["text_layers"] + cut),
+        "text_cfg.vocab_size": (text.get("vocab_size"), fields["vocabulary"]),
+        "text_cfg.context_length": (text.get("context_length"), fields["context_length"]),
     }
-    check_claims(path, claims)
-    width = found["image_width"]
+    check_stated(path, stated)
+    width = fields["image_width"]
     head_width = whole_number(vision.get("head_width", 64), "vision_cfg.head_width")
     text_heads = whole_number(
-        text.get("heads", max(1, found["text_width"] // 64)), "text_cfg.heads"
+        text.get("heads", max(1, fields["text_width"] // 64)), "text_cfg.heads"
     )
     if "width" not in vision and "head_width" not in vision:
         _require_safe(path, width, "vision_cfg.head_width")
     if "heads" not in text:
-        _require_safe(path, found["text_width"], "text_cfg.heads")
+        _require_safe(path, fields["text_width"], "text_cfg.heads")
     if text.get("hf_tokenizer_name"):
-        found["tokenizer"] = "custom"
-    return found | {
-        "image_layers": found["image_layers"] + cut,
-        "text_layers": found["text_layers"] + cut,
+        fields["tokenizer"] = "custom"
+    return fields | {
+        "image_layers": fields["image_layers"] + cut,
+        "text_layers": fields["text_layers"] + cut,
         "reduce_depth": cut,
         "image_heads": max(1, width // head_width),
         "text_heads": text_heads,
@@ -277,22 +277,22 @@ def pooling_fields(
 
     Raises: SaccadeError if the JSON contradicts the file, or averages a text's tokens.
     """
-    found: dict[str, Any] = {}
-    claims: dict[str, tuple[Any, Any]] = {}
+    fields: dict[str, Any] = {}
+    stated: dict[str, tuple[Any, Any]] = {}
     if "space_dict" in tensors:
         codes, dim = tensors["space_dict"].shape
-        found = {"pooling": "codebook", "codes": codes, "embed_dim": dim}
-        claims["num_codes"] = json.get("num_codes"), codes
+        fields = {"pooling": "codebook", "codes": codes, "embed_dim": dim}
+        stated["num_codes"] = json.get("num_codes"), codes
     else:
-        found = _state_fields(path, tensors, json)
+        fields = _state_fields(path, tensors, json)
     wide = tensors.get("vision_bottleproj.weight")
     if wide is not None:
-        found["embed_dim"], found["bottleneck_dim"] = wide.shape
-    claims["bottleneck_dim"] = json.get("bottleneck_dim"), found.get("bottleneck_dim", 0)
-    if "embed_dim" in found:
-        claims["embed_dim"] = json.get("embed_dim"), found["embed_dim"]
-    check_claims(path, claims)
-    return found
+        fields["embed_dim"], fields["bottleneck_dim"] = wide.shape
+    stated["bottleneck_dim"] = json.get("bottleneck_dim"), fields.get("bottleneck_dim", 0)
+    if "embed_dim" in fields:
+        stated["embed_dim"] = json.get("embed_dim"), fields["embed_dim"]
+    check_stated(path, stated)
+    return fields
 
 
 def _state_fields(
@@ -300,26 +300,26 @@ def _state_fields(
 ) -> dict[str, Any]:
     """Fields of a class token, a mean, or attentional poolers, which may differ in both towers."""
     vision, text = json["vision_cfg"], json["text_cfg"]
-    found: dict[str, Any] = {"pooling": "gap" if vision.get("global_average_pool") else "cls"}
+    fields: dict[str, Any] = {"pooling": "gap" if vision.get("global_average_pool") else "cls"}
     if "text_attn_pool.query" in tensors:
-        found["text_pooling"] = "attention"
-        found |= _pooler(path, tensors["text_attn_pool.query"], text, "text_cfg", "text_")
+        fields["text_pooling"] = "attention"
+        fields |= _pooler(path, tensors["text_attn_pool.query"], text, "text_cfg", "text_")
     elif text.get("global_average_pool"):
         raise SaccadeError(
             f"{path}: text_cfg has global_average_pool without an attentional pooler (no "
             "text_attn_pool.query), which OpenCLIP does not define. Pass the JSON of this model."
         )
     if "visual.attn_pool.query" in tensors:
-        found["pooling"] = "attention"
-        found.setdefault("text_pooling", "eos")
-        found |= _pooler(path, tensors["visual.attn_pool.query"], vision, "vision_cfg", "")
-    return found
+        fields["pooling"] = "attention"
+        fields.setdefault("text_pooling", "eos")
+        fields |= _pooler(path, tensors["visual.attn_pool.query"], vision, "vision_cfg", "")
+    return fields
 
 
 def _pooler(
     path: str, query: "Tensor", tower: Mapping[str, Any], name: str, prefix: str
 ) -> dict[str, Any]:
-    check_claims(path, {f"{name}.n_queries": (tower.get("n_queries"), query.shape[0])})
+    check_stated(path, {f"{name}.n_queries": (tower.get("n_queries"), query.shape[0])})
     heads = whole_number(tower.get("attn_pooler_heads", 8), f"{name}.attn_pooler_heads")
     return {
         f"{prefix}queries": query.shape[0],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a converter is given, how it takes tensors, and what it answers."""
+"""Input of a converter, the way it takes tensors, and its answer."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -76,9 +76,9 @@ class Reading:
         Raises: SaccadeError if it has none of that name.
         """
         if key not in self.tensors:
-            found = ", ".join(list(self.tensors)[:3])
+            names = ", ".join(list(self.tensors)[:3])
             raise SaccadeError(
-                f"{self.path}: has no tensor {key!r} (found {len(self.tensors)}, first: {found}). "
+                f"{self.path}: has no tensor {key!r} (found {len(self.tensors)}, first: {names}). "
                 "Name the SOURCE that the file comes from, and --checkpoint-key where the weights "
                 "lie under a name."
             )

@@ -15,7 +15,7 @@ from saccade.errors import SaccadeError, require
 from saccade.files import refuse_existing, sha256_of
 from saccade.models.checkpoint import check_finite, save
 from saccade.models.families import build, outline
-from saccade.models.interface import Part
+from saccade.models.interface import Component
 from saccade.models.official.authors_images import with_images, with_published
 from saccade.models.official.calibration import calibration_for
 from saccade.models.official.conversion import Converted, Official
@@ -40,17 +40,17 @@ def largest_change(
     """
     import torch
 
-    samples = {name: each[:SAMPLES] for name, each in arrays.items()}
-    found = []
+    samples = {name: array[:SAMPLES] for name, array in arrays.items()}
+    answers = []
     for model in (authors, exact):
-        part: Part = deepcopy(model).double().parts()[0]  # type: ignore[operator]
-        given = part.real(samples) if part.real else samples
-        inputs = {spec.name: torch.from_numpy(given[spec.name].copy()) for spec in part.inputs}
+        component: Component = deepcopy(model).double().components()[0]  # type: ignore[operator]
+        given = component.real(samples) if component.real else samples
+        inputs = {spec.name: torch.from_numpy(given[spec.name].copy()) for spec in component.inputs}
         wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
         with torch.no_grad():
-            found.append(part.run(**wide))
-    name = "logits" if "logits" in part.outputs else part.outputs[0]
-    before, after = (each[name] for each in found)
+            answers.append(component.run(**wide))
+    name = "logits" if "logits" in component.outputs else component.outputs[0]
+    before, after = (answer[name] for answer in answers)
     return {
         "output": name,
         "samples": min(SAMPLES, len(before)),
@@ -127,7 +127,7 @@ _CLASSIFIERS = ("head.", "head_dist.", "classifier.")
 
 @dataclass(frozen=True)
 class ConvertOptions(PathFields):
-    """What the file cannot tell, and where the result goes."""
+    """Options that the file cannot tell, and where the result goes."""
 
     out: Path  # checkpoint to write, ends in .safetensors
     config: Path | None = None  # JSON of the authors' model configuration
@@ -167,7 +167,7 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
         sha256=sha256_of(path),
         family=converted.family,
         tensors=len(expected),
-        parameters=sum(each.numel() for each in planned.parameters()),
+        parameters=sum(parameter.numel() for parameter in planned.parameters()),
         rows=compared(converted, expected, official.tensors),
         ignored=dict(converted.ignored),
         notes=notes,
@@ -243,7 +243,7 @@ def _check(source: str, options: ConvertOptions) -> None:
 
 
 def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Converted:
-    """What the user says of the input wins; the model applies mean and std itself."""
+    """Preprocessing by the user's word, which wins; the model applies mean and std itself."""
     given = object_from(options.preprocessing, "--preprocessing")
     if given is None:
         return converted
@@ -275,9 +275,9 @@ def _write(
     model: "nn.Module",
     report: ConversionReport,
 ) -> ConversionReport:
-    parts: tuple[Part, ...] = model.parts()  # type: ignore[operator]
+    components: tuple[Component, ...] = model.components()  # type: ignore[operator]
     arrays, said = calibration_for(
-        parts,
+        components,
         converted.preprocessing,
         converted.calibration,
         data=options.calibration,

@@ -11,15 +11,15 @@ from saccade.files import check_labels, read_bounded, read_lines
 from saccade.json_text import parse_json
 
 
-def check_claims(path: str, claims: Mapping[str, tuple[Any, Any]]) -> None:
+def check_stated(path: str, stated: Mapping[str, tuple[Any, Any]]) -> None:
     """Every value that the JSON gives is the one in the file; by name, (said, found).
 
     Raises: SaccadeError naming the first that differs.
     """
-    for name, (said, found) in claims.items():
-        if said is not None and said != found:
+    for name, (said, actual) in stated.items():
+        if said is not None and said != actual:
             raise SaccadeError(
-                f"{path}: --config says {name} {said!r:.60}, the file's tensors say {found}. "
+                f"{path}: --config says {name} {said!r:.60}, the file's tensors say {actual}. "
                 "Pass the JSON of this model."
             )
 
@@ -54,23 +54,23 @@ def weights_in(path: Path, hub_config: str | None) -> Path:
     if hub_config is None or not (path / hub_config).is_file():
         return path
     names = _WEIGHTS[hub_config]
-    found = next((path / name for name in names if (path / name).is_file()), None)
-    if found is None:
+    weights = next((path / name for name in names if (path / name).is_file()), None)
+    if weights is None:
         raise SaccadeError(
             f"{path}: has {hub_config}, but no {' or '.join(names)}. Copy the weights beside it."
         )
-    return found
+    return weights
 
 
 def config_beside(weights: Path, hub_config: str | None) -> dict[str, Any] | None:
-    """What the JSON beside the weights says, if it is there and timm's or OpenCLIP's.
+    """Configuration in the JSON beside the weights, if it is there and timm's or OpenCLIP's.
 
     Raises: SaccadeError if it is no JSON object.
     """
     if hub_config is None or not (weights.parent / hub_config).is_file():
         return None
-    found = object_from(weights.parent / hub_config, hub_config)
-    return found if found and _MARKS[hub_config] <= set(found) else None
+    content = object_from(weights.parent / hub_config, hub_config)
+    return content if content and _MARKS[hub_config] <= set(content) else None
 
 
 def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
@@ -80,12 +80,12 @@ def object_from(path: Path | None, flag: str) -> dict[str, Any] | None:
     """
     if path is None:
         return None
-    found = _json(path, flag)
-    if not isinstance(found, dict):
+    content = _json(path, flag)
+    if not isinstance(content, dict):
         raise SaccadeError(
-            f"{flag} {path}: found a {type(found).__name__}, expected a JSON object."
+            f"{flag} {path}: found a {type(content).__name__}, expected a JSON object."
         )
-    return found
+    return content
 
 
 def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
@@ -97,11 +97,11 @@ def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
         return None
     if path.suffix != ".json":
         return read_lines(path, "name")
-    found = _json(path, flag)
-    if isinstance(found, list) and all(isinstance(name, str) for name in found):
-        check_labels(found, f"{flag} {path}", "name")
-        return tuple(found)
-    named = _numbered(found) if isinstance(found, dict) else None
+    content = _json(path, flag)
+    if isinstance(content, list) and all(isinstance(name, str) for name in content):
+        check_labels(content, f"{flag} {path}", "name")
+        return tuple(content)
+    named = _numbered(content) if isinstance(content, dict) else None
     if named is None:
         raise SaccadeError(
             f"{flag} {path}: expected a list of strings, or an object that numbers them from 0."
@@ -110,11 +110,11 @@ def names_from(path: Path | None, flag: str) -> tuple[str, ...] | None:
     return named
 
 
-def _numbered(found: dict[str, Any]) -> tuple[str, ...] | None:
-    if all(isinstance(value, str) for value in found.values()):
-        pairs: list[tuple[Any, str]] = list(found.items())
+def _numbered(numbered: dict[str, Any]) -> tuple[str, ...] | None:
+    if all(isinstance(value, str) for value in numbered.values()):
+        pairs: list[tuple[Any, str]] = list(numbered.items())
     else:
-        pairs = [(value, name) for name, value in found.items()]
+        pairs = [(value, name) for name, value in numbered.items()]
     try:
         names = {int(index): name for index, name in pairs}
     except (TypeError, ValueError, OverflowError):

@@ -21,11 +21,11 @@ class Translation(Reading):
     """
 
     def has(self, key: str) -> bool:
-        """Whether the file has that tensor."""
+        """True if the file has that tensor."""
         return key in self.tensors
 
     def scope_of(self, end: str, *, within: str) -> str:
-        """What stands in front of the one key that ends so.
+        """Scope in front of the one key that ends so.
 
         Raises: SaccadeError if there is none.
         """
@@ -66,9 +66,9 @@ class Translation(Reading):
         """A GRU cell's six layers as two; only the inputs' and the candidate's have biases."""
         inputs = [f"{scope}/{gate}" for gate in ("ir", "iz", "in")]
         state = [f"{scope}/{gate}" for gate in ("hr", "hz", "hn")]
-        self._join(ours + ".inputs.weight", [each + "/kernel" for each in inputs])
-        self._join(ours + ".inputs.bias", [each + "/bias" for each in inputs])
-        self._join(ours + ".state.weight", [each + "/kernel" for each in state])
+        self._join(ours + ".inputs.weight", [name + "/kernel" for name in inputs])
+        self._join(ours + ".inputs.bias", [name + "/bias" for name in inputs])
+        self._join(ours + ".state.weight", [name + "/kernel" for name in state])
         self.copy(ours + ".candidate_bias", scope + "/hn/bias")
 
     def _join(self, ours: str, keys: list[str]) -> None:
@@ -213,14 +213,14 @@ def _resnet(translation: Translation, scope: str, ours: str, config: SlotConfig)
 
 
 def _scopes(official: Official) -> dict[str, str]:
-    """Where each part stands; their names depend on the version of Flax."""
+    """Scopes of the components; their names depend on the version of Flax."""
     marks = {
         "attention": r"general_dense_q_0/kernel",
         "decoder": r"alphas/kernel",
         "initial": r"state_init",
         "encoder": r"[^/]+/(conv_simple_0|init_conv)/kernel",
     }
-    found = {}
+    scopes = {}
     for part, mark in marks.items():
         keys = [re.fullmatch(f"(.*?){mark}", key) for key in official.tensors]
         places = [match.group(1) for match in keys if match]
@@ -230,8 +230,8 @@ def _scopes(official: Official) -> dict[str, str]:
                 f"expected one. Pass the parameters of an image model of {SOURCE}, "
                 "without the optimizer's state."
             )
-        found[part] = places[0]
-    return found
+        scopes[part] = places[0]
+    return scopes
 
 
 def _config(official: Official, scopes: Mapping[str, str], given: dict[str, Any]) -> SlotConfig:
@@ -301,8 +301,8 @@ def _encoder_sizes(tensors: "Mapping[str, Tensor]", scope: str) -> dict[str, Any
         return values | {
             "encoder": "simple-cnn",
             "channels": convs[0].shape[2],
-            "encoder_channels": [each.shape[3] for each in convs],
-            "encoder_kernels": [each.shape[0] for each in convs],
+            "encoder_channels": [kernel.shape[3] for kernel in convs],
+            "encoder_kernels": [kernel.shape[0] for kernel in convs],
         }
     pattern = re.compile(re.escape(scope) + r"[^/]+/stage(\d+)/block(\d+)/conv1/kernel")
     blocks = [match.groups() for key in tensors if (match := pattern.fullmatch(key))]
@@ -312,7 +312,7 @@ def _encoder_sizes(tensors: "Mapping[str, Tensor]", scope: str) -> dict[str, Any
         "encoder": "resnet",
         "channels": root.shape[2],
         "resnet_width": root.shape[3],
-        "resnet_stages": [sum(int(each) == stage for each, _ in blocks) for stage in stages],
+        "resnet_stages": [sum(int(index) == stage for index, _ in blocks) for stage in stages],
     }
 
 
@@ -326,12 +326,12 @@ def _decoder_sizes(tensors: "Mapping[str, Tensor]", scope: str) -> dict[str, Any
     convs = _layers(tensors, scope + r"CNN_0/conv_(\d+)/kernel")
     if not convs:
         layers = _layers(tensors, scope + r"MLP_0/dense_mlp_(\d+)/kernel")
-        channels = [each.shape[-1] for each in layers]
+        channels = [kernel.shape[-1] for kernel in layers]
         return values | {"decoder": "mlp", "decoder_channels": channels}
     return values | {
         "decoder": "cnn",
-        "decoder_channels": [each.shape[-1] for each in convs],
-        "decoder_kernels": [each.shape[0] for each in convs],
+        "decoder_channels": [kernel.shape[-1] for kernel in convs],
+        "decoder_kernels": [kernel.shape[0] for kernel in convs],
     }
 
 

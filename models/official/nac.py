@@ -54,7 +54,7 @@ _WHOLE = {
 
 
 def is_perceiver(tensors: "Mapping[str, Tensor]") -> bool:
-    """Whether the file is of that baseline."""
+    """True if the file is of that baseline."""
     return "latents" in tensors and "decoder_cross_attn.fn.to_q.weight" in tensors
 
 
@@ -63,18 +63,18 @@ def renamed(tensors: "Mapping[str, Tensor]") -> "tuple[dict[str, Tensor], dict[s
 
     Keys and values lie in one tensor, the keys first. Names that are unknown stay.
     """
-    found: dict[str, Tensor] = {}
+    ours_by_name: dict[str, Tensor] = {}
     keys: dict[str, str] = {}
     for key, value in tensors.items():
         pair = re.fullmatch(r"(.*)fn\.to_kv\.weight", key)
         if pair is not None and (place := _place(pair[1])) is not None:
-            names = [f"{GRAPH}{place}{each}_compiler.lin.weight" for each in ("key", "value")]
-            found |= dict(zip(names, value.chunk(2), strict=True))
+            names = [f"{GRAPH}{place}{kind}_compiler.lin.weight" for kind in ("key", "value")]
+            ours_by_name |= dict(zip(names, value.chunk(2), strict=True))
         else:
             names = [_name(key)]
-            found[names[0]] = value
+            ours_by_name[names[0]] = value
         keys |= dict.fromkeys(names, key)
-    return found, keys
+    return ours_by_name, keys
 
 
 def _place(start: str) -> str | None:
@@ -218,7 +218,7 @@ def put_pool(reading: Reading, theirs: str, ours: str, *, temperature: float) ->
 
 
 def put_seeder(reading: Reading, theirs: str, ours: str) -> None:
-    """What makes an initial state of a code, where that is not the code itself."""
+    """Put the maker of an initial state of a code, where that is not the code itself."""
     parts = {
         "layernorm": "norm",
         "code_to_state_mu": "mean",
@@ -351,7 +351,7 @@ def order_of(weights: dict[str, Tensor], config: NACConfig) -> Tensor:
 
 
 def _notes(form: Form) -> tuple[str, ...]:
-    """What was assumed because the names of the tensors are those of a template."""
+    """Notes on assumptions made because the names of the tensors are those of a template."""
     if not form.template:
         return ()
     cut = f"links cut above {form.truncate}" if form.truncate else "no link cut"
@@ -364,7 +364,7 @@ def _notes(form: Form) -> tuple[str, ...]:
 
 
 def _draws(official: Official, config: NACConfig, form: Form) -> tuple[str, ...]:
-    """What the authors' code draws in evaluation and this one does not.
+    """Draws that the authors' code makes in evaluation and this one does not.
 
     Raises: SaccadeError if there is such a thing and --deterministic was not given.
     """
@@ -379,4 +379,4 @@ def _draws(official: Official, config: NACConfig, form: Form) -> tuple[str, ...]
             "that two answers to one image differ. A served model has one answer: pass "
             "--deterministic for the mean in place of the draw."
         )
-    return tuple(f"deterministic: without drawing {each}" for each in drawn)
+    return tuple(f"deterministic: without drawing {reason}" for reason in drawn)

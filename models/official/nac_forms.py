@@ -10,7 +10,7 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Official, Reading
-from saccade.models.official.given_files import check_claims, whole_number
+from saccade.models.official.given_files import check_stated, whole_number
 from saccade.models.official.vit_keys import hint
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
@@ -19,7 +19,7 @@ GRAPH = "latent_graphs.0."
 
 @dataclass(frozen=True)
 class Form:
-    """What two files of the same tensors may differ in."""
+    """Form of a NAC: the ways in which two files of the same tensors may differ."""
 
     template: str = ""  # of the authors, where it was recognised by the names of the tensors
     head_dim: int = 64
@@ -106,13 +106,13 @@ def model_arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Raises: SaccadeError if they are not there.
     """
-    found = hint(config, "model", "kwargs", default=config)
-    if not isinstance(hint(found, "latent_graph_kwargs"), Mapping):
+    given = hint(config, "model", "kwargs", default=config)
+    if not isinstance(hint(given, "latent_graph_kwargs"), Mapping):
         raise SaccadeError(
             f"--config: no latent_graph_kwargs in {sorted(map(str, config))[:8]}, nor at model / "
             "kwargs. Pass the JSON of the run's train_config.yml, or of its model's arguments."
         )
-    arguments: Mapping[str, Any] = found
+    arguments: Mapping[str, Any] = given
     return arguments
 
 
@@ -122,23 +122,23 @@ def check_told(path: str, config: Mapping[str, Any] | None, fields: Mapping[str,
     Raises: SaccadeError naming the first that differs.
     """
     arguments = model_arguments(config) if config is not None else {}
-    claims = {
+    stated = {
         "num_iterations": "propagator_layers",
         "num_heads": "heads",
         "num_mediator_latents": "modules",
         "num_output_latents": "readout_modules",
         "signature_dim": "signature_dim",
     }
-    found = {
+    checks = {
         name: (hint(arguments, "latent_graph_kwargs", name), fields[ours])
-        for name, ours in claims.items()
+        for name, ours in stated.items()
     }
-    found["output_dim"] = (hint(arguments, "output_dim"), fields["classes"])
-    check_claims(path, found)
+    checks["output_dim"] = (hint(arguments, "output_dim"), fields["classes"])
+    check_stated(path, checks)
 
 
 def told(path: str, arguments: Mapping[str, Any]) -> Form:
-    """What a configuration says, with the defaults of the authors' code.
+    """Values of a configuration, with the defaults of the authors' code.
 
     Raises: SaccadeError if it asks for what has no counterpart here.
     """
@@ -178,12 +178,12 @@ def told(path: str, arguments: Mapping[str, Any]) -> Form:
 
 
 def _dense(path: str, attention: Mapping[str, Any], read_out: Mapping[str, Any]) -> bool:
-    """Whether no kernel masks the attention.
+    """True if no kernel masks the attention.
 
     Raises: SaccadeError if it masks one of propagators and read-out alone.
     """
     name = "mask_attn_scores_with_affinities"
-    masked = {bool(hint(each, name, default=True)) for each in (attention, read_out)}
+    masked = {bool(hint(module, name, default=True)) for module in (attention, read_out)}
     if len(masked) == 2:
         raise SaccadeError(
             f"{path}: --config has {name} in one of propagators and "
@@ -198,7 +198,7 @@ def _check_kernels(path: str, *kernels: Mapping[str, Any]) -> None:
     Raises: SaccadeError naming the argument.
     """
     for name in ("eliminate_diagonal", "use_gumbel_along_functions"):
-        if any(each.get(name) for each in kernels):
+        if any(kernel.get(name) for kernel in kernels):
             raise SaccadeError(
                 f"{path}: --config sets {name}, which no NAC here has. Expected false, as in every "
                 "configuration that the authors ship."
@@ -210,11 +210,11 @@ def _cut(kernel: Mapping[str, Any]) -> float:
 
 
 def _union(path: str, graph: Mapping[str, Any]) -> bool:
-    """Whether the read-in's modules stay beside the processor's.
+    """True if the read-in's modules stay beside the processor's.
 
     Raises: SaccadeError for a mixture that no NAC here has.
     """
-    found = tuple(
+    flags = tuple(
         bool(graph.get(name, default))
         for name, default in (
             ("disable_input_mediator_communication", False),
@@ -223,14 +223,14 @@ def _union(path: str, graph: Mapping[str, Any]) -> bool:
             ("enable_persistent_input_mediator_communication", True),
         )
     )
-    if found[:3] == (True, True, False):
+    if flags[:3] == (True, True, False):
         return False
-    if found == (False, False, True, True):
+    if flags == (False, False, True, True):
         return True
     raise SaccadeError(
         f"{path}: --config has disable_input_mediator_communication, "
         "use_input_states_as_mediator_states and enable_input_output_communication "
-        f"{', '.join(map(str, found[:3]))}. Expected True, True, False (the read-in's modules are "
+        f"{', '.join(map(str, flags[:3]))}. Expected True, True, False (the read-in's modules are "
         "the processor's) or False, False, True with persistent communication (they stay beside)."
     )
 
@@ -334,7 +334,7 @@ def bandwidths(reading: Reading, graph: str) -> list[str]:
     """The keys of the kernels' bandwidths: of every propagator, then of the read-out."""
     layers = reading.depth(rf"{re.escape(graph)}propagators\.(\d+)\.")
     places = [f"propagators.{index}" for index in range(layers)]
-    keys = [f"{graph}{each}.latent_attention.kernel.bandwidth" for each in (*places, "read_out")]
+    keys = [f"{graph}{place}.latent_attention.kernel.bandwidth" for place in (*places, "read_out")]
     return [key for key in keys if key in reading.tensors]
 
 
@@ -342,7 +342,9 @@ def kernel_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
     """Bandwidth and cut, and what training does with them."""
     values = [reading.tensors[key] for key in bandwidths(reading, graph)]
     known = (
-        [] if any(each.is_meta for each in values) else [float(each.detach()) for each in values]
+        []
+        if any(tensor.is_meta for tensor in values)
+        else [float(tensor.detach()) for tensor in values]
     )
     learned = form.epsilon_learned or len(set(known)) > 1
     cut = max(form.truncate, form.truncate_read_out)
@@ -365,7 +367,7 @@ def kernel_fields(reading: Reading, form: Form, graph: str) -> dict[str, Any]:
 
 
 def last_fields(reading: Reading, read_out: str) -> dict[str, Any]:
-    """How the read-out modules' states become logits."""
+    """Fields for the way from the read-out modules' states to logits."""
     for key, kind in (("native_weight", "modulated"), ("lin.weight", "linear")):
         name = f"{read_out}head.1.{key}"
         if name in reading.tensors:
@@ -384,8 +386,8 @@ def image_fields(reading: Reading, official: Official) -> dict[str, Any]:
     stages = reading.depth(rf"{re.escape(BACKBONE)}downsample_layers\.(\d+)\.")
     places = [f"{BACKBONE}downsample_layers.{index}." for index in range(stages)]
     widths = [
-        reading.shape(f"{each}{0 if index == 0 else 1}.weight")[0]
-        for index, each in enumerate(places)
+        reading.shape(f"{place}{0 if index == 0 else 1}.weight")[0]
+        for index, place in enumerate(places)
     ]
     blocks = [
         reading.depth(rf"{re.escape(BACKBONE)}stages\.{index}\.(\d+)\.") for index in range(stages)

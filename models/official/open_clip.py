@@ -72,7 +72,7 @@ def converted(
 
 
 def text_notes(config: SparoConfig) -> tuple[str, ...]:
-    """What a user must know about this model's texts."""
+    """Notes that a user must have about this model's texts."""
     if config.tokenizer != "custom" or config.merges:
         return ()
     return (
@@ -88,7 +88,7 @@ def _reason(key: str) -> str:
 
 
 def put_buffers(reading: Reading, config: SparoConfig) -> None:
-    """What our state has and the authors' has not: slots in their own order."""
+    """Buffers that our state has and the authors' has not: slots in their own order."""
     import torch
 
     if config.pooling == "sparo":

@@ -28,7 +28,7 @@ _DTYPES = {
 
 
 def is_messages(head: bytes) -> bool:
-    """Whether a file that begins so is a map whose first key is a text."""
+    """True if a file that begins so is a map whose first key is a text."""
     lengths = {0xDE: 3, 0xDF: 5}  # bytes of a map's head, where it has more than 15 keys
     first = lengths.get(head[0], 1) if head else 0
     if not head or (head[0] & 0xF0 != 0x80 and first == 1) or len(head) <= first:
@@ -144,7 +144,7 @@ def read_tensors(
         key = likely
     if key is not None:
         if not isinstance(content, Mapping) or key not in content:
-            keys = sorted(str(each) for each in content)[:10]
+            keys = sorted(str(key) for key in content)[:10]
             raise SaccadeError(
                 f"{path}: has no {key!r} at its top, but {', '.join(keys)}. "
                 "Name one that holds weights with --checkpoint-key."
@@ -241,9 +241,9 @@ def _from_torch(path: Path) -> Any:
 
 def _first_sentence(error: Exception) -> str:
     text = str(error) or type(error).__name__
-    found = [line.strip() for line in text.splitlines() if "GLOBAL" in line or "nsupported" in line]
+    lines = [line.strip() for line in text.splitlines() if "GLOBAL" in line or "nsupported" in line]
     # What torch advises behind it is to allow the code, which is not wanted here.
-    return (found[0] if found else text.splitlines()[0]).partition(". ")[0][:200]
+    return (lines[0] if lines else text.splitlines()[0]).partition(". ")[0][:200]
 
 
 def _from_safetensors(path: Path) -> Any:
@@ -274,14 +274,14 @@ def _damaged(path: Path, error: Exception) -> SaccadeError:
 
 
 def _check_tree(path: Path, content: Any) -> None:
-    """How deep and how wide the file's dictionaries are; one that is reached twice counts twice."""
+    """Check depth and width of the file's dictionaries; one that is reached twice counts twice."""
     level, count = [content], 0
     for _ in range(limits.PICKLE_DEPTH):
         level = [
             inner
-            for each in level
-            if isinstance(each, Mapping | list | tuple)
-            for inner in (each.values() if isinstance(each, Mapping) else each)
+            for value in level
+            if isinstance(value, Mapping | list | tuple)
+            for inner in (value.values() if isinstance(value, Mapping) else value)
         ]
         count += len(level)
         if not level:

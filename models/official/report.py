@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion found: every key that is missing, unexpected or of the wrong shape."""
+"""Report of a conversion: every key that is missing, unexpected or of the wrong shape."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -95,8 +95,8 @@ def compared(
             row = KeyRow("missing", ours, ", ".join(absent), expected=_shape(wanted))
             rows.append(row)
         elif converted.weights[ours].shape != wanted.shape:
-            found = converted.weights[ours]
-            rows.append(KeyRow("wrong shape", ours, name, _shape(found), _shape(wanted)))
+            tensor = converted.weights[ours]
+            rows.append(KeyRow("wrong shape", ours, name, _shape(tensor), _shape(wanted)))
     for ours in converted.weights.keys() - expected.keys():
         name = converted.names.get(ours, "")
         rows.append(KeyRow("unexpected", ours, name, _shape(converted.weights[ours])))

@@ -8,7 +8,7 @@ from typing import Any
 from saccade.errors import SaccadeError
 from saccade.models.official.authors_images import AuthorsImages, authors_images
 from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.given_files import check_claims, whole_number
+from saccade.models.official.given_files import check_stated, whole_number
 from saccade.models.official.sot_head_keys import read_head
 from saccade.models.official.vit_keys import BLOCK, block_fields, hint, take_specials
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
@@ -159,14 +159,14 @@ def convert(official: Official) -> Converted:
     fields = {"position": "sinusoid"} | block_fields(reading)
     fields["heads"] = _heads(official, fields["dim"])
     fields |= read_embedding(reading, "visual_tokens.tokens.", official.config)
-    told = {
+    measured = {
         "ViTConfig.embed_dim": fields["dim"],
         "ViTConfig.depth": fields["layers"],
         "in_chans": fields["channels"],
         "img_size": fields["height_px"],
     }
-    claims = {name: (hint(official.config, *name.split(".")), told[name]) for name in told}
-    check_claims(official.path, claims)
+    stated = {name: (hint(official.config, *name.split(".")), measured[name]) for name in measured}
+    check_stated(official.path, stated)
     head, notes = read_head(reading, "classifier.", fields["dim"], official.config)
     reading.rename((*BLOCK, (r"norm\.(weight|bias)", r"trunk.norm.\1")))
     take_specials(reading, ("cls_token",), "pos_embed")

@@ -23,7 +23,7 @@ RULES = (
 
 
 def has_head(reading: Reading, prefix: str) -> bool:
-    """Whether the file has a classifier of word tokens at that place."""
+    """True if the file has a classifier of word tokens at that place."""
     return f"{prefix}visual_fc.weight" in reading.tensors
 
 
@@ -125,7 +125,7 @@ class _Head:
             sides = [self.size("representation.norm.weight", 0)]
         if not sides:
             # rows = 2 h m and what comes in is h m^2, or with concat h m^2 + the token's width.
-            wanted = {2 * each / rows for each in (incoming, incoming - self.width)}
+            wanted = {2 * width / rows for width in (incoming, incoming - self.width)}
             sides = [int(side) for side in wanted if side >= 1 and side == int(side)]
         sides = [side for side in sides if rows % (2 * side) == 0]
         if len(sides) != 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from saccade.errors import SaccadeError
 from saccade.models.official.clip import TIED, Shapes, clip_config, is_copy, model_json
 from saccade.models.official.conversion import Converted, Official
-from saccade.models.official.given_files import check_claims
+from saccade.models.official.given_files import check_stated
 from saccade.models.official.open_clip import converted
 from saccade.models.sparo.config import GATES
 
@@ -50,11 +50,11 @@ def convert(official: Official) -> Converted:
     if assumed := [said for field, said in usual.items() if field not in json]:
         notes = (f"no JSON said otherwise: {', '.join(assumed)}",)
     config = clip_config(shapes, json, fields)
-    found = converted(official, config, shapes.text, notes, source="sparo-clip")
+    result = converted(official, config, shapes.text, notes, source="sparo-clip")
     tied = {copy: TIED for copy, _ in pairs if fields["share_kv"] and copy in tensors}
     if fields["share_queries"] and "text_sparo.q_emb" in tensors:
         tied["text_sparo.q_emb"] = "a copy of visual.sparo.q_emb, which both towers share"
-    return replace(found, ignored={**found.ignored, **tied})
+    return replace(result, ignored={**result.ignored, **tied})
 
 
 def slot_fields(
@@ -72,21 +72,21 @@ def slot_fields(
         )
     kind = json.get("sparo_type", "cont:const")
     heads, group = query.shape[1], query.shape[2]
-    found = {
+    fields = {
         "pooling": "sparo",
         "slots": heads * group,
         "slot_dim": projection.shape[0] - int(kind.partition(":")[2] in GATES),
         "slot_heads": heads if group > 1 else 0,
         "sparo_type": kind,
     }
-    claims = {
-        "L": (json.get("L"), found["slots"]),
-        f"V (with sparo_type {kind})": (json.get("V"), found["slot_dim"]),
+    stated = {
+        "L": (json.get("L"), fields["slots"]),
+        f"V (with sparo_type {kind})": (json.get("V"), fields["slot_dim"]),
         "sparo_heads": (json.get("sparo_heads"), heads),
-        "embed_dim": (json.get("embed_dim"), found["slots"] * found["slot_dim"]),
+        "embed_dim": (json.get("embed_dim"), fields["slots"] * fields["slot_dim"]),
     }
-    check_claims(path, claims)
-    return found
+    check_stated(path, stated)
+    return fields
 
 
 def _shares(
@@ -96,7 +96,7 @@ def _shares(
     json: Mapping[str, Any],
     pairs: list[tuple[str, str]],
 ) -> bool:
-    """Whether the first of each pair is a copy of the second, or left out."""
+    """True if the first of each pair is a copy of the second, or left out."""
     if json.get(name) is False:
         return False
     equal = all(

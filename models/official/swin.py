@@ -35,7 +35,9 @@ def convert(official: Official) -> Converted:
     fields = _trunk(reading, official)
     width = fields["dim"] * 2 ** (len(fields["stage_layers"]) - 1)
     notes: tuple[str, ...] = ()
-    place = next((each for each in ("classifier.", "head.", "") if has_head(reading, each)), None)
+    place = next(
+        (prefix for prefix in ("classifier.", "head.", "") if has_head(reading, prefix)), None
+    )
     if place is None:
         # timm's later releases have the classifier one level deeper.
         key = "head.fc" if "head.fc.weight" in reading.tensors else "head"
@@ -84,9 +86,9 @@ def _trunk(reading: Reading, official: Official) -> dict[str, Any]:
         "height_px": side,
         "width_px": side,
         "stage_layers": [
-            reading.depth(rf"layers\.{each}\.blocks\.(\d+)\.") for each in range(stages)
+            reading.depth(rf"layers\.{stage}\.blocks\.(\d+)\.") for stage in range(stages)
         ],
-        "stage_heads": [reading.shape(bias.format(each))[1] for each in range(stages)],
+        "stage_heads": [reading.shape(bias.format(stage))[1] for stage in range(stages)],
         "qkv_bias": "layers.0.blocks.0.attn.qkv.bias" in reading.tensors,
     }
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from saccade.errors import SaccadeError
 from saccade.models.official.conversion import Converted, Official, Reading
-from saccade.models.official.given_files import check_claims, whole_number
+from saccade.models.official.given_files import check_stated, whole_number
 from saccade.models.vqa.config import Attention, Sparse, VQAConfig
 
 LAM = 0.05  # the authors' alpha of 0.1 is halved before it meets 1/2 ||x - z||^2
@@ -140,7 +140,7 @@ def _depth(names: Iterable[str]) -> int:
 def _check_given(
     path: str, given: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """What the user says of the network is known, and is what its tensors say."""
+    """Check that the user's fields of the network are known and agree with its tensors."""
     if unknown := sorted(key for key in given if key.islower() and key not in _KNOWN):
         raise SaccadeError(
             f"--config: unknown keys {unknown}. Expected the authors' (MULTI_HEAD, "
@@ -154,7 +154,7 @@ def _check_given(
     dim, features = shapes["img_feat_linear.weight"]
     tokens, word_dim = shapes["embedding.weight"]
     answers, pool_dim = shapes["proj.weight"]
-    told = {
+    measured = {
         "HIDDEN_SIZE": dim,
         "LAYER": _depth(shapes),
         "FF_SIZE": shapes[_WIDEN][0],
@@ -164,7 +164,7 @@ def _check_given(
         "token_size": tokens,
         "answer_size": answers,
     }
-    check_claims(path, {name: (given.get(name), told[name]) for name in told})
+    check_stated(path, {name: (given.get(name), measured[name]) for name in measured})
 
 
 def _place(given: Mapping[str, Any], features: int, boxes: bool) -> dict[str, Any]:
@@ -212,10 +212,10 @@ def _grid(given: Mapping[str, Any], rows: int) -> tuple[int, int]:
     return side, side
 
 
-def _check_length(path: str, flag: str, found: int, wanted: int) -> None:
-    if found != wanted:
+def _check_length(path: str, flag: str, length: int, wanted: int) -> None:
+    if length != wanted:
         raise SaccadeError(
-            f"{path}: {flag} has {found} lines, the weights have {wanted}. "
+            f"{path}: {flag} has {length} lines, the weights have {wanted}. "
             "Give the list that the checkpoint was trained with."
         )
 

@@ -63,7 +63,9 @@ def convert_vit(
     fields = trunk_fields(reading, official)
     channels = fields["channels"]
     notes: tuple[str, ...] = ()
-    place = next((each for each in ("classifier.", "head.", "") if has_head(reading, each)), None)
+    place = next(
+        (prefix for prefix in ("classifier.", "head.", "") if has_head(reading, prefix)), None
+    )
     if place is None:
         fields |= _classifier(reading, distilled=fields["distillation"])
     else:

@@ -34,7 +34,7 @@ _VIT = (
 
 
 def is_torchvision(keys: Iterable[str]) -> bool:
-    """Whether a file's keys are those of torchvision's ViT or Swin."""
+    """True if a file's keys are those of torchvision's ViT or Swin."""
     return not {"conv_proj.weight", "features.0.0.weight"}.isdisjoint(keys)
 
 
@@ -92,13 +92,13 @@ def timm_reading(official: Official) -> Reading:
 
 
 def hint(config: Mapping[str, Any] | None, *path: str, default: Any = None) -> Any:
-    """What --config says at a path of nested keys."""
-    found: Any = config
+    """Value of --config at a path of nested keys."""
+    value: Any = config
     for name in path:
-        if not isinstance(found, Mapping) or name not in found:
+        if not isinstance(value, Mapping) or name not in value:
             return default
-        found = found[name]
-    return found
+        value = value[name]
+    return value
 
 
 def take_specials(reading: Reading, tokens: tuple[str, ...], position: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a segmentation agrees with the true one, whatever the names of the segments."""
+"""Agreement of a segmentation with the true one, whatever the names of the segments."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from saccade.errors import ShapeError
 
 def adjusted_rand_index(
     true: np.ndarray,
-    found: np.ndarray,
+    predicted: np.ndarray,
     *,
     foreground: bool = False,
     valid: np.ndarray | None = None,
@@ -23,20 +23,20 @@ def adjusted_rand_index(
     Source: Hubert and Arabie 1985; FG-ARI as in Biza et al. 2023, section 4.
     """
     counts = np.ones(true.shape, dtype=bool) if valid is None else valid.astype(bool)
-    if not true.shape == found.shape == counts.shape:
+    if not true.shape == predicted.shape == counts.shape:
         raise ShapeError(
-            f"true and found segments: found shapes {true.shape} and {found.shape}, expected the "
-            "same. Bring the masks to the size of the true ones."
+            f"true and found segments: found shapes {true.shape} and {predicted.shape}, expected "
+            "the same. Bring the masks to the size of the true ones."
         )
     if foreground:
         counts = counts & (true > 0)
-    triples = zip(true, found, counts, strict=True)
+    triples = zip(true, predicted, counts, strict=True)
     return np.array([_index(t[c], f[c]) for t, f, c in triples], dtype=np.float64)
 
 
-def _index(true: np.ndarray, found: np.ndarray) -> float:
+def _index(true: np.ndarray, predicted: np.ndarray) -> float:
     _, rows = np.unique(true, return_inverse=True)
-    names, columns = np.unique(found, return_inverse=True)
+    names, columns = np.unique(predicted, return_inverse=True)
     width = max(1, len(names))
     table = np.bincount(rows * width + columns, minlength=width).astype(np.float64)
     pairs = _pairs(table)

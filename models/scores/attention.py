@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How selective attention is, how much it moves from step to step, how often words repeat."""
+"""Selectivity of attention, its movement from step to step, and repetition of words."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ def _entropy(p: np.ndarray) -> np.ndarray:
 
 
 def repetition(words: Sequence[str], references: Sequence[Sequence[str]] = ()) -> float:
-    """How much a text repeats itself beyond what its references do, in per cent of words.
+    """Repetition of a text beyond that of its references, in per cent of words.
 
     Each pair of neighbouring words that stands at least twice counts as often as it stands more
     than in any reference; a word directly behind itself counts twice as much. Divided by the mean
@@ -80,18 +80,18 @@ def repetition(words: Sequence[str], references: Sequence[Sequence[str]] = ()) -
             Translation), the REP score with its weights 1 and 2, for pairs; called REP in
             Martins et al. 2020, table 1.
     """
-    found = _pairs(words)
+    repeated = _pairs(words)
     allowed: Counter[tuple[str, str]] = Counter()
     for reference in references:
         allowed |= _pairs(reference)
     total = 0
-    for pair, count in found.items():
+    for pair, count in repeated.items():
         free = allowed[pair] if references else 1
         if count >= 2:
             total += _PAIR_WEIGHT * max(0, count - free)
         if pair[0] == pair[1]:
             total += _DOUBLED_WEIGHT * max(0, count - allowed[pair])
-    length = np.mean([len(each) for each in references]) if references else len(words)
+    length = np.mean([len(reference) for reference in references]) if references else len(words)
     return float(100 * total / length) if length else 0.0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close captions are to what people wrote: CIDEr-D, BLEU-4, ROUGE-L.
+"""Closeness of captions to what people wrote: CIDEr-D, BLEU-4, ROUGE-L.
 
 How much they repeat is in attention.py. Texts are split into lower-case words without
 punctuation; the field's usual tokeniser (PTB, in Java) does the same to texts without apostrophes
@@ -32,24 +32,24 @@ def cider(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.nd
     Source: Vedantam et al. 2015, section 4 and the extension CIDEr-D.
     """
     _check(captions, references)
-    words = [[_words(text) for text in each] for each in references]
+    words = [[_words(text) for text in reference] for reference in references]
     seen: Grams = Counter()
-    for each in words:
-        seen.update({gram for text in each for n in _LENGTHS for gram in _grams(text, n)})
+    for word in words:
+        seen.update({gram for text in word for n in _LENGTHS for gram in _grams(text, n)})
     total = math.log(len(captions))
     scores = []
     for text, others in zip(captions, words, strict=True):
-        found = _words(text)
-        against = [_similarity(found, other, seen, total) for other in others]
+        candidate = _words(text)
+        against = [_similarity(candidate, other, seen, total) for other in others]
         scores.append(10 * sum(against) / len(against))
     return np.array(scores)
 
 
-def _similarity(found: list[str], other: list[str], seen: Grams, total: float) -> float:
-    penalty = math.exp(-((len(found) - len(other)) ** 2) / (2 * _SIGMA**2))
+def _similarity(candidate: list[str], other: list[str], seen: Grams, total: float) -> float:
+    penalty = math.exp(-((len(candidate) - len(other)) ** 2) / (2 * _SIGMA**2))
     similar = 0.0
     for n in _LENGTHS:
-        one = _weighted(_grams(found, n), seen, total)
+        one = _weighted(_grams(candidate, n), seen, total)
         two = _weighted(_grams(other, n), seen, total)
         norms = math.hypot(*one.values()) * math.hypot(*two.values())
         if norms > 0:
@@ -76,15 +76,17 @@ def bleu4(captions: Sequence[str], references: Sequence[Sequence[str]]) -> float
     right, given = np.zeros(4), np.zeros(4)
     length = wanted = 0
     for text, others in zip(captions, references, strict=True):
-        found, known = _words(text), [_words(other) for other in others]
-        length += len(found)
-        wanted += min((abs(len(each) - len(found)), len(each)) for each in known)[1]
+        candidate, known = _words(text), [_words(other) for other in others]
+        length += len(candidate)
+        wanted += min(
+            (abs(len(reference) - len(candidate)), len(reference)) for reference in known
+        )[1]
         for n in _LENGTHS:
             allowed: Grams = Counter()
-            for each in known:
-                allowed |= _grams(each, n)
-            right[n - 1] += (_grams(found, n) & allowed).total()
-            given[n - 1] += max(0, len(found) - n + 1)
+            for reference in known:
+                allowed |= _grams(reference, n)
+            right[n - 1] += (_grams(candidate, n) & allowed).total()
+            given[n - 1] += max(0, len(candidate) - n + 1)
     if not right.all():
         return 0.0
     brevity = 1.0 if length >= wanted else math.exp(1 - wanted / length)
@@ -103,10 +105,12 @@ def rouge_l(captions: Sequence[str], references: Sequence[Sequence[str]]) -> np.
     _check(captions, references)
     scores = []
     for text, others in zip(captions, references, strict=True):
-        found, known = _words(text), [_words(other) for other in others]
-        common = [_common(found, each) for each in known]
-        precision = max(common) / max(1, len(found))
-        recall = max(many / max(1, len(each)) for many, each in zip(common, known, strict=True))
+        candidate, known = _words(text), [_words(other) for other in others]
+        common = [_common(candidate, reference) for reference in known]
+        precision = max(common) / max(1, len(candidate))
+        recall = max(
+            many / max(1, len(reference)) for many, reference in zip(common, known, strict=True)
+        )
         below = recall + _BETA**2 * precision
         scores.append((1 + _BETA**2) * precision * recall / below if below else 0.0)
     return np.array(scores)
@@ -124,16 +128,16 @@ def _common(one: list[str], other: list[str]) -> int:
     row = [0] * (len(other) + 1)
     for word in one:
         before = 0
-        for place, each in enumerate(other, start=1):
+        for place, theirs in enumerate(other, start=1):
             above = row[place]
-            row[place] = before + 1 if each == word else max(above, row[place - 1])
+            row[place] = before + 1 if theirs == word else max(above, row[place - 1])
             before = above
     return row[-1]
 
 
 def _check(captions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     if len(captions) != len(references) or not captions or not all(references):
-        empty = sum(not each for each in references)
+        empty = sum(not reference for reference in references)
         raise SaccadeError(
             f"captions: found {len(captions)} captions and {len(references)} sets of references, "
             f"{empty} of them empty, expected at least one reference for each of at least one "

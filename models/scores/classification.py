@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a class is right: from logits, from nearest neighbours, from a linear probe."""
+"""Accuracy of a class: from logits, from nearest neighbours, from a linear probe."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ _CHUNK = 512
 
 
 def correct(scores: np.ndarray, labels: np.ndarray, *, top: int = 1) -> np.ndarray:
-    """Whether the label is among the `top` highest scores; an equal score counts as higher.
+    """True if the label is among the `top` highest scores; an equal score counts as higher.
 
     Shapes: scores [n classes], labels [n] -> [n] bool.
     Raises: ShapeError if the shapes do not fit, SaccadeError for a top below 1.
@@ -47,13 +47,13 @@ def knn_predict(
         )
     train, k = _unit(train), min(k, len(train))
     votes_of = np.eye(classes or int(train_labels.max()) + 1)[train_labels]
-    found = []
+    predicted = []
     for start in range(0, len(test), _CHUNK):
         cosine = _unit(test[start : start + _CHUNK]) @ train.T
         nearest = np.argsort(-cosine, axis=1, kind="stable")[:, :k]
         weights = np.exp(np.take_along_axis(cosine, nearest, axis=1) / temperature)
-        found.append((weights[..., None] * votes_of[nearest]).sum(1).argmax(1))
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+        predicted.append((weights[..., None] * votes_of[nearest]).sum(1).argmax(1))
+    return np.concatenate(predicted) if predicted else np.zeros(0, np.int64)
 
 
 def probe_predict(

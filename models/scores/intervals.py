@@ -38,7 +38,7 @@ def bootstrap(values: np.ndarray, seed: int = 0, *, samples: int = 10_000) -> In
     """
     values = _vector(values)
     draws = _resamples(len(values), samples, np.random.default_rng(seed))
-    return _percentiles(np.concatenate([values[each].mean(1) for each in draws]))
+    return _percentiles(np.concatenate([values[rows].mean(1) for rows in draws]))
 
 
 def paired_bootstrap(
@@ -69,7 +69,7 @@ def bootstrap_of(
     if n < 1:
         raise SaccadeError("bootstrap: found no sample, expected at least one.")
     draws = _resamples(n, samples, np.random.default_rng(seed))
-    return _percentiles(np.array([statistic(row) for each in draws for row in each]))
+    return _percentiles(np.array([statistic(row) for rows in draws for row in rows]))
 
 
 def _resamples(n: int, samples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -78,8 +78,8 @@ def _resamples(n: int, samples: int, rng: np.random.Generator) -> Iterator[np.nd
         yield rng.integers(n, size=(min(rows, samples - done), n))
 
 
-def _percentiles(found: np.ndarray) -> Interval:
-    low, high = np.percentile(found, (2.5, 97.5))
+def _percentiles(estimates: np.ndarray) -> Interval:
+    low, high = np.percentile(estimates, (2.5, 97.5))
     return float(low), float(high)
 
 

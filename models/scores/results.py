@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an evaluation finds: scores with their intervals, and each sample's value."""
+"""Results of an evaluation: scores with their intervals, and each sample's value."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,7 +27,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Found:
+class EvaluationResult:
     """The scores of one variant on one task, the one that counts first.
 
     Shapes: samples [n], the value of each sample behind the first score.

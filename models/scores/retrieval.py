@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often the right text is among the first for an image, and the other way round."""
+"""Recall of the right text among the first for an image, and the other way round."""
 
 from collections.abc import Collection, Sequence
 
@@ -65,8 +65,8 @@ def recalls(
     texts_of = [np.flatnonzero(image_of == image) for image in range(len(images))]
     both = {"text": ranks(similarity, texts_of), "image": ranks(similarity.T, image_of)}
     return {
-        f"{name}_r{top}": float(np.mean(found <= top))
-        for name, found in both.items()
+        f"{name}_r{top}": float(np.mean(ranks <= top))
+        for name, ranks in both.items()
         for top in (1, 5)
     }
 

@@ -14,6 +14,6 @@ def shipped_checkpoint(name: str) -> Path:
     folder = Path(__file__).parent
     path = folder / f"{name}.safetensors"
     if path.parent != folder or not path.is_file():
-        there = ", ".join(sorted(each.stem for each in folder.glob("*.safetensors")))
+        there = ", ".join(sorted(path.stem for path in folder.glob("*.safetensors")))
         raise SaccadeError(f"No checkpoint {name!r} comes with saccade. There are: {there}.")
     return path

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.models.interface import Arrays, Part, TensorSpec
+from saccade.models.interface import Arrays, Component, TensorSpec
 from saccade.models.scores.ari import adjusted_rand_index
 from saccade.models.slot_attention.config import SlotConfig
 from saccade.models.slot_attention.initial import Rule, initial_states
@@ -18,13 +18,13 @@ MASK_SUM = 1e-5  # how far the masks of a cell may be from summing to 1
 _CHUNK = 64
 
 
-def slot_parts(model: Any, rule: Rule) -> tuple[Part, ...]:
-    """Both parts of a model, or of its folded form."""
+def slot_components(model: Any, rule: Rule) -> tuple[Component, ...]:
+    """Both components of a model, or of its folded form."""
     config: SlotConfig = model.config
     return _apart(model, config, rule), _decode(model, config, rule)
 
 
-def _apart(model: Any, config: SlotConfig, rule: Rule) -> Part:
+def _apart(model: Any, config: SlotConfig, rule: Rule) -> Component:
     def run(image: Tensor, initial_state: Tensor) -> dict[str, Tensor]:
         state, attention, painting = model(image, initial_state)
         return _state_outputs(state) | {
@@ -44,7 +44,7 @@ def _apart(model: Any, config: SlotConfig, rule: Rule) -> Part:
         return {"image": image, "initial_state": _states(rule, config, count, seed)}
 
     image = f"b {config.height_px} {config.width_px} {config.channels}"
-    return Part(
+    return Component(
         role="",
         inputs=(
             TensorSpec("image", image, "uint8"),
@@ -56,11 +56,11 @@ def _apart(model: Any, config: SlotConfig, rule: Rule) -> Part:
         real=real,
         random=random,
         score=_score,
-        laws={"masks_sum": _masks_sum},
+        invariants={"masks_sum": _masks_sum},
     )
 
 
-def _decode(model: Any, config: SlotConfig, rule: Rule) -> Part:
+def _decode(model: Any, config: SlotConfig, rule: Rule) -> Component:
     names = _state_names(config)
 
     def run(*parts: Tensor, **named: Tensor) -> dict[str, Tensor]:
@@ -82,14 +82,14 @@ def _decode(model: Any, config: SlotConfig, rule: Rule) -> Part:
         return {name: drawn[name].astype(np.float32) for name in names}
 
     widths = {"slots": config.slot_dim, "positions": 2, "scales": 2}
-    return Part(
+    return Component(
         role="decode",
         inputs=tuple(TensorSpec(name, f"b k {widths[name]}", "float32") for name in names),
         outputs=("reconstruction", "masks"),
         run=run,
         real=real,
         random=random,
-        laws={"masks_sum": _masks_sum},
+        invariants={"masks_sum": _masks_sum},
     )
 
 
@@ -99,8 +99,8 @@ def _state_names(config: SlotConfig) -> tuple[str, ...]:
 
 
 def _state_outputs(state: SlotState) -> dict[str, Tensor]:
-    found = {"slots": state.slots, "positions": state.positions, "scales": state.scales}
-    return {name: value for name, value in found.items() if value is not None}
+    outputs = {"slots": state.slots, "positions": state.positions, "scales": state.scales}
+    return {name: value for name, value in outputs.items() if value is not None}
 
 
 def _states(rule: Rule, config: SlotConfig, count: int, seed: int) -> np.ndarray:
@@ -111,23 +111,23 @@ def _states(rule: Rule, config: SlotConfig, count: int, seed: int) -> np.ndarray
 def _slots_of(
     model: Any, image: np.ndarray, states: np.ndarray, names: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    by_name: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for start in range(0, len(image), _CHUNK):
         some = slice(start, start + _CHUNK)
         state, _, _ = model(torch.from_numpy(image[some]), torch.from_numpy(states[some]))
         for name, value in _state_outputs(state).items():
-            found[name].append(value.float().numpy())
-    return {name: np.concatenate(values) for name, values in found.items()}
+            by_name[name].append(value.float().numpy())
+    return {name: np.concatenate(values) for name, values in by_name.items()}
 
 
 def _score(outputs: Arrays, arrays: Arrays) -> float:
     """FG-ARI of the masks; NaN where the calibration data has no true ones."""
     if "masks" not in arrays:
         return math.nan
-    found = outputs["masks"].argmax(1)
-    return float(adjusted_rand_index(arrays["masks"], found, foreground=True).mean())
+    segments = outputs["masks"].argmax(1)
+    return float(adjusted_rand_index(arrays["masks"], segments, foreground=True).mean())
 
 
-def _masks_sum(inputs: Arrays, found: Arrays, expected: Arrays) -> float:
+def _masks_sum(inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
     """The masks of a cell share it out: they sum to 1 over slots."""
-    return float(np.abs(found["masks"].sum(1) - 1).max() / MASK_SUM)
+    return float(np.abs(answers["masks"].sum(1) - 1).max() / MASK_SUM)

@@ -119,12 +119,12 @@ class SlotConfig(ConfigValues):
 
     @property
     def equivariant(self) -> bool:
-        """Whether slots have positions."""
+        """True if slots have positions."""
         return self.attention != "sa"
 
     @property
     def scaled(self) -> bool:
-        """Whether slots have scales."""
+        """True if slots have scales."""
         return self.attention == "ts-sa"
 
     @property

@@ -13,7 +13,7 @@ from saccade.models.slot_attention.rounds import SlotState, linear, relative_gri
 
 
 class Painting(NamedTuple):
-    """What the decoder paints.
+    """Output of the decoder.
 
     Shapes: reconstruction [b H W c], masks [b k H W], alphas [b k H W] before the softmax over
             slots, layers [b k H W c].

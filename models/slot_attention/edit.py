@@ -46,7 +46,7 @@ def edited_state(
 
 
 def painted(reconstruction: np.ndarray) -> np.ndarray:
-    """What a decoder drew, as an image.
+    """Image that a decoder has drawn.
 
     Shapes: [h w c] -> uint8 [h w c].
     Units:  fractions of full white.
@@ -56,7 +56,7 @@ def painted(reconstruction: np.ndarray) -> np.ndarray:
 
 def _move(state: dict[str, np.ndarray], slot: int, move: tuple[float, float]) -> None:
     _need(state, "positions", "t-sa or ts-sa")
-    if len(move) != 2 or not all(math.isfinite(each) for each in move):
+    if len(move) != 2 or not all(math.isfinite(step) for step in move):
         raise SaccadeError(f"move {move}: expected two finite numbers, down and right.")
     where = state["positions"][:, slot]
     moved = where + np.asarray(move, dtype=where.dtype)
@@ -92,4 +92,4 @@ def _need(state: dict[str, np.ndarray], name: str, attention: str) -> None:
 
 
 def _text(pair: np.ndarray) -> str:
-    return ",".join(f"{float(each):.3g}" for each in pair)
+    return ",".join(f"{float(value):.3g}" for value in pair)

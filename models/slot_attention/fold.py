@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.models.interface import Part
-from saccade.models.slot_attention.components import slot_parts
+from saccade.models.interface import Component
+from saccade.models.slot_attention.components import slot_components
 from saccade.models.slot_attention.decoder import Decoder, Painting
 from saccade.models.slot_attention.encoders import Encoder, GridEmbedding
 from saccade.models.slot_attention.rounds import GridReader, PlainReader, SlotAttention, SlotState
@@ -91,7 +91,7 @@ class Projection(nn.Module):
                 self.register_buffer(name, value.to(layer.weight.dtype).contiguous())
 
     def prepare(self, tokens: Tensor) -> Seen:
-        """What of a token is the same for every slot and round."""
+        """Products of a token that are the same for every slot and round."""
         centred = tokens @ self.weight.mT + self.bias
         size = centred.square().mean(-1, keepdim=True)
         slope = centred @ self.grid * (2 / centred.shape[-1])
@@ -102,7 +102,7 @@ class Projection(nn.Module):
 
         Shapes: relative [b k n 2] -> [b k n h], [b k n].
         """
-        hidden, moments = (each[:, None] for each in prepared)
+        hidden, moments = (array[:, None] for array in prepared)
         sigma = torch.ones_like(relative[..., :1])
         if self.eps is not None:
             bent = (relative @ self.moments + moments[..., 1:]) * relative
@@ -214,7 +214,7 @@ class FoldedDecoder(Decoder):
 
 
 class FoldedGridEmbedding(nn.Module):
-    """What the linear layer adds to the token of each place, computed once.
+    """Embedding that the linear layer adds to the token of each place, computed once.
 
     Shapes: as GridEmbedding.
     """
@@ -232,7 +232,7 @@ class FoldedGridEmbedding(nn.Module):
 
 
 class FoldedSlotModel(nn.Module):
-    """What `SlotModel.fold` returns: its forward and parts, evaluation only."""
+    """Result of `SlotModel.fold`: its forward and components, evaluation only."""
 
     @torch.no_grad()
     def __init__(self, source: Any) -> None:
@@ -255,9 +255,9 @@ class FoldedSlotModel(nn.Module):
         state, attention = self.attention(tokens, initial_state.to(tokens.dtype))
         return state, attention[-1].mean(1), self.decoder(state)
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """The same roles, inputs and outputs as the model's."""
-        return slot_parts(self, self._rule)
+        return slot_components(self, self._rule)
 
 
 @torch.no_grad()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where slots begin: learned or drawn contents, drawn positions and scales, by a public rule.
+"""Initial slots: learned or drawn contents, drawn positions and scales, by a public rule.
 
 The rule is JSON, so that a server can follow it with numpy alone. For image i of a request with
 seed s the generator is numpy.random.default_rng([s, i]), and draws come in this order:
@@ -70,5 +70,5 @@ def initial_states(
     Shapes: -> [count k s] float32.
     Raises: SaccadeError as `initial_state`.
     """
-    each = (np.random.default_rng([seed, first + index]) for index in range(count))
-    return np.stack([initial_state(rule, rng, slots) for rng in each])
+    generators = (np.random.default_rng([seed, first + index]) for index in range(count))
+    return np.stack([initial_state(rule, rng, slots) for rng in generators])

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget
-from saccade.models.interface import Family, Part, Setting
+from saccade.models.interface import Component, ComputeBudget, Family
 from saccade.models.layers.pixels import PixelScale
-from saccade.models.slot_attention.components import slot_parts
+from saccade.models.slot_attention.components import slot_components
 from saccade.models.slot_attention.config import SlotConfig as SlotConfig
 from saccade.models.slot_attention.decoder import Decoder, Painting
 from saccade.models.slot_attention.encoders import Encoder
@@ -41,7 +41,7 @@ class InitialSlots(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(config.slot_dim))
 
     def contents(self) -> dict[str, Tensor]:
-        """What the rule holds: slots [k d], or mean and std [d]."""
+        """Contents of the rule: slots [k d], or mean and std [d]."""
         if self.config.initial_slots == "learned":
             return {"slots": self.slots}
         return {"mean": self.mean, "std": self.log_std.exp()}
@@ -87,20 +87,20 @@ class SlotModel(nn.Module, Family):
         state, attention = self.attention(tokens, initial_state.to(tokens.dtype))
         return state, attention[-1].mean(1), self.decoder(state)
 
-    def parts(self) -> tuple[Part, ...]:
-        """The part that takes an image apart, and the decoder alone for edited slots."""
-        return slot_parts(self, self.rule())
+    def components(self) -> tuple[Component, ...]:
+        """The component that takes an image apart, and the decoder alone for edited slots."""
+        return slot_components(self, self.rule())
 
     def rule(self) -> Rule:
-        """How initial states are drawn, see slot_initial."""
+        """Rule by which initial states are drawn, see slot_initial."""
         return rule_of(self.config, self.initial.contents())
 
-    def settings(self) -> tuple[Setting, ...]:
+    def budgets(self) -> tuple[ComputeBudget, ...]:
         """All rounds that were trained, then fewer down to one."""
         return tuple(self._rounds(count) for count in range(self.config.rounds, 0, -1))
 
-    def setting(self, text: str) -> Setting:
-        """The setting of a number of rounds, written 2 or t2.
+    def budget(self, text: str) -> ComputeBudget:
+        """The budget of a number of rounds, written 2 or t2.
 
         Raises: SaccadeError if it is not between 1 and the rounds of this model.
         """
@@ -113,18 +113,18 @@ class SlotModel(nn.Module, Family):
             )
         return self._rounds(int(digits))
 
-    def _rounds(self, count: int) -> Setting:
+    def _rounds(self, count: int) -> ComputeBudget:
         total = self.config.rounds
-        return Setting(f"t{count}", Budget(count / total), count, total, "rounds")
+        return ComputeBudget(f"t{count}", Budget(count / total), count, total, "rounds")
 
-    def at(self, setting: Setting) -> "SlotModel":
+    def at(self, budget: ComputeBudget) -> "SlotModel":
         """The same weights with that many rounds."""
         model = deepcopy(self)
-        model.config = replace(self.config, rounds=setting.kept)
+        model.config = replace(self.config, rounds=budget.kept)
         model.attention.config = model.config
         return model
 
-    def facts(self) -> dict[str, Any]:
+    def runtime_metadata(self) -> dict[str, Any]:
         """The rule of initial states, and how many slots there are by default."""
         config = self.config
         return {

@@ -15,7 +15,7 @@ Prepared = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class SlotState:
-    """What a slot is: its content, where it stands and how large it is.
+    """State of a slot: its content, position and scale.
 
     Shapes: slots [b k d], positions and scales [b k 2] (y, x).
     """
@@ -90,7 +90,7 @@ class GridReader(nn.Module):
         return self.keys(tokens), self.values(tokens)
 
     def see(self, prepared: Prepared, relative: Tensor | None, *, values: bool) -> Prepared:
-        of_keys, of_values = (each[:, None] for each in prepared)
+        of_keys, of_values = (array[:, None] for array in prepared)
         offset = self.grid(relative)
         seen = self._encode(of_keys + offset)
         if not (values and self.values_see_grid):

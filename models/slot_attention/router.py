@@ -32,34 +32,34 @@ class Family(PlainFamily):
 
         Raises: RequestRefused if one is out of range, or the request brings the state itself.
         """
-        found = {
+        numbers = {
             name: whole(name, parameters[name], *RANGES[name])
             for name in self.parameters
             if name in parameters
         }
-        if found:
+        if numbers:
             if role != "" or STATE in given:
                 raise RequestRefused(
-                    f"parameter {sorted(found)[0]} draws the initial state, but the request "
+                    f"parameter {sorted(numbers)[0]} draws the initial state, but the request "
                     f"brings {', '.join(sorted(given))}; leave one of them out"
                 )
-            check_slots(route.facts, found.get("slots", 1))
-        return found
+            check_slots(route.facts, numbers.get("slots", 1))
+        return numbers
 
     def fill(self, route: Route, ticket: Ticket, inputs: dict[str, np.ndarray]) -> None:
         """Draw the initial state of a request that brings none."""
-        if STATE in self.routes.parts[ticket.role].optional and STATE not in inputs:
+        if STATE in self.routes.components[ticket.role].optional and STATE not in inputs:
             inputs[STATE] = initial_state(route.facts, ticket.rows, **ticket.parameters)
 
 
 def initial_state(
-    facts: dict[str, Any], images: int, *, seed: int = 0, slots: int | None = None
+    metadata: dict[str, Any], images: int, *, seed: int = 0, slots: int | None = None
 ) -> np.ndarray:
     """The initial states of a request's images.
 
     Shapes: -> float32 [images k s].
     """
-    rule, count = facts["initial_state"], int(slots or facts["slots"])
+    rule, count = metadata["initial_state"], int(slots or metadata["slots"])
     generators = (np.random.default_rng([seed, index]) for index in range(images))
     return np.stack([state(rule, rng, count) for rng in generators])
 
@@ -83,12 +83,12 @@ def state(rule: dict[str, Any], rng: np.random.Generator, slots: int) -> np.ndar
     return np.hstack(columns).astype(np.float32)
 
 
-def check_slots(facts: dict[str, Any], slots: int) -> None:
+def check_slots(metadata: dict[str, Any], slots: int) -> None:
     """Learned slots cannot be more than were learned.
 
     Raises: RequestRefused otherwise.
     """
-    rule = facts["initial_state"]
+    rule = metadata["initial_state"]
     if rule["kind"] == "learned" and slots > len(rule["slots"]):
         raise RequestRefused(
             f"parameter slots is {slots}, expected 1 to {len(rule['slots'])}, the slots that "

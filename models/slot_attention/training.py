@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How slot attention learns: to paint the picture again, without ever seeing a mask."""
+"""Training of slot attention: it paints the picture again, without ever seeing a mask."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -134,9 +134,9 @@ def _pictures(name: str, options: TrainOptions, validation: int) -> SceneSource:
 
 
 def _digest(*arrays: np.ndarray) -> str:
-    digest = hashlib.sha256(repr([each.shape for each in arrays]).encode())
-    for each in arrays:
-        digest.update(each.tobytes())
+    digest = hashlib.sha256(repr([array.shape for array in arrays]).encode())
+    for array in arrays:
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 
@@ -241,12 +241,12 @@ class SlotTask(Task):
     def _scores(
         self, suffix: str, images: np.ndarray, masks: np.ndarray | None
     ) -> dict[str, float]:
-        painted, found = segmented(self.model, images)
+        painted, segments = segmented(self.model, images)
         error = {"negative_mse" + suffix: -painted}
         if masks is None:
             return error
-        fg_ari = adjusted_rand_index(masks, found, foreground=True).mean()
-        ari = adjusted_rand_index(masks, found).mean()
+        fg_ari = adjusted_rand_index(masks, segments, foreground=True).mean()
+        ari = adjusted_rand_index(masks, segments).mean()
         return {"fg_ari" + suffix: float(fg_ari), "ari" + suffix: float(ari)} | error
 
     def calibration(self) -> dict[str, np.ndarray]:
@@ -264,12 +264,12 @@ def segmented(
     """
     states = initial_states(model.rule(), len(images), model.config.slots, seed=seed)
     device = model.decoder.grid.device
-    errors, found = [], []
+    errors, segments = [], []
     for start in range(0, len(images), batch):
         some = torch.from_numpy(images[start : start + batch]).to(device)
         state = torch.from_numpy(states[start : start + batch]).to(device)
         _, _, painting = model(some, state)
         difference = painting.reconstruction - model.scale(some)
         errors.append(difference.square().mean((1, 2, 3)).cpu().numpy())
-        found.append(segmentation(painting.alphas).cpu().numpy())
-    return float(np.concatenate(errors).mean()), np.concatenate(found)
+        segments.append(segmentation(painting.alphas).cpu().numpy())
+    return float(np.concatenate(errors).mean()), np.concatenate(segments)

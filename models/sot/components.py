@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one file of a second-order transformer, and the law that its exact svPN keeps."""
+"""The one file of a second-order transformer, and the invariant that its exact svPN keeps."""
 
 from typing import Any
 
@@ -7,24 +7,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saccade.models.interface import Arrays, Law, Part, TensorSpec
+from saccade.models.interface import Arrays, Component, Invariant, TensorSpec
 from saccade.models.sot.config import SoTConfig
 
-LAW_SAMPLES = 64  # the law computes their spectra anew
+INVARIANT_SAMPLES = 64  # the invariant computes their spectra anew
 # Of the largest: by how much a singular value may miss s^alpha, each brought back to the power
 # 1/alpha, in which rounding is about the same for small and large ones.
-LAW_TOLERANCE = 1e-3
+INVARIANT_TOLERANCE = 1e-3
 
 
-def sot_parts(model: Any) -> tuple[Part, ...]:
-    """The part of a model, or of its folded form."""
+def sot_components(model: Any) -> tuple[Component, ...]:
+    """The component of a model, or of its folded form."""
     config: SoTConfig = model.config
     optional = ["attention"] if config.input == "image" and config.trunk == "vit" else []
-    laws: dict[str, Law] = {}
+    invariants: dict[str, Invariant] = {}
     if config.second_order:
         optional += ["covariance", "pooled"]
         if config.normalization == "svpn":
-            laws["svpn_singular_values"] = SpectrumLaw(model)
+            invariants["svpn_singular_values"] = SpectrumInvariant(model)
     text = config.input == "tokens"
 
     def run_image(image: Tensor) -> dict[str, Tensor]:
@@ -34,14 +34,14 @@ def sot_parts(model: Any) -> tuple[Part, ...]:
         return model.outputs(tokens, length)
 
     return (
-        Part(
+        Component(
             role="",
             inputs=_text_inputs(config) if text else (_image_input(config),),
             outputs=("logits", "probabilities", "embedding"),
             optional=tuple(optional),
             run=run_text if text else run_image,
             random=_random_text(config) if text else None,
-            laws=laws,
+            invariants=invariants,
         ),
     )
 
@@ -66,7 +66,7 @@ def _random_text(config: SoTConfig) -> Any:
     return random
 
 
-class SpectrumLaw:
+class SpectrumInvariant:
     """Singular values of the pooled matrices against s^alpha of the covariances before.
 
     The covariances come from the file where it gives them, else from the model that made it; the
@@ -78,22 +78,22 @@ class SpectrumLaw:
         self._config: SoTConfig = model.config
         self._last: tuple[Any, np.ndarray] | None = None
 
-    def __call__(self, inputs: Arrays, found: Arrays, expected: Arrays) -> float:
-        """How far the worst value is from the law, as a share of what is allowed."""
+    def __call__(self, inputs: Arrays, answers: Arrays, expected: Arrays) -> float:
+        """Distance of the worst value from the invariant, as a share of what is allowed."""
         alpha = self._config.alpha
-        if "covariance" in found:
-            before = _spectra(found["covariance"][:LAW_SAMPLES])
+        if "covariance" in answers:
+            before = _spectra(answers["covariance"][:INVARIANT_SAMPLES])
         else:
             before = self._spectra_before(inputs)
-        if "pooled" in found:
-            after = _spectra(found["pooled"][:LAW_SAMPLES])
+        if "pooled" in answers:
+            after = _spectra(answers["pooled"][:INVARIANT_SAMPLES])
         else:
-            after = _spectra(self._embedded(found["embedding"][:LAW_SAMPLES]))
+            after = _spectra(self._embedded(answers["embedding"][:INVARIANT_SAMPLES]))
             length = np.sqrt((before ** (2 * alpha)).sum((1, 2), keepdims=True))
             own = np.sqrt(np.square(after).sum((1, 2), keepdims=True))
             after = after * length / np.maximum(own, np.finfo(np.float64).tiny)
         largest = np.maximum(before[..., :1], np.finfo(np.float64).tiny)
-        return float((np.abs(after ** (1 / alpha) - before) / largest).max() / LAW_TOLERANCE)
+        return float((np.abs(after ** (1 / alpha) - before) / largest).max() / INVARIANT_TOLERANCE)
 
     def _embedded(self, embedding: np.ndarray) -> np.ndarray:
         heads, m, n = self._config.pool_heads, self._config.m, self._config.n
@@ -103,8 +103,8 @@ class SpectrumLaw:
         first = next(iter(inputs.values()))
         # Asked about one reference several times over, once for each way to batch it.
         if self._last is None or self._last[0] is not first:
-            names = (spec.name for spec in self._model.parts()[0].inputs)
-            given = (np.ascontiguousarray(inputs[name][:LAW_SAMPLES]) for name in names)
+            names = (spec.name for spec in self._model.components()[0].inputs)
+            given = (np.ascontiguousarray(inputs[name][:INVARIANT_SAMPLES]) for name in names)
             with torch.no_grad():
                 outputs = self._model.outputs(*map(torch.from_numpy, given))
             self._last = (first, _spectra(outputs["covariance"].numpy()))

@@ -172,7 +172,7 @@ class SoTConfig(ConfigValues):
 
     @property
     def second_order(self) -> bool:
-        """Whether the head pools cross-covariances."""
+        """True if the head pools cross-covariances."""
         return self.pooling == "mgcrp" and self.fusion != "class"
 
 

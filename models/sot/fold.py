@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from saccade.models.interface import Part
+from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
 from saccade.models.layers.transformer import ACTIVATIONS, Block
-from saccade.models.sot.components import sot_parts
+from saccade.models.sot.components import sot_components
 from saccade.models.sot.head import Head
 from saccade.models.sot.model import SoT, outputs_of
 from saccade.models.sot.swin import Swin, WindowAttention
@@ -20,7 +20,7 @@ from saccade.models.sot.vit import Tokens, ViT, class_attention
 
 
 class FoldedSoT(nn.Module):
-    """What `SoT.fold` returns; evaluation only.
+    """Result of `SoT.fold`; evaluation only.
 
     Batch norms are in their convolutions, the image's scale in the first one, positions and
     biases one constant a token, Swin's position biases one constant a block. Sum fusion is one
@@ -54,9 +54,9 @@ class FoldedSoT(nn.Module):
         """Everything that is exported, of one pass."""
         return outputs_of(self, x, length)
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """As the unfolded model's."""
-        return sot_parts(self)
+        return sot_components(self)
 
 
 class FoldedPixels(nn.Module):

@@ -133,8 +133,8 @@ def square_root(covariance: Tensor, steps: int) -> Tensor:
     return y * trace.clamp(min=0).sqrt()
 
 
-class Pooled(NamedTuple):
-    """What a pooling answers; the matrices are there with cross-covariances only.
+class PoolingOutput(NamedTuple):
+    """Answer of a pooling; the matrices are there with cross-covariances only.
 
     Shapes: vector [b r], covariance and normalized [b heads m n].
     """
@@ -158,7 +158,7 @@ def cross_covariance(
     Shapes: x [... n p], y [... n q], mask [... n 1] (1 where a token counts) -> [... p q].
     """
     if mean_removal != "none":
-        x, y = (each - _mean(each, count, mask, mean_removal) for each in (x, y))
+        x, y = (matrix - _mean(matrix, count, mask, mean_removal) for matrix in (x, y))
     if mask is not None:
         x = x * mask
     return x.mT @ y / count
@@ -199,7 +199,7 @@ class MultiHeadCrossCovariance(nn.Module):
         self.dropout = nn.Dropout(config.pool_dropout)
         self.width = self.heads * self.m * self.n
 
-    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PoolingOutput:
         b, n, _ = tokens.shape
         split = [self.heads * self.m, self.heads * self.n]
         x, y = self.project(tokens).split(split, -1)
@@ -210,7 +210,7 @@ class MultiHeadCrossCovariance(nn.Module):
             mask, count = mask[:, None] if mask is not None else None, count[:, None]
         covariance = cross_covariance(x, y, count, mask, self.mean_removal)
         normalized = self.norm(covariance)
-        return Pooled(self.dropout(normalized.flatten(1)), covariance, normalized)
+        return PoolingOutput(self.dropout(normalized.flatten(1)), covariance, normalized)
 
 
 class Average(nn.Module):
@@ -224,10 +224,12 @@ class Average(nn.Module):
         self.dropout = nn.Dropout(config.pool_dropout)
         self.width = config.width
 
-    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PoolingOutput:
         mask, count = token_mask(tokens, kept)
         total = tokens.sum(1) if mask is None else (tokens * mask).sum(1)
-        return Pooled(self.dropout(total / (count if isinstance(count, int) else count[:, 0])))
+        return PoolingOutput(
+            self.dropout(total / (count if isinstance(count, int) else count[:, 0]))
+        )
 
 
 class Covariance(nn.Module):
@@ -250,14 +252,14 @@ class Covariance(nn.Module):
         self.register_buffer("places", rows * config.gcp_dim + columns, persistent=False)
         self.width = config.gcp_dim * (config.gcp_dim + 1) // 2
 
-    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> Pooled:
+    def forward(self, tokens: Tensor, kept: Tensor | None = None) -> PoolingOutput:
         x = self.reduce(tokens)
         mask, count = token_mask(tokens, kept)
         covariance = cross_covariance(x, x, count, mask, self.mean_removal)
         if self.by_channels:
             covariance = covariance * (count / x.shape[-1])
         root = square_root(covariance, self.steps)
-        return Pooled(self.dropout(root.flatten(1).index_select(1, self.places)))
+        return PoolingOutput(self.dropout(root.flatten(1).index_select(1, self.places)))
 
 
 def pooling(config: SoTConfig) -> MultiHeadCrossCovariance | Average | Covariance:
@@ -276,16 +278,16 @@ def unit(x: Tensor) -> Tensor:
 
 
 class Answer(NamedTuple):
-    """What the head makes of a sample's tokens.
+    """Answer of the head for a sample's tokens.
 
     Shapes: logits of the class token and of the word tokens [b classes], where the fusion has
-            them; state [b s] in front of the last linear layers; pooled as `Pooled`.
+            them; state [b s] in front of the last linear layers; pooled as `PoolingOutput`.
     """
 
     class_logits: Tensor | None
     word_logits: Tensor | None
     state: Tensor
-    pooled: Pooled | None
+    pooled: PoolingOutput | None
 
 
 class Head(nn.Module):
@@ -354,10 +356,10 @@ def head_outputs(answer: Answer, fusion: str) -> dict[str, Tensor]:
     Shapes: -> logits, probabilities [b classes], embedding [b s] of length 1; with
             cross-covariances also covariance and pooled [b heads m n].
     """
-    given = [each for each in (answer.class_logits, answer.word_logits) if each is not None]
+    given = [logits for logits in (answer.class_logits, answer.word_logits) if logits is not None]
     if fusion == "late" and len(given) == 2:
         probabilities = (given[0].softmax(-1) + given[1].softmax(-1)) / 2
-        halves = torch.stack([each.log_softmax(-1) for each in given])
+        halves = torch.stack([logits.log_softmax(-1) for logits in given])
         logits = halves.logsumexp(0) - math.log(2)
     else:
         logits = given[0] if len(given) == 1 else given[0] + given[1]

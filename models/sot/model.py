@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.budget import Budget
-from saccade.models.interface import Family, Part, Setting
-from saccade.models.sot.components import sot_parts
+from saccade.models.interface import Component, ComputeBudget, Family
+from saccade.models.sot.components import sot_components
 from saccade.models.sot.config import SoTConfig as SoTConfig
 from saccade.models.sot.head import Answer, Head, head_outputs
 from saccade.models.sot.swin import Swin
@@ -84,57 +84,59 @@ class SoT(nn.Module, Family):
         Shapes: labels [b] int64 -> scalar.
         """
         answer = self.answer(x, length)
-        given = [each for each in (answer.class_logits, answer.word_logits) if each is not None]
+        given = [
+            logits for logits in (answer.class_logits, answer.word_logits) if logits is not None
+        ]
         if self.config.fusion == "late":
-            return torch.stack([F.cross_entropy(each, labels) for each in given]).sum()
+            return torch.stack([F.cross_entropy(logits, labels) for logits in given]).sum()
         return F.cross_entropy(torch.stack(given).sum(0), labels)
 
     def outputs(self, x: Tensor, length: Tensor | None = None) -> dict[str, Tensor]:
         """Everything that is exported, of one pass."""
         return outputs_of(self, x, length)
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """The one file: image, or tokens and length, to logits, probabilities and embedding."""
-        return sot_parts(self)
+        return sot_components(self)
 
-    def settings(self) -> tuple[Setting, ...]:
+    def budgets(self) -> tuple[ComputeBudget, ...]:
         """As trained; with exact svPN the fast one; the class token where it has a classifier.
 
         A model that was trained with the fast svPN is that at budget 1.
         """
         config = self.config
-        settings = [Setting(_own(config), Budget(1), 3, 3, "head")]
+        budgets = [ComputeBudget(_own(config), Budget(1), 3, 3, "head")]
         if config.second_order and config.normalization == "svpn":
-            settings.append(Setting("fast", Budget("2/3"), 2, 3, "head"))
+            budgets.append(ComputeBudget("fast", Budget("2/3"), 2, 3, "head"))
         if config.fusion in ("sum", "late"):
-            settings.append(Setting("class", Budget("1/3"), 1, 3, "head"))
-        return tuple(settings)
+            budgets.append(ComputeBudget("class", Budget("1/3"), 1, 3, "head"))
+        return tuple(budgets)
 
-    def setting(self, text: str) -> Setting:
+    def budget(self, text: str) -> ComputeBudget:
         """`exact`, `fast` or `class`, as far as this model has it.
 
         A model of fast svPN has `exact` too, where it is asked for: another function than the one
         that was trained, and no larger budget.
         Raises: SaccadeError naming what it has.
         """
-        known = {each.label: each for each in self.settings()}
+        known = {budget.label: budget for budget in self.budgets()}
         if _own(self.config) == "fast":
-            known["exact"] = Setting("exact", Budget(1), 3, 3, "head")
+            known["exact"] = ComputeBudget("exact", Budget(1), 3, 3, "head")
         if text not in known:
             raise SaccadeError(
-                f"setting {text!r}: this model has {', '.join(known)} (the head's svPN exact or "
+                f"budget {text!r}: this model has {', '.join(known)} (the head's svPN exact or "
                 "fast, or the class token alone). Name some of them, such as --budget "
                 f"{','.join(known)}."
             )
         return known[text]
 
-    def at(self, setting: Setting) -> "SoT":
+    def at(self, budget: ComputeBudget) -> "SoT":
         """The model with that head, with its own copy of the weights."""
         config = self.config
-        if setting.label == "class":
+        if budget.label == "class":
             config = replace(config, fusion="class")
-        elif setting.label != _own(config):
-            exact = setting.label == "exact"
+        elif budget.label != _own(config):
+            exact = budget.label == "exact"
             name = "svpn" if exact else "svpn-fast"
             config = replace(config, normalization=name, learned_start=False)
         other = SoT(config, fresh=False).to(next(self.parameters()))
@@ -142,13 +144,13 @@ class SoT(nn.Module, Family):
         other.load_state_dict({name: weights[name] for name in other.state_dict()})
         return other.train(self.training)
 
-    def facts(self) -> dict[str, Any]:
-        """What the head does, and for texts what the states have to be."""
+    def runtime_metadata(self) -> dict[str, Any]:
+        """Runtime metadata: the kind of head, and for texts the layout of the states."""
         config = self.config
-        facts: dict[str, Any] = {"fusion": config.fusion, "pooling": config.pooling}
+        metadata: dict[str, Any] = {"fusion": config.fusion, "pooling": config.pooling}
         if config.input == "tokens":
-            facts |= {"class_token": config.class_token, "max_tokens": config.max_tokens}
-        return facts
+            metadata |= {"class_token": config.class_token, "max_tokens": config.max_tokens}
+        return metadata
 
 
 def answer_of(model: Any, x: Tensor, length: Tensor | None) -> tuple[Answer, Tensor | None]:

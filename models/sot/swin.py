@@ -39,7 +39,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("constant", None, persistent=False)
 
     def bias(self) -> Tensor:
-        """What is added to the logits: by relative position, and MASKED across a shift's seam."""
+        """Bias added to the logits: by relative position, and MASKED across a shift's seam."""
         if self.constant is not None:
             return self.constant
         return self.relative[self.places].permute(2, 0, 1) + self.mask[:, None]
@@ -130,8 +130,8 @@ class Swin(nn.Module):
             self.stages.append(
                 nn.Sequential(
                     *(
-                        SwinBlock(config, width, heads, grid, each % 2 == 1)
-                        for each in range(layers)
+                        SwinBlock(config, width, heads, grid, index % 2 == 1)
+                        for index in range(layers)
                     )
                 )
             )
@@ -143,7 +143,7 @@ class Swin(nn.Module):
         return self.tokens(self.scale(image).permute(0, 3, 1, 2))
 
     def tokens(self, pixels: Tensor) -> Tokens:
-        """What follows on scaled pixels.
+        """Tokens of scaled pixels.
 
         Shapes: pixels [b c h w].
         """

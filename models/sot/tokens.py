@@ -64,7 +64,7 @@ class DenseBlock(nn.Module):
     def __init__(self, channels: int, *, halve: bool, norm: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            DenseLayer(channels + each * GROWTH, norm=norm) for each in range(DENSE_LAYERS)
+            DenseLayer(channels + index * GROWTH, norm=norm) for index in range(DENSE_LAYERS)
         )
         channels += DENSE_LAYERS * GROWTH
         self.norm: nn.Module = nn.BatchNorm2d(channels)
@@ -140,7 +140,9 @@ class NonLocalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.halve(x))
-        query, key, value = (each(x).flatten(2) for each in (self.query, self.key, self.value))
+        query, key, value = (
+            projection(x).flatten(2) for projection in (self.query, self.key, self.value)
+        )
         seen = (value @ (query.mT @ key).softmax(-1).mT).reshape(x.shape)
         return self.norm(self.widen(seen) + self.shortcut(x))
 
@@ -193,9 +195,9 @@ def _blocks(config: SoTConfig) -> list[nn.Module]:
         ]
     if kind == "resnet":
         widths = (STEM, 4 * STEM, 4 * STEM)
-        return [ResNetBlock(w, halve=each) for w, each in zip(widths, halves, strict=True)]
+        return [ResNetBlock(w, halve=half) for w, half in zip(widths, halves, strict=True)]
     widths = (STEM, 2 * STEM, 2 * STEM)
-    return [InceptionBlock(w, halve=each) for w, each in zip(widths, halves, strict=True)]
+    return [InceptionBlock(w, halve=half) for w, half in zip(widths, halves, strict=True)]
 
 
 def token_embedding(config: SoTConfig) -> PatchTokens | ConvolutionTokens:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a second-order transformer learns to classify images or texts, whatever its head."""
+"""Training of a second-order transformer to classify images or texts, whatever its head."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.data.token_states import TokenStates, token_states
 from saccade.models.families import new_model
-from saccade.models.interface import Setting
+from saccade.models.interface import ComputeBudget
 from saccade.models.sot.config import SMALL
 from saccade.models.sot.model import SoT, SoTConfig
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe
@@ -32,7 +32,7 @@ _ONE = (1, 1)  # object a scene
 
 @dataclass(frozen=True)
 class Source:
-    """Where training and validation samples come from.
+    """Source of training and validation samples.
 
     Shapes: draw answers inputs by name, such as {"image": [n h w c] uint8}, and labels [n] int64;
             validation and calibration hold the same.
@@ -97,8 +97,8 @@ def patch_side(height: int, width: int) -> int:
     Units: pixels.
     """
     common = math.gcd(height, width)
-    divisors = [each for each in range(2, common + 1) if common % each == 0] or [1]
-    return min(divisors, key=lambda each: abs(each - max(height, width) / 8))
+    divisors = [side for side in range(2, common + 1) if common % side == 0] or [1]
+    return min(divisors, key=lambda side: abs(side - max(height, width) / 8))
 
 
 def _shapes(validation: int, calibration: int) -> Source:
@@ -129,7 +129,7 @@ def _digest(images: np.ndarray) -> str:
 
 
 def _rows(data: TokenStates, rows: np.ndarray) -> Labelled:
-    return {name: each[rows] for name, each in data.inputs.items()}, data.labels[rows]
+    return {name: array[rows] for name, array in data.inputs.items()}, data.labels[rows]
 
 
 def text_source(options: TrainOptions, *, calibration: int) -> Source:
@@ -218,11 +218,11 @@ class SoTTask(Task):
 
     def validate(self) -> dict[str, float]:
         """Top-1 of the model as it is trained."""
-        return score(self.model, self.source.validation, self.model.settings()[:1])
+        return score(self.model, self.source.validation, self.model.budgets()[:1])
 
     def report(self) -> dict[str, float]:
         """Top-1 of every head that the model is exported with."""
-        return score(self.model, self.source.validation, self.model.settings())
+        return score(self.model, self.source.validation, self.model.budgets())
 
     def calibration(self) -> dict[str, np.ndarray]:
         """256 training samples."""
@@ -231,31 +231,31 @@ class SoTTask(Task):
 
 
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(each) for name, each in arrays.items()}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _given(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """What the model takes: an image alone, or tokens with their length."""
+    """Inputs of the model: an image alone, or tokens with their length."""
     if "tokens" in inputs:
         return inputs["tokens"], inputs["length"]
     return inputs["image"], None
 
 
 @torch.inference_mode()
-def score(model: SoT, data: Labelled, settings: Sequence[Setting]) -> dict[str, float]:
-    """Share of right answers by setting.
+def score(model: SoT, data: Labelled, budgets: Sequence[ComputeBudget]) -> dict[str, float]:
+    """Share of right answers by budget.
 
     Shapes: data the inputs [n ...] by name and labels [n] int64.
     """
     device = next(model.parameters()).device
     inputs, labels = _tensors(data[0]), torch.from_numpy(data[1]).to(device)
     scores = {}
-    for setting in settings:
-        chosen = model.at(setting).eval()
+    for budget in budgets:
+        chosen = model.at(budget).eval()
         right = 0
         for at in range(0, len(labels), _BATCH):
             part = slice(at, at + _BATCH)
-            x, length = _given({name: each[part].to(device) for name, each in inputs.items()})
+            x, length = _given({name: array[part].to(device) for name, array in inputs.items()})
             right += int((chosen(x, length).argmax(1) == labels[part]).sum())
-        scores[setting.label] = right / len(labels)
+        scores[budget.label] = right / len(labels)
     return scores

@@ -17,7 +17,7 @@ POSITION_STD = 0.02
 
 
 class Tokens(NamedTuple):
-    """What a trunk answers.
+    """Answer of a trunk.
 
     Shapes: class tokens [b k d] where it has them, words [b n d], in evaluation the attention of
             the first class token to all tokens in the last block [b heads k+n].
@@ -77,7 +77,7 @@ class ViT(nn.Module):
 
 
 def class_attention(block: Block, x: Tensor) -> Tensor:
-    """How much the first token attends to each.
+    """Attention of the first token to each.
 
     Shapes: x [b n d] -> [b heads n].
     """

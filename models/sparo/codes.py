@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from saccade.models.sparo.model import Sparo
-from saccade.models.sparo.pooling import Pooled
+from saccade.models.sparo.pooling import PoolingOutput
 from saccade.models.sparo.text_tokens import encode_texts
 
 _CHUNK = 200
@@ -31,10 +31,10 @@ def text_slots(model: Sparo, texts: Sequence[str]) -> np.ndarray:
     Shapes: -> [len(texts) l v], or [len(texts) 1 e] of a baseline.
     """
     device = model.image.position.device
-    tokens = torch.from_numpy(encode_texts(model.facts(), texts))
+    tokens = torch.from_numpy(encode_texts(model.runtime_metadata(), texts))
     return _gathered([model.encode_text(part.to(device)) for part in tokens.split(_CHUNK)])
 
 
-def _gathered(pooled: Sequence[Pooled]) -> np.ndarray:
-    found = [each.code.unsqueeze(1) if each.slots is None else each.slots for each in pooled]
-    return torch.cat(found).float().cpu().numpy()
+def _gathered(pooled: Sequence[PoolingOutput]) -> np.ndarray:
+    arrays = [batch.code.unsqueeze(1) if batch.slots is None else batch.slots for batch in pooled]
+    return torch.cat(arrays).float().cpu().numpy()

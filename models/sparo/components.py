@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saccade.models.interface import Arrays, Part, TensorSpec
+from saccade.models.interface import Arrays, Component, TensorSpec
 from saccade.models.sparo.config import SparoConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from saccade.models.sparo.pooling import Pooled
+    from saccade.models.sparo.pooling import PoolingOutput
 
 
-def parts_of(model: Any) -> tuple[Part, ...]:
-    """The parts of anything that has `config`, `encode_image` and `encode_text`.
+def components_of(model: Any) -> tuple[Component, ...]:
+    """The components of anything that has `config`, `encode_image` and `encode_text`.
 
-    Without a text tower the image part answers requests alone, so it has no role.
+    Without a text tower the image component answers requests alone, so it has no role.
     """
     config: SparoConfig = model.config
     with_slots = config.pooling == "sparo"
     outputs = ("embedding", "slots") if with_slots else ("embedding",)
     optional = ("attention",) if with_slots else ()
-    image = Part(
+    image = Component(
         role="image" if config.text else "",
         inputs=(
             TensorSpec(
@@ -38,7 +38,7 @@ def parts_of(model: Any) -> tuple[Part, ...]:
     )
     if not config.text:
         return (image,)
-    text = Part(
+    text = Component(
         role="text",
         inputs=(TensorSpec("tokens", f"b {config.context_length}", "int64"),),
         outputs=outputs,
@@ -49,7 +49,7 @@ def parts_of(model: Any) -> tuple[Part, ...]:
     return image, text
 
 
-def _named(pooled: "Pooled") -> "dict[str, Tensor]":
+def _named(pooled: "PoolingOutput") -> "dict[str, Tensor]":
     named = {"embedding": pooled.code}
     if pooled.slots is not None and pooled.attention is not None:
         named |= {"slots": pooled.slots, "attention": pooled.attention}

@@ -175,10 +175,10 @@ class SparoConfig(ConfigValues):
         self._expect("kept", fits, f"ascending numbers from 0 to {self.slots - 1}")
         towers = [self.read_out("image"), *([self.read_out("text")] if self.text else [])]
         if self.share_kv:
-            fits = all(each.value_dim == each.attn_dim for each in towers)
+            fits = all(tower.value_dim == tower.attn_dim for tower in towers)
             self._expect("value_dim", fits, "0 or attn_dim where keys and values are shared")
         if self.share_queries:
-            fits = len({each.attn_dim for each in towers}) == 1
+            fits = len({tower.attn_dim for tower in towers}) == 1
             self._expect("share_queries", fits, "false, or attn_dim set: towers differ in it")
 
     @property
@@ -197,7 +197,7 @@ class SparoConfig(ConfigValues):
         return self.bottleneck_dim or self.embed_dim
 
     def pools_by_attention(self, tower: str) -> bool:
-        """Whether the `image` or `text` tower has an attentional pooler."""
+        """True if the `image` or `text` tower has an attentional pooler."""
         if tower == "image" or (self.text and self.text_pooling == "same"):
             return self.pooling == "attention"
         return self.text and self.text_pooling == "attention"

@@ -6,11 +6,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from saccade.models.interface import Part
+from saccade.models.interface import Component
 from saccade.models.layers.pixels import check_image
-from saccade.models.sparo.components import parts_of
+from saccade.models.sparo.components import components_of
 from saccade.models.sparo.model import Sparo, encode_image, encode_text
-from saccade.models.sparo.pooling import AttentionPool, Pooled
+from saccade.models.sparo.pooling import AttentionPool, PoolingOutput
 from saccade.models.sparo.readout import ReadOut, attend
 from saccade.models.sparo.towers import ImageTower
 
@@ -77,7 +77,7 @@ class FoldedImageTower(nn.Module):
         side = patches.kernel_size[0]
         self.patches = nn.Conv2d(patches.in_channels, patches.out_channels, side, side, bias=False)
         self.patches.to(patches.weight)
-        mean, std = (each[None, :, None, None] for each in (source.mean, source.std))
+        mean, std = (moment[None, :, None, None] for moment in (source.mean, source.std))
         self.patches.weight.copy_(patches.weight / (255 * std))
         constant = -(patches.weight * (mean / std)).sum((1, 2, 3))
         if patches.bias is not None:
@@ -97,7 +97,7 @@ class FoldedImageTower(nn.Module):
 
 
 class FoldedSparo(nn.Module):
-    """What `Sparo.fold` returns: `encode_image` and `encode_text` of a Sparo, evaluation only."""
+    """Result of `Sparo.fold`: `encode_image` and `encode_text` of a Sparo, evaluation only."""
 
     slot_mask: Tensor
 
@@ -123,21 +123,21 @@ class FoldedSparo(nn.Module):
 
     def _fold_read_outs(self) -> None:
         pools = [self.image_pool, *([self.text_pool] if self.config.text else [])]
-        sources = [each.read_out for each in pools if isinstance(each.read_out, ReadOut)]
+        sources = [pool.read_out for pool in pools if isinstance(pool.read_out, ReadOut)]
         shared = sources[0].query
-        for each, source in zip(pools, sources, strict=True):
+        for pool, source in zip(pools, sources, strict=True):
             query = shared if source.query is None else source.query
             assert query is not None
-            each.read_out = FoldedReadOut(source, query)
+            pool.read_out = FoldedReadOut(source, query)
 
-    def encode_image(self, image: Tensor) -> Pooled:
+    def encode_image(self, image: Tensor) -> PoolingOutput:
         """As Sparo.encode_image."""
         return encode_image(self, image)
 
-    def encode_text(self, tokens: Tensor) -> Pooled:
+    def encode_text(self, tokens: Tensor) -> PoolingOutput:
         """As Sparo.encode_text."""
         return encode_text(self, tokens)
 
-    def parts(self) -> tuple[Part, ...]:
-        """The parts of a Sparo."""
-        return parts_of(self)
+    def components(self) -> tuple[Component, ...]:
+        """The components of a Sparo."""
+        return components_of(self)

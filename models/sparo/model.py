@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.interface import Family, Part, Setting, fraction_setting
-from saccade.models.sparo.components import parts_of
+from saccade.models.interface import Component, ComputeBudget, Family, fraction_budget
+from saccade.models.sparo.components import components_of
 from saccade.models.sparo.config import SparoConfig as SparoConfig
-from saccade.models.sparo.pooling import Pooled, pool
+from saccade.models.sparo.pooling import PoolingOutput, pool
 from saccade.models.sparo.readout import selected
 from saccade.models.sparo.towers import ImageTower, TextTower
 
@@ -52,14 +52,14 @@ class Sparo(nn.Module, Family):
             if config.masked:
                 self.register_buffer("slot_mask", torch.ones(count, config.slot_dim))
 
-    def encode_image(self, image: Tensor) -> Pooled:
+    def encode_image(self, image: Tensor) -> PoolingOutput:
         """The code of an image and what it was made of.
 
         Shapes: image [b h w c], values 0 to 255 of any type.
         """
         return encode_image(self, image)
 
-    def encode_text(self, tokens: Tensor) -> Pooled:
+    def encode_text(self, tokens: Tensor) -> PoolingOutput:
         """The code of a text and what it was made of.
 
         Shapes: tokens [b context_length] int64.
@@ -67,7 +67,7 @@ class Sparo(nn.Module, Family):
         return encode_text(self, tokens)
 
     def forward(self, image: Tensor, tokens: Tensor) -> Tensor:
-        """How well each image and each text fit.
+        """Similarity of each image to each text.
 
         Shapes: image [i h w c], tokens [t context_length] -> [i t], to be read as logits.
         """
@@ -77,39 +77,39 @@ class Sparo(nn.Module, Family):
             @ self.encode_text(tokens).code.mT
         )
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """The image tower and, where there is one, the text tower."""
-        return parts_of(self)
+        return components_of(self)
 
-    def settings(self) -> tuple[Setting, ...]:
+    def budgets(self) -> tuple[ComputeBudget, ...]:
         """All, half and a quarter of the slots, as far as they differ; a baseline is one point."""
-        found: dict[int, Setting] = {}
+        budgets: dict[int, ComputeBudget] = {}
         for text in ("1", "0.5", "0.25") if self.config.pooling == "sparo" else ("1",):
             if text == "1" or float(text) * len(self.config.kept_slots) >= 1:
-                setting = self.setting(text)
-                found.setdefault(setting.kept, setting)
-        return tuple(found.values())
+                budget = self.budget(text)
+                budgets.setdefault(budget.kept, budget)
+        return tuple(budgets.values())
 
-    def setting(self, text: str) -> Setting:
-        """The setting that keeps a fraction of the slots.
+    def budget(self, text: str) -> ComputeBudget:
+        """The budget that keeps a fraction of the slots.
 
         Raises: SaccadeError if it is not a fraction in (0, 1], keeps nothing, or cuts a baseline.
         """
         if self.config.pooling == "sparo":
-            return fraction_setting(text, len(self.config.kept_slots), "slots")
-        setting = fraction_setting(text, 1, "slots")
-        if setting.budget != 1:
+            return fraction_budget(text, len(self.config.kept_slots), "slots")
+        budget = fraction_budget(text, 1, "slots")
+        if budget.share != 1:
             raise SaccadeError(
                 f"budget {text}: a model with pooling '{self.config.pooling}' has no slots to "
                 "leave out. Pass --budget 1."
             )
-        return setting
+        return budget
 
-    def at(self, setting: Setting) -> "Sparo":
+    def at(self, budget: ComputeBudget) -> "Sparo":
         """The model of the slots that come first in `slot_order`."""
-        if setting.label == "b1000":
+        if budget.label == "b1000":
             return deepcopy(self)
-        return self.keep(self.slot_order[: setting.kept].tolist())
+        return self.keep(self.slot_order[: budget.kept].tolist())
 
     @torch.no_grad()
     def keep(self, slots: Sequence[int]) -> "Sparo":
@@ -138,9 +138,11 @@ class Sparo(nn.Module, Family):
         state = {name: value.clone() for name, value in self.state_dict().items()}
         for tower in ("image", "text"):
             prefix = f"{tower}_pool.read_out."
-            found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            if found:
-                cut = selected(found, self.config.read_out(tower), chosen)
+            own_state = {
+                k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)
+            }
+            if own_state:
+                cut = selected(own_state, self.config.read_out(tower), chosen)
                 state |= {prefix + name: value for name, value in cut.items()}
         place = {slot: position for position, slot in enumerate(chosen)}
         order = [place[slot] for slot in self.slot_order.tolist() if slot in place]
@@ -149,13 +151,13 @@ class Sparo(nn.Module, Family):
             state["slot_mask"] = state["slot_mask"][torch.tensor(chosen)]
         return state
 
-    def facts(self) -> dict[str, Any]:
-        """What a client needs to encode texts and to compare codes."""
+    def runtime_metadata(self) -> dict[str, Any]:
+        """Runtime metadata to encode texts and to compare codes."""
         config = self.config
         slots = list(config.kept_slots) if config.pooling == "sparo" else []
-        facts: dict[str, Any] = {"slots": slots, "slots_sha256": slots_sha256(slots)}
+        metadata: dict[str, Any] = {"slots": slots, "slots_sha256": slots_sha256(slots)}
         if config.text:
-            facts |= {
+            metadata |= {
                 "logit_scale": float(self.logit_scale.detach().double().exp()),
                 "context_length": config.context_length,
                 "tokenizer": config.tokenizer,
@@ -163,16 +165,16 @@ class Sparo(nn.Module, Family):
                 "words": list(config.words),
                 "merges": list(config.merges),
             }
-        return facts
+        return metadata
 
 
-def encode_image(model: Any, image: Tensor) -> Pooled:
-    """What `Sparo.encode_image` and its folded form compute.
+def encode_image(model: Any, image: Tensor) -> PoolingOutput:
+    """Result of `Sparo.encode_image` and its folded form.
 
     Shapes: image [b h w c], values 0 to 255 of any type.
     """
     codebook = model.codebook if model.config.pooling == "codebook" else None
-    pooled: Pooled = model.image_pool(model.image(image), None, codebook)
+    pooled: PoolingOutput = model.image_pool(model.image(image), None, codebook)
     if not model.config.masked or pooled.slots is None:
         return pooled
     # Cosines are what masks were trained on, so the code has length 1 again.
@@ -180,20 +182,20 @@ def encode_image(model: Any, image: Tensor) -> Pooled:
     return pooled._replace(code=code, slots=code.unflatten(1, model.slot_mask.shape))
 
 
-def encode_text(model: Any, tokens: Tensor) -> Pooled:
-    """What `Sparo.encode_text` and its folded form compute.
+def encode_text(model: Any, tokens: Tensor) -> PoolingOutput:
+    """Result of `Sparo.encode_text` and its folded form.
 
     Shapes: tokens [b context_length] int64.
     """
     query = model.codebook if model.config.pooling == "codebook" else None
     if model.config.share_queries:
         query = getattr(model.image_pool.read_out, "query", None)  # None: it is folded
-    pooled: Pooled = model.text_pool(model.text(tokens), model.text.end(tokens), query)
+    pooled: PoolingOutput = model.text_pool(model.text(tokens), model.text.end(tokens), query)
     return pooled
 
 
 def slots_sha256(slots: Sequence[int]) -> str:
-    """What two variants must share for their codes to be compared.
+    """Hash that two variants must share for their codes to be compared.
 
     It is the SHA-256 of the ascending slot numbers as a JSON list.
     """

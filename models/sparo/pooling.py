@@ -13,8 +13,8 @@ from saccade.models.sparo.readout import ReadOut, attend, unit_code
 from saccade.plugins.ops import sparsemax
 
 
-class Pooled(NamedTuple):
-    """What a tower answers.
+class PoolingOutput(NamedTuple):
+    """Answer of a tower.
 
     Shapes: code [b e] of length 1, feature [b e] in front of that (slots have none), slots
             [b k v] whose concatenation is the code, raw the slots in front of that, attention
@@ -41,10 +41,10 @@ class SlotPool(nn.Module):
 
     def forward(
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
-    ) -> Pooled:
+    ) -> PoolingOutput:
         raw, attention = self.read_out(self.norm(tokens), end, query)
         slots = unit_code(raw, self.kind)
-        return Pooled(slots.flatten(1), slots=slots, raw=raw, attention=attention)
+        return PoolingOutput(slots.flatten(1), slots=slots, raw=raw, attention=attention)
 
 
 class StatePool(nn.Module):
@@ -61,13 +61,13 @@ class StatePool(nn.Module):
 
     def forward(
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
-    ) -> Pooled:
+    ) -> PoolingOutput:
         if end is not None:
             state = tokens.gather(1, end[:, None, None].expand(-1, 1, tokens.shape[-1])).squeeze(1)
         else:
             state = tokens.mean(1) if self.mean else tokens[:, 0]
         feature = self.widen(self.project(self.norm(state)))
-        return Pooled(F.normalize(feature, dim=-1), feature)
+        return PoolingOutput(F.normalize(feature, dim=-1), feature)
 
 
 class AttentionPool(nn.Module):
@@ -109,7 +109,7 @@ class AttentionPool(nn.Module):
 
     def forward(
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
-    ) -> Pooled:
+    ) -> PoolingOutput:
         tokens = self.norm_tokens(tokens)
         q = self.asked() if self.constant is None else self.constant
         k, v = (
@@ -121,7 +121,7 @@ class AttentionPool(nn.Module):
         answers = self.norm(self.out((weights @ v).transpose(1, 2).flatten(2)))
         state = answers.mean(1) if self.mean else answers[:, 0]
         feature = self.widen(self.project(state))
-        return Pooled(F.normalize(feature, dim=-1), feature)
+        return PoolingOutput(F.normalize(feature, dim=-1), feature)
 
 
 class QueryMap(nn.Module):
@@ -159,7 +159,7 @@ class CodebookPool(nn.Module):
 
     def forward(
         self, tokens: Tensor, end: Tensor | None = None, query: Tensor | None = None
-    ) -> Pooled:
+    ) -> PoolingOutput:
         assert query is not None
         inner = self.map(tokens if end is not None else tokens[:, 1:]) @ query.mT
         inner = inner / math.sqrt(query.shape[-1])
@@ -168,7 +168,7 @@ class CodebookPool(nn.Module):
             inner = inner.masked_fill(behind.unsqueeze(-1), 0.0)
         weights = sparsemax(inner.amax(1) / self.temperature)
         feature = self.widen(weights @ query)
-        return Pooled(F.normalize(feature, dim=-1), feature)
+        return PoolingOutput(F.normalize(feature, dim=-1), feature)
 
 
 def bottleneck(config: SparoConfig) -> nn.Module:
@@ -189,7 +189,7 @@ POOLS: dict[str, type[nn.Module]] = {
 
 
 def pool(config: SparoConfig, tower: str) -> nn.Module:
-    """What pools the tokens of `image` or `text`."""
+    """Pooling of the tokens of `image` or `text`."""
     kind: str = config.pooling
     if tower == "text":
         kind = config.text_pooling

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slots to keep: ranked by what each knows alone, or by masks that are trained."""
+"""Ranking of slots: by what each knows alone, or by masks that are trained."""
 
 import json
 import math
@@ -81,23 +81,25 @@ def train_masks(
     if kind not in KINDS[2:]:
         raise SaccadeError(f"masks {kind!r} are unknown. Expected slot or dimension.")
     # As they are, not each slot brought to length 1: the mask multiplies slots that a model weighs.
-    image, *texts = (torch.from_numpy(each).float() for each in (images, positives, negatives))
+    image, *texts = (torch.from_numpy(codes).float() for codes in (images, positives, negatives))
     shape = image.shape[1:] if kind == "dimension" else (*image.shape[1:2], 1)
     theta = torch.zeros(shape, requires_grad=True)
     alpha = torch.tensor(math.log(100.0), requires_grad=True)
     learned = (theta, alpha)
-    speed = [torch.zeros_like(each) for each in learned]
+    speed = [torch.zeros_like(parameter) for parameter in learned]
     generator = torch.Generator().manual_seed(seed)
     best, kept = _fit(image, texts, _mask(theta, alpha)), _mask(theta, alpha).detach()
     for _ in range(epochs):
         for chosen in torch.randperm(len(image), generator=generator).split(_BATCH):
-            cosines = _cosines(image[chosen], [each[chosen] for each in texts], _mask(theta, alpha))
+            cosines = _cosines(
+                image[chosen], [codes[chosen] for codes in texts], _mask(theta, alpha)
+            )
             target = torch.zeros(len(chosen), dtype=torch.long)
             loss = F.cross_entropy(_scale(alpha) * cosines, target)
             with torch.no_grad():
-                for each, v, slope in zip(learned, speed, grad(loss, learned), strict=True):
+                for parameter, v, slope in zip(learned, speed, grad(loss, learned), strict=True):
                     v.mul_(_MOMENTUM).add_(slope)
-                    each.sub_(learning_rate * v)
+                    parameter.sub_(learning_rate * v)
         fit = _fit(image, texts, _mask(theta, alpha))
         if fit > best:
             best, kept = fit, _mask(theta, alpha).detach()
@@ -114,8 +116,8 @@ def _mask(theta: Tensor, alpha: Tensor) -> Tensor:
 
 def _cosines(image: Tensor, texts: Sequence[Tensor], mask: Tensor) -> Tensor:
     masked = F.normalize((image * mask).flatten(1), dim=-1)
-    codes = [F.normalize(each.flatten(1), dim=-1) for each in texts]
-    return torch.stack([(masked * each).sum(-1) for each in codes], 1)
+    codes = [F.normalize(codes.flatten(1), dim=-1) for codes in texts]
+    return torch.stack([(masked * vectors).sum(-1) for vectors in codes], 1)
 
 
 @torch.no_grad()
@@ -132,7 +134,7 @@ def selection(
     order: Sequence[int] | None = None,
     mask: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """What a selection file holds; with a mask and no order slots stand by their mean mask."""
+    """Selection in a file; with a mask and no order slots stand by their mean mask."""
     if order is None:
         assert mask is not None
         order = _ranked(mask.reshape(len(mask), -1).mean(1))[0]
@@ -160,24 +162,24 @@ def read_selection(path: Path) -> dict[str, Any]:
     Raises: SaccadeError if the file cannot be read or is none.
     """
     try:
-        found = parse_json(read_bounded(path, limits.JSON_BYTES))
+        content = parse_json(read_bounded(path, limits.JSON_BYTES))
     except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: no readable selection of slots ({error}). Write one with: saccade select"
         ) from error
-    if not isinstance(found, dict) or set(found) != _KEYS or not _is_selection(found):
+    if not isinstance(content, dict) or set(content) != _KEYS or not _is_selection(content):
         raise SaccadeError(
             f"{path}: expected the keys {sorted(_KEYS)} with a kind of {', '.join(KINDS)}, an "
             "order of whole numbers and a mask of numbers or null. Write it with: saccade select"
         )
-    return found
+    return content
 
 
-def _is_selection(found: Mapping[str, Any]) -> bool:
-    order, mask = found["order"], found["mask"]
-    texts = all(isinstance(found[key], str) for key in ("kind", "data", "checkpoint_sha256"))
-    whole = isinstance(order, list) and all(type(each) is int for each in order)
-    return texts and found["kind"] in KINDS and whole and (mask is None or _is_mask(mask))
+def _is_selection(content: Mapping[str, Any]) -> bool:
+    order, mask = content["order"], content["mask"]
+    texts = all(isinstance(content[key], str) for key in ("kind", "data", "checkpoint_sha256"))
+    whole = isinstance(order, list) and all(type(slot) is int for slot in order)
+    return texts and content["kind"] in KINDS and whole and (mask is None or _is_mask(mask))
 
 
 def _is_mask(mask: Any) -> bool:
@@ -188,7 +190,7 @@ def _is_mask(mask: Any) -> bool:
     return all(
         isinstance(row, list)
         and len(row) == len(rows[0])
-        and all(type(each) in (int, float) and 0 <= each <= 1 for each in row)
+        and all(type(value) in (int, float) and 0 <= value <= 1 for value in row)
         for row in rows
     )
 

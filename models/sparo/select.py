@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slots of a SPARO checkpoint to keep: chosen by data, and put into its weights."""
+"""Selection of a SPARO checkpoint's slots: chosen by data, and put into its weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ _SCENES = 1_000  # validation scenes
 
 @dataclass(frozen=True)
 class SelectOptions(PathFields):
-    """What to choose slots by, and where the choice goes."""
+    """Options for choosing slots, and where the choice goes."""
 
     out: Path  # JSON to write, for `saccade export --slots`
     data: str = "shapes"  # validation data: shapes, a folder of class folders, or an .npz
@@ -120,7 +120,7 @@ def _by_accuracy(
 
     data = load_data(options.data, "validation", preprocessing=checkpoint.preprocessing)
     written = prompts(data.class_names, _templates(model, options))
-    texts = text_slots(model, [text for each in written for text in each])
+    texts = text_slots(model, [text for sentences in written for text in sentences])
     texts = texts.reshape(len(written), -1, *texts.shape[1:])
     order, scores = rank_slots(image_slots(model, data.images), data.labels, texts)
     return order, tuple(scores.tolist())
@@ -154,10 +154,10 @@ def _true_and_false(
             f"data '{options.data}' has no false sentences, which --by negatives and --masks need. "
             "Pass --data shapes, or leave them out."
         )
-    found = captioned(scenes("validation", _SCENES, side_px=model.config.height_px))
-    images = image_slots(model, found.images)[found.owner]
-    true = text_slots(model, found.captions)[found.owner]
-    return images, true, text_slots(model, found.negatives)
+    described = captioned(scenes("validation", _SCENES, side_px=model.config.height_px))
+    images = image_slots(model, described.images)[described.owner]
+    true = text_slots(model, described.captions)[described.owner]
+    return images, true, text_slots(model, described.negatives)
 
 
 def _masked(model: "Sparo", options: SelectOptions) -> tuple[np.ndarray, tuple[float, ...]]:

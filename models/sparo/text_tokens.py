@@ -71,23 +71,24 @@ class TextEncoder:
 
 
 def encode_texts(
-    facts: Mapping[str, Any], texts: Sequence[str], *, truncate: bool = False
+    metadata: Mapping[str, Any], texts: Sequence[str], *, truncate: bool = False
 ) -> np.ndarray:
-    """The ids of texts for the model that these facts (`Sparo.facts`) describe.
+    """The ids of texts for the model that this runtime metadata (`Sparo.runtime_metadata`)
+    describes.
 
     Shapes: -> [len(texts) context_length] int64.
     Raises: SaccadeError if the model reads no texts, or as TextEncoder.
     """
-    if "tokenizer" not in facts:
+    if "tokenizer" not in metadata:
         raise SaccadeError(
             "this model reads no texts. Use one with a text tower, such as CLIP with SPARO."
         )
     encoder = TextEncoder(
-        facts["tokenizer"],
-        facts["context_length"],
-        words=facts["words"],
-        merges=facts["merges"],
-        vocabulary=facts["vocabulary"],
+        metadata["tokenizer"],
+        metadata["context_length"],
+        words=metadata["words"],
+        merges=metadata["merges"],
+        vocabulary=metadata["vocabulary"],
     )
     return encoder(texts, truncate=truncate)
 
@@ -98,7 +99,7 @@ def clean(text: str) -> str:
     Case is the tokenizer's. CLIP's own code also repairs texts that were read with a wrong
     encoding; here they stay as they are.
     """
-    text = _COMPATIBLE.sub(lambda found: unicodedata.normalize("NFKC", found.group()), text)
+    text = _COMPATIBLE.sub(lambda match: unicodedata.normalize("NFKC", match.group()), text)
     text = unicodedata.normalize("NFC", text.translate(_QUOTES))
     return " ".join(html.unescape(html.unescape(text)).split())
 
@@ -119,7 +120,7 @@ def _encoder(
             "this model has a vocabulary of its own, of which its checkpoint holds no merges. "
             "Convert it again with --vocabulary and the merges file that it was trained with."
         )
-    return _own([(first, second) for first, second in (each.split() for each in merges)])
+    return _own([(first, second) for first, second in (merge.split() for merge in merges)])
 
 
 def checked_merges(lines: Sequence[str], vocabulary: int) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ class ShapesSource:
     def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Scenes of one object."""
         drawn = scenes(split, count, side_px=self.side_px, objects=(1, 1))
-        return drawn.images, np.array([scene_label(each) for each in drawn.objects], np.int64)
+        return drawn.images, np.array([scene_label(objects) for objects in drawn.objects], np.int64)
 
 
 class LabelsSource:
@@ -158,8 +158,10 @@ class LabelsSource:
         train = self.data["train"]
         self.name, self.images, self.labels = train.name, train.images, train.class_names
         self.count = validation
-        said = [split_words(each.format(name)) for name in self.labels for each in TEMPLATES]
-        words = tuple(sorted({word for each in said for word in each}))
+        said = [
+            split_words(template.format(name)) for name in self.labels for template in TEMPLATES
+        ]
+        words = tuple(sorted({word for words in said for word in words}))
         _, height, width, channels = self.images.shape
         mean, std = pixel_moments(self.images)
         self.fields = vocabulary_fields(words, max(map(len, said)) + 2) | {
@@ -170,7 +172,7 @@ class LabelsSource:
             "std": std,
             "patch_px": _patch(height, width),
         }
-        self.sha256 = {split: each.sha256 for split, each in self.data.items()}
+        self.sha256 = {split: dataset.sha256 for split, dataset in self.data.items()}
         self.card = {"sentences": list(TEMPLATES)}
 
     def sentences(self, chosen: np.ndarray, rng: np.random.Generator) -> list[str]:
@@ -186,9 +188,9 @@ class LabelsSource:
 
     def labelled(self, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Images of a split, the same on every call."""
-        found = self.data[split]
-        chosen = np.random.default_rng(0).permutation(len(found.labels))[:count]
-        return found.images[chosen], found.labels[chosen]
+        dataset = self.data[split]
+        chosen = np.random.default_rng(0).permutation(len(dataset.labels))[:count]
+        return dataset.images[chosen], dataset.labels[chosen]
 
 
 def _patch(height: int, width: int) -> int:
@@ -255,7 +257,7 @@ class SparoTask(Task):
         """Images [b h w c] uint8, tokens [b n] int64."""
         total = len(self.source.images)
         chosen = rng.choice(total, min(self.recipe.batch, total), replace=False)
-        tokens = encode_texts(self.model.facts(), self.source.sentences(chosen, rng))
+        tokens = encode_texts(self.model.runtime_metadata(), self.source.sentences(chosen, rng))
         images = torch.from_numpy(self.source.images[chosen])
         return {"image": images, "tokens": torch.from_numpy(tokens)}
 
@@ -272,7 +274,7 @@ class SparoTask(Task):
         return (F.cross_entropy(logits, target) + F.cross_entropy(logits.mT, target)) / 2
 
     def validate(self) -> dict[str, float]:
-        """What the data scores first, and hard negatives where it has them."""
+        """Scores of the data's first metric, and of hard negatives where it has them."""
         scores = self.source.scores(self.model)
         first = next(iter(scores))
         return {name: scores[name] for name in (first, "hard_negatives") if name in scores}
@@ -282,7 +284,9 @@ class SparoTask(Task):
         if self.model.config.pooling != "sparo":
             return
         images, labels = self.source.labelled("validation", self._validation)
-        texts = [text for each in prompts(self.source.labels, TEMPLATES) for text in each]
+        texts = [
+            text for prompt_set in prompts(self.source.labels, TEMPLATES) for text in prompt_set
+        ]
         classes = text_slots(self.model, texts)
         classes = classes.reshape(len(self.source.labels), len(TEMPLATES), *classes.shape[1:])
         order, _ = rank_slots(image_slots(self.model, images), labels, classes)
@@ -304,7 +308,7 @@ class SparoTask(Task):
         images, labels = images[again], labels[again]
         rng = np.random.default_rng(0)
         texts = self.source.sentences(np.arange(len(images)) % len(self.source.images), rng)
-        tokens = encode_texts(self.model.facts(), texts)
+        tokens = encode_texts(self.model.runtime_metadata(), texts)
         return {"image": images, "labels": labels, "tokens": tokens}
 
 

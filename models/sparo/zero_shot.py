@@ -9,7 +9,7 @@ from saccade.errors import SaccadeError, ShapeError
 
 
 def default_templates(tokenizer: str) -> tuple[str, ...]:
-    """What a label is put into where nobody says: a sentence of words that the model knows."""
+    """Default sentences that a label is put into: of words that the model knows."""
     return ("a {}",) if tokenizer == "words" else ("a photo of a {}.",)
 
 
@@ -23,12 +23,12 @@ def prompts(labels: Sequence[str], templates: Sequence[str]) -> list[list[str]]:
             f"zero-shot: found {len(labels)} labels and {len(templates)} templates, expected at "
             "least one of each. Pass --labels, and --templates such as 'a photo of a {}'."
         )
-    if without := [each for each in templates if each.count("{}") != 1]:
+    if without := [template for template in templates if template.count("{}") != 1]:
         raise SaccadeError(
             f"template {without[0]!r} has {without[0].count('{}')} places for the label, "
             "expected one {}. Write it as 'a photo of a {}'."
         )
-    return [[each.replace("{}", label) for each in templates] for label in labels]
+    return [[template.replace("{}", label) for template in templates] for label in labels]
 
 
 def unit(codes: np.ndarray) -> np.ndarray:
@@ -60,12 +60,12 @@ def encode_classes(
     Raises: SaccadeError as `prompts`.
     """
     written = prompts(labels, templates)
-    codes = np.asarray(encode([text for each in written for text in each]))
+    codes = np.asarray(encode([text for sentences in written for text in sentences]))
     return class_vectors(codes.reshape(len(labels), len(templates), -1))
 
 
 def zero_shot_logits(images: np.ndarray, classes: np.ndarray, logit_scale: float) -> np.ndarray:
-    """How well each image fits each class.
+    """Similarity of each image to each class.
 
     Shapes: images [b e], classes [c e] -> [b c].
     Raises: ShapeError if codes and class vectors differ in width: they come from other variants.

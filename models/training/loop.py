@@ -48,8 +48,8 @@ def read_state(path: Path, run: dict[str, Any]) -> dict[str, Any]:
             "(a state is kept from the first minute on). Leave --resume out to start one."
         )
     try:
-        found = load_torch(path)
-        version, written, state = found["version"], parse_json(found["run"]), found["state"]
+        content = load_torch(path)
+        version, written, state = content["version"], parse_json(content["run"]), content["state"]
         if not (isinstance(written, dict) and isinstance(state, dict)):
             raise ValueError("no run with its state")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -127,15 +127,15 @@ class TrainingLog:
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """How the chosen weights came about; they are in the task's model."""
+class FitResult:
+    """History of the chosen weights; they are in the task's model."""
 
     best_step: int
     seconds: float  # of training and validation, over all sessions of a resumed run
     log: TrainingLog  # to be written beside the checkpoint
 
 
-def fit(task: Task, options: TrainOptions) -> Fitted:
+def fit(task: Task, options: TrainOptions) -> FitResult:
     """Train the task's model and leave the weights of the best validated step in it.
 
     The state of the run is kept beside `options.out` once a minute; remove it when the checkpoint
@@ -155,7 +155,7 @@ def fit(task: Task, options: TrainOptions) -> Fitted:
             run.after_step(advance)
     task.model.load_state_dict(run.best_weights)
     task.model.eval()
-    return Fitted(run.best_step, run.seconds(), run.log)
+    return FitResult(run.best_step, run.seconds(), run.log)
 
 
 class Run:
@@ -334,9 +334,9 @@ def _identity(task: Task, options: TrainOptions) -> dict[str, Any]:
 
 def adamw(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> torch.optim.AdamW:
     """Matrices decay; vectors, and what the recipe names, do not."""
-    used = [(name, each) for name, each in named if each.requires_grad]
-    free = [each for name, each in used if _is_free(name, each, recipe)]
-    bound = [each for name, each in used if not _is_free(name, each, recipe)]
+    used = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    free = [parameter for name, parameter in used if _is_free(name, parameter, recipe)]
+    bound = [parameter for name, parameter in used if not _is_free(name, parameter, recipe)]
     groups = [
         {"params": bound, "weight_decay": recipe.weight_decay},
         {"params": free, "weight_decay": 0.0},
@@ -344,8 +344,8 @@ def adamw(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> torch.optim.
     return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
 
 
-def _is_free(name: str, each: Tensor, recipe: Recipe) -> bool:
-    return each.dim() < 2 or any(part in name for part in recipe.without_decay)
+def _is_free(name: str, parameter: Tensor, recipe: Recipe) -> bool:
+    return parameter.dim() < 2 or any(part in name for part in recipe.without_decay)
 
 
 def rate_at(recipe: Recipe, step: int) -> float:
@@ -365,7 +365,7 @@ class Average:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
         self._named = dict(model.named_parameters())
-        self.weights = {name: each.detach().clone() for name, each in self._named.items()}
+        self.weights = {name: parameter.detach().clone() for name, parameter in self._named.items()}
 
     @torch.no_grad()
     def update(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user may say about a training run, and how it changes a family's recipe."""
+"""Options of a training run, and how they change a family's recipe."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from saccade.path_fields import PathFields
 
 @dataclass(frozen=True)
 class TrainOptions(PathFields):
-    """What to learn and with what; what is not given comes from the family's recipe."""
+    """Options of training; what is not given comes from the family's recipe."""
 
     out: Path  # checkpoint to write, ends in .safetensors; a log .csv goes beside it
     data: str | None = None  # a name, a folder or an .npz; none: the family's own generated data
@@ -27,19 +27,19 @@ class TrainOptions(PathFields):
     precision: Literal["fp32", "bf16"] | None = None  # of products; bf16: autocast, CPU too
     side_px: int = 32  # to which a folder's images are resized
     seed: int = 0  # of the weights, the batches and the dropout
-    threads: int = 1  # of the processor; small models gain nothing from more
+    threads: int = 1  # of the CPU; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU
     resume: bool = False  # continue an interrupted run from the state beside --out
     force: bool = False  # replace what stands at --out
 
     @property
     def state_path(self) -> Path:
-        """Where the state of the run is kept until the checkpoint is written."""
+        """Path of the run's state until the checkpoint is written."""
         return self.out.with_name(f"{self.out.stem}.resume.pt")
 
     @property
     def log_path(self) -> Path:
-        """Where the log goes."""
+        """Path of the log."""
         return self.out.with_suffix(".csv")
 
 
@@ -62,7 +62,7 @@ def chosen_config(
 
     Raises: SaccadeError if `--set` names no field, or a value is out of range.
     """
-    names = [each.name for each in fields(config_class)]
+    names = [field.name for field in fields(config_class)]
     values: dict[str, Any] = {"seed": options.seed} if "seed" in names else {}
     for part in parts:
         values |= part
@@ -82,24 +82,24 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 
     Raises: SaccadeError on a word without `=`, or a key given twice.
     """
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not (key and equals):
             raise SaccadeError(f"--set {word!r} is not of the form key=value, such as dim=64.")
-        if key in found:
+        if key in overrides:
             raise SaccadeError(f"--set gives {key} twice. Give it once.")
         try:
-            found[key] = parse_json(text)
+            overrides[key] = parse_json(text)
         except JSONRefused as error:
             raise SaccadeError(f"--set {key}: {error}. Give a value of that field.") from error
         except ValueError:
-            found[key] = text
-    return found
+            overrides[key] = text
+    return overrides
 
 
 def overrides_words(overrides: Mapping[str, Any]) -> list[str]:
-    """What `parse_overrides` reads back."""
+    """Words that `parse_overrides` reads back."""
     return [f"{key}={_text(value)}" for key, value in overrides.items()]
 
 

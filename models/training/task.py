@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a family brings to the training loop."""
+"""Task that a family gives to the training loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ class Task(ABC):
         return self.validate()
 
     def state(self) -> dict[str, Any]:
-        """What it remembers from step to step: dicts and lists of tensors, numbers and texts."""
+        """State from step to step: dicts and lists of tensors, numbers and texts."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:  # noqa: B027

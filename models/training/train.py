@@ -21,7 +21,7 @@ from saccade.models.training.options import overrides_words
 from saccade.models.training.task import Task
 
 if TYPE_CHECKING:
-    from saccade.models.training.loop import Fitted
+    from saccade.models.training.loop import FitResult
 
 # Rounded to these, the same run on the same machine gives the same file.
 ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 500, 1000)
@@ -83,7 +83,7 @@ def _run(task: Task, options: TrainOptions) -> Checkpoint:
 
 
 def _card(
-    task: Task, options: TrainOptions, fitted: "Fitted", scores: dict[str, float]
+    task: Task, options: TrainOptions, fitted: "FitResult", scores: dict[str, float]
 ) -> dict[str, Any]:
     return {
         "data": task.data,
@@ -97,7 +97,7 @@ def _card(
         "best_step": fitted.best_step,
         "validation": scores,
         "device": _device(options),
-        "about_minutes": min(ABOUT_MINUTES, key=lambda each: abs(each - fitted.seconds / 60)),
+        "about_minutes": min(ABOUT_MINUTES, key=lambda minutes: abs(minutes - fitted.seconds / 60)),
         "versions": {name: version(name) for name in ("saccade", "torch", "numpy", "safetensors")}
         | {"python": platform.python_version()},
     } | dict(task.card)
@@ -112,7 +112,7 @@ def _device(options: TrainOptions) -> str:
 
 
 def _task_of(family: str) -> Callable[[TrainOptions], Task]:
-    """What the family's entry names as its training."""
+    """Training task that the family's entry names."""
     make: Callable[[TrainOptions], Task] = imported(entry_of(family).training)
     return make
 

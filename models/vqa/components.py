@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the file of a question-answering network takes and answers."""
+"""Components of a question-answering network: inputs and outputs of its file."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from saccade.models.interface import Law, Part, TensorSpec
+from saccade.models.interface import Component, Invariant, TensorSpec
 from saccade.models.layers.attention_invariants import no_excess, same_support, sums_to_one
 from saccade.models.vqa.config import VQAConfig
 
@@ -24,23 +24,23 @@ class Detailed(Protocol):
         ...
 
 
-def vqa_part(model: Detailed) -> Part:
-    """The one part: what is seen, how large it is, and the question."""
+def vqa_component(model: Detailed) -> Component:
+    """The one component: what is seen, how large it is, and the question."""
     config = model.config
 
     def random(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
         return random_inputs(config, rng, count)
 
     outputs = ("logits", "probabilities", "attention")
-    return Part(
+    return Component(
         role="",
         inputs=input_specs(config),
-        # The gate's law on TVMAX needs it, so it is in every file.
+        # The gate's invariant on TVMAX needs it, so it is in every file.
         outputs=(*outputs, "attention_excess") if _has_bound(config) else outputs,
         run=model.details,
         optional=("box_attention",) if config.image == "both" else (),
         random=random,
-        laws=_laws(config),
+        invariants=_invariants(config),
     )
 
 
@@ -68,25 +68,25 @@ def input_specs(config: VQAConfig) -> tuple[TensorSpec, ...]:
 
 def random_inputs(config: VQAConfig, rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
     """Grids, numbers of boxes and questions of all sizes, some cells all zero, noise outside."""
-    found: dict[str, np.ndarray] = {}
+    inputs: dict[str, np.ndarray] = {}
     for spec in input_specs(config):
         shape = (count, *(int(axis) for axis in spec.shape[1:]))
         if spec.dtype == "uint8":
-            found[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
+            inputs[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8)
         elif spec.dtype == "float32":
             rows = rng.standard_normal(shape, dtype=np.float32)
             zero = rng.random((count, int(np.prod(shape[1:-1])))) < _ZERO_ROW_SHARE
             zero[:, 0] = False  # something is always seen
             rows[zero.reshape(shape[:-1])] = 0
-            found[spec.name] = rows
-    if "features" in found:
-        found["sizes"] = _random_sizes(config, rng, count)
-    if "boxes" in found:
-        found["box_count"] = rng.integers(1, config.boxes + 1, count)
+            inputs[spec.name] = rows
+    if "features" in inputs:
+        inputs["sizes"] = _random_sizes(config, rng, count)
+    if "boxes" in inputs:
+        inputs["box_count"] = rng.integers(1, config.boxes + 1, count)
     words = rng.integers(1, max(config.tokens, 2), (count, config.question_length))
     lengths = rng.integers(1, config.question_length + 1, (count, 1))
-    found["question"] = np.where(np.arange(config.question_length) < lengths, words, 0)
-    return found
+    inputs["question"] = np.where(np.arange(config.question_length) < lengths, words, 0)
+    return inputs
 
 
 def _random_sizes(config: VQAConfig, rng: np.random.Generator, count: int) -> np.ndarray:
@@ -98,10 +98,10 @@ def _random_sizes(config: VQAConfig, rng: np.random.Generator, count: int) -> np
     return np.stack([height, width], -1)
 
 
-def _laws(config: VQAConfig) -> Mapping[str, Law]:
-    laws: dict[str, Law] = {"attention_sums_to_one": sums_to_one}
+def _invariants(config: VQAConfig) -> Mapping[str, Invariant]:
+    invariants: dict[str, Invariant] = {"attention_sums_to_one": sums_to_one}
     if (config.attention if config.has_grid else config.box_attention) != "softmax":
-        laws["attention_support"] = same_support
+        invariants["attention_support"] = same_support
     if _has_bound(config):
-        laws["tvmax_bound"] = no_excess
-    return laws
+        invariants["tvmax_bound"] = no_excess
+    return invariants

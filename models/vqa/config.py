@@ -108,23 +108,23 @@ class VQAConfig(ConfigValues):
 
     @property
     def has_grid(self) -> bool:
-        """Whether cells of a grid come in."""
+        """True if cells of a grid come in."""
         return self.image in ("grid", "both")
 
     @property
     def has_boxes(self) -> bool:
-        """Whether boxes come in."""
+        """True if boxes come in."""
         return self.image in ("boxes", "both")
 
     @property
     def strides(self) -> tuple[int, ...]:
         """The steps from pixels to cells: by 3 first, where the cell has that factor, then by 2."""
-        side, found = self.height_px // self.grid[0], []
+        side, strides = self.height_px // self.grid[0], []
         for factor in (3, 2):
             while side % factor == 0:
                 side //= factor
-                found.append(factor)
-        return tuple(found)
+                strides.append(factor)
+        return tuple(strides)
 
 
 def _without_factors(number: int, factors: tuple[int, ...]) -> int:

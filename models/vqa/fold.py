@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.interface import Part
-from saccade.models.vqa.components import vqa_part
+from saccade.models.interface import Component
+from saccade.models.vqa.components import vqa_component
 from saccade.models.vqa.image_attention import grid_attention
 from saccade.models.vqa.mcan import (
     MASKED,
@@ -108,7 +108,9 @@ class FoldedDecoder(nn.Module):
         self.first = first
         sources = [layer for layer in layers if isinstance(layer, DecoderLayer)]
         folded = [FoldedDecoderLayer(layer, last_of_question) for layer in sources]
-        read = [part.weight for each in sources for part in (each.guided.keys, each.guided.values)]
+        read = [
+            part.weight for layer in sources for part in (layer.guided.keys, layer.guided.values)
+        ]
         self.read = folded_linear(torch.cat(read) * last_of_question.weight)
         last = sources[-1].norm_feed
         folded[-1].norm_feed = BareNorm(last)
@@ -175,7 +177,7 @@ def after_norm(layer: nn.Linear, norm: Norm) -> nn.Linear:
 
 
 def shifted(pool: Pool, norm: Norm) -> Tensor:
-    """What the bias of the normalisation adds behind the pooling, whose weights sum to 1.
+    """Shift that the normalisation's bias adds after the pooling, whose weights sum to 1.
 
     Shapes: -> [pool_dim].
     """
@@ -183,7 +185,7 @@ def shifted(pool: Pool, norm: Norm) -> Tensor:
 
 
 class FoldedVQA(nn.Module):
-    """What `VQA.fold` returns: `details` and `parts` of a VQA, evaluation only.
+    """Result of `VQA.fold`: `details` and `components` of a VQA, evaluation only.
 
     Constants: the share of the position in the first layer of the cells, and the scale of the
     queries. The LSTM stays as it is: one node of a runtime is faster than steps over a table of
@@ -203,8 +205,8 @@ class FoldedVQA(nn.Module):
         super().__init__()
         self.config = source.config
         self.embedding, self.lstm = source.embedding, source.lstm
-        layers = [each for each in source.encoder if isinstance(each, EncoderLayer)]
-        folded, last = [FoldedEncoderLayer(each) for each in layers], layers[-1].norm_feed
+        layers = [layer for layer in source.encoder if isinstance(layer, EncoderLayer)]
+        folded, last = [FoldedEncoderLayer(layer) for layer in layers], layers[-1].norm_feed
         folded[-1].norm_feed = BareNorm(last)
         self.encoder = nn.ModuleList(folded)
         self.question_pool = FoldedPool(source.question_pool, last)
@@ -235,31 +237,31 @@ class FoldedVQA(nn.Module):
         return self.details(**inputs)["logits"]
 
     def details(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """What `VQA.details` answers."""
+        """Result of `VQA.details`."""
         check_question(inputs["question"], self.config)
         masked = inputs["question"] == 0
         x = self.lstm(self.embedding(inputs["question"]))[0]
         for layer in self.encoder:
             x = layer(x, masked)
         state = self.question_pool(x, self.question_pool.scores(x, masked).softmax(-1)) + self.bias
-        found: dict[str, Tensor] = {}
+        details: dict[str, Tensor] = {}
         if self.config.has_grid:
-            state = state + self._look_at_grid(inputs, x, masked, found)
+            state = state + self._look_at_grid(inputs, x, masked, details)
         if self.config.has_boxes:
             boxes, boxes_masked = given_boxes(inputs, x.dtype)
             y = self.boxes(self.boxes.first(boxes), x, boxes_masked, masked)
             scores = self.boxes.pool.scores(y, boxes_masked)
             weights = attention_weights(scores, self.config.box_attention)
-            found["box_attention" if self.config.has_grid else "attention"] = weights
+            details["box_attention" if self.config.has_grid else "attention"] = weights
             state = state + self.boxes.pool(y, weights)
-        return answered(self.head(self.norm(state)), found, self.config)
+        return answered(self.head(self.norm(state)), details, self.config)
 
     def _look_at_grid(
         self,
         inputs: dict[str, Tensor],
         question: Tensor,
         question_masked: Tensor,
-        found: dict[str, Tensor],
+        details: dict[str, Tensor],
     ) -> Tensor:
         places = grid_places(inputs, self.config)
         if self.config.features == "image":
@@ -271,11 +273,11 @@ class FoldedVQA(nn.Module):
             y = self.grid.first(rows)
         y = self.grid(y, question, masked, question_masked)
         scores = self.grid.pool.scores(y, masked)
-        weights, found["attention"], excess = grid_attention(scores, places, self.config)
+        weights, details["attention"], excess = grid_attention(scores, places, self.config)
         if excess is not None:
-            found["attention_excess"] = excess
+            details["attention_excess"] = excess
         return self.grid.pool(y, weights)
 
-    def parts(self) -> tuple[Part, ...]:
-        """The part of the unfolded model, by this one."""
-        return (vqa_part(self),)
+    def components(self) -> tuple[Component, ...]:
+        """The component of the unfolded model, by this one."""
+        return (vqa_component(self),)

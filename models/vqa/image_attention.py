@@ -15,7 +15,7 @@ _MASKED_BELOW = -1e8  # as the op has it
 
 
 class GridPlaces:
-    """Where the cells of each sample's grid stand among its rows, and the other way round.
+    """Places of the cells of each sample's grid among its rows, and the other way round.
 
     In the layout `grid` row r W + c is the cell (r, c); in the layout `flat` it is r w + c, with
     the sample's own width w. Without sizes every grid is the largest one.

@@ -55,7 +55,7 @@ def attend(
     kind: str,
     dropout: nn.Module | None = None,
 ) -> Tensor:
-    """What each query sees of the values by all heads together; queries come scaled.
+    """Attention of each query to the values by all heads together; queries come scaled.
 
     Shapes: queries [b n d], keys and values [b m d], masked [b m] bool -> [b n d].
     """

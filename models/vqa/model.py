@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.interface import Family, Part
+from saccade.models.interface import Component, Family
 from saccade.models.layers.pixels import check_image
-from saccade.models.vqa.components import vqa_part
+from saccade.models.vqa.components import vqa_component
 from saccade.models.vqa.config import VQAConfig
 from saccade.models.vqa.image_attention import GridPlaces, check_sizes, grid_attention
 from saccade.models.vqa.mcan import (
@@ -47,7 +47,7 @@ class ImageCells(nn.Module):
             layers.append(nn.Conv2d(width, width, 3, padding=1))
             before = width
         self.layers = nn.ModuleList(layers)
-        self.norms = nn.ModuleList(nn.GroupNorm(_GROUPS, each.out_channels) for each in layers)
+        self.norms = nn.ModuleList(nn.GroupNorm(_GROUPS, layer.out_channels) for layer in layers)
         for layer in layers:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
@@ -133,12 +133,12 @@ class VQA(nn.Module, Family):
         question, masked = self.read(inputs["question"])
         weights = self.question_pool.scores(question, masked).softmax(-1)
         state = self.question_pool.merged(question, weights)
-        found: dict[str, Tensor] = {}
+        details: dict[str, Tensor] = {}
         if self.config.has_grid:
-            state = state + self._look_at_grid(inputs, question, masked, found)
+            state = state + self._look_at_grid(inputs, question, masked, details)
         if self.config.has_boxes:
-            state = state + self._look_at_boxes(inputs, question, masked, found)
-        return answered(self.head(self.norm(state)), found, self.config)
+            state = state + self._look_at_boxes(inputs, question, masked, details)
+        return answered(self.head(self.norm(state)), details, self.config)
 
     def read(self, question: Tensor) -> tuple[Tensor, Tensor]:
         """The question's words in the light of each other, and which of them are padding.
@@ -157,7 +157,7 @@ class VQA(nn.Module, Family):
         inputs: dict[str, Tensor],
         question: Tensor,
         question_masked: Tensor,
-        found: dict[str, Tensor],
+        details: dict[str, Tensor],
     ) -> Tensor:
         config = self.config
         places = grid_places(inputs, config)
@@ -173,9 +173,9 @@ class VQA(nn.Module, Family):
         weights, attention, excess = grid_attention(
             self.grid_pool.scores(x, masked), places, config
         )
-        found["attention"] = attention
+        details["attention"] = attention
         if excess is not None:
-            found["attention_excess"] = excess
+            details["attention_excess"] = excess
         return self.grid_pool.merged(x, weights)
 
     def _look_at_boxes(
@@ -183,7 +183,7 @@ class VQA(nn.Module, Family):
         inputs: dict[str, Tensor],
         question: Tensor,
         question_masked: Tensor,
-        found: dict[str, Tensor],
+        details: dict[str, Tensor],
     ) -> Tensor:
         boxes, masked = given_boxes(inputs, self.box_linear.weight.dtype)
         x = self.box_linear(boxes)
@@ -191,15 +191,15 @@ class VQA(nn.Module, Family):
             x = layer(x, question, masked, question_masked)
         kind = self.config.box_attention
         weights = attention_weights(self.box_pool.scores(x, masked), kind)
-        found["box_attention" if self.config.has_grid else "attention"] = weights
+        details["box_attention" if self.config.has_grid else "attention"] = weights
         return self.box_pool.merged(x, weights)
 
-    def parts(self) -> tuple[Part, ...]:
-        """One part: what is asked and seen comes in, the answer goes out."""
-        return (vqa_part(self),)
+    def components(self) -> tuple[Component, ...]:
+        """One component: what is asked and seen comes in, the answer goes out."""
+        return (vqa_component(self),)
 
-    def facts(self) -> dict[str, Any]:
-        """How a question becomes tokens, and what is seen."""
+    def runtime_metadata(self) -> dict[str, Any]:
+        """Runtime metadata: the way from question to tokens, and the kind of image."""
         config = self.config
         return {
             "words": list(config.words),
@@ -214,14 +214,14 @@ class VQA(nn.Module, Family):
         }
 
 
-def answered(logits: Tensor, found: dict[str, Tensor], config: VQAConfig) -> dict[str, Tensor]:
+def answered(logits: Tensor, details: dict[str, Tensor], config: VQAConfig) -> dict[str, Tensor]:
     """The outputs of one pass, with probabilities as the configuration has them."""
     probabilities = logits.sigmoid() if config.answer == "sigmoid" else logits.softmax(-1)
-    return {"logits": logits, "probabilities": probabilities, **found}
+    return {"logits": logits, "probabilities": probabilities, **details}
 
 
 def grid_places(inputs: dict[str, Tensor], config: VQAConfig) -> GridPlaces:
-    """Where the cells of each sample are; pixels always fill the whole grid.
+    """Places of each sample's cells; pixels always fill the whole grid.
 
     Raises: SaccadeError if a size is none of this model's.
     """

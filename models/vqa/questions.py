@@ -14,19 +14,21 @@ _DROPPED = re.compile(r"[.,'!?\"()*#:;]")
 _LISTED_UNKNOWN = 1  # the id that the authors' vocabularies give to any other word
 
 
-def question_tokens(facts: Mapping[str, Any], text: str, *, truncate: bool = False) -> np.ndarray:
+def question_tokens(
+    metadata: Mapping[str, Any], text: str, *, truncate: bool = False
+) -> np.ndarray:
     """A question as the model was taught to read it; `facts` are those of `VQA.facts`.
 
     Shapes: -> [question_length] int64.
     Raises: SaccadeError if there is no vocabulary, no word, or more words than fit.
     """
-    words, length = facts["words"], facts["question_length"]
+    words, length = metadata["words"], metadata["question_length"]
     if not words:
         raise SaccadeError(
             "question: this model has no vocabulary, it takes token ids. "
             "Convert it with --vocabulary FILE, or send the ids."
         )
-    if facts["vocabulary"] == "words":
+    if metadata["vocabulary"] == "words":
         return WordVocabulary(words).encode(text, length, truncate=truncate)
     place = {word: index for index, word in enumerate(words)}
     asked = _DROPPED.sub("", text.lower()).replace("-", " ").replace("/", " ").split()

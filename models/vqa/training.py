@@ -104,7 +104,9 @@ class VQATask(SceneTask):
         extra = self.recipe.extra
         self.draw(config.height_px, extra["report_scenes"])
         rng = np.random.default_rng(0)
-        self.asked = [questions(each, rng, extra["questions"]) for each in self.validation.objects]
+        self.asked = [
+            questions(objects, rng, extra["questions"]) for objects in self.validation.objects
+        ]
         self.card = {
             "validation_images": extra["report_scenes"],
             "validation_questions": sum(map(len, self.asked)),
@@ -121,11 +123,13 @@ class VQATask(SceneTask):
         return self._tensors(self.training.images[rows], asked)
 
     def _tensors(self, images: np.ndarray, asked: list[list[Question]]) -> dict[str, Tensor]:
-        flat = [question for each in asked for question in each]
-        tokens = np.stack([self.vocabulary.encode(each.text, QUESTION_TOKENS) for each in flat])
+        flat = [question for group in asked for question in group]
+        tokens = np.stack(
+            [self.vocabulary.encode(question.text, QUESTION_TOKENS) for question in flat]
+        )
         used = int((tokens != 0).sum(1).max())
-        of_image = np.repeat(np.arange(len(asked)), [len(each) for each in asked])
-        answers = np.array([ANSWERS.index(each.answer) for each in flat])
+        of_image = np.repeat(np.arange(len(asked)), [len(group) for group in asked])
+        answers = np.array([ANSWERS.index(question.answer) for question in flat])
         return {
             "images": torch.from_numpy(images),
             "question": torch.from_numpy(tokens[:, :used]),
@@ -152,9 +156,9 @@ class VQATask(SceneTask):
         count = self.recipe.extra["report_scenes"]
         right, zero = self._validated(count)
         by_kind = defaultdict(list)
-        asked = [question for each in self.asked[:count] for question in each]
-        for each, correct in zip(asked, right, strict=True):
-            by_kind[each.kind].append(correct)
+        asked = [question for group in self.asked[:count] for question in group]
+        for question, correct in zip(asked, right, strict=True):
+            by_kind[question.kind].append(correct)
         kinds = {f"top1_{kind}": float(np.mean(by_kind[kind])) for kind in sorted(by_kind)}
         return {"top1": float(right.mean()), **kinds, "zero_attention": float(zero.mean())}
 
@@ -166,14 +170,14 @@ class VQATask(SceneTask):
             part = slice(start, min(count, start + _VALIDATION_BATCH))
             batch = self._tensors(self.validation.images[part], self.asked[part])
             batch = {name: value.to(device) for name, value in batch.items()}
-            found = self._answers(batch)
-            right.append((found["logits"].argmax(-1) == batch["answers"]).cpu().numpy())
-            zero.append(zero_share(found["attention"].float().cpu().numpy()))
+            answers = self._answers(batch)
+            right.append((answers["logits"].argmax(-1) == batch["answers"]).cpu().numpy())
+            zero.append(zero_share(answers["attention"].float().cpu().numpy()))
         return np.concatenate(right), np.concatenate(zero)
 
     def calibration(self) -> dict[str, np.ndarray]:
         """Validation scenes with one question each."""
-        asked = [each[:1] for each in self.asked[:CALIBRATION_IMAGES]]
+        asked = [group[:1] for group in self.asked[:CALIBRATION_IMAGES]]
         tensors = self._tensors(self.validation.images[:CALIBRATION_IMAGES], asked)
         tokens = F.pad(tensors["question"], (0, QUESTION_TOKENS - tensors["question"].shape[1]))
         return {

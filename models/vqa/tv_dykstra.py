@@ -76,7 +76,7 @@ def _round_of(lam: float, stop: float) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def inside_grid(sizes: Tensor, height: int, width: int) -> Tensor:
-    """Which cells of the largest grid belong to each sample's.
+    """Mask of the largest grid's cells that belong to each sample's.
 
     Shapes: sizes [b 2] (height, width) -> [b height width] bool.
     """
@@ -100,8 +100,8 @@ def _repeat(
     The exporter wants a state that leaves the body as new tensors with the strides it came with.
     """
     if torch.compiler.is_exporting():
-        found: tuple[Tensor, ...] = torch.ops.higher_order.while_loop(condition, body, state, ())
-        return found
+        final: tuple[Tensor, ...] = torch.ops.higher_order.while_loop(condition, body, state, ())
+        return final
     while bool(condition(*state)):
         state = body(*state)
     return state
@@ -149,7 +149,7 @@ def _as_rounded(z: Tensor, weights: Tensor, lam: float) -> tuple[Tensor, Tensor]
     )
     below = below + ends
     above = torch.where(weights > 0, above, below)  # their string ends at the lower sum
-    rise, rise_above = (F.pad(each, (1, 0)).diff(dim=-1) for each in (below, above))
+    rise, rise_above = (F.pad(bound, (1, 0)).diff(dim=-1) for bound in (below, above))
     return rise + (rise_above - rise) / 2, (above - below) / 2
 
 
@@ -218,7 +218,8 @@ def _settle_cell(
 
 
 def _inverse(knots: Tensor, heights: Tensor, wanted: Tensor) -> Tensor:
-    """Where a rising piecewise linear function has the wanted height; its slope is 1 outside.
+    """Argument at which a rising piecewise linear function has the given height; its slope is 1
+    outside.
 
     Shapes: knots and heights [... k] sorted, wanted [... 1] -> [... 1].
     """

@@ -33,9 +33,9 @@ _NUMBER, _WHOLE, _ADDRESS = ctypes.c_double, ctypes.c_int64, ctypes.c_void_p
 
 
 def _signature(op: Op, *, more: int = 0) -> tuple[int, list[Any]]:
-    """How many addresses; then the count of items, the axes of one, and the attributes."""
+    """Signature of a function: number of addresses; count of items, axes of one, and attributes."""
     axes = len(op.inputs[0].axes.split()) - 1
-    kinds = [_NUMBER if each.kind is float else _WHOLE for each in op.attributes.values()]
+    kinds = [_NUMBER if attribute.kind is float else _WHOLE for attribute in op.attributes.values()]
     return len(op.inputs) + len(op.outputs) + more, [_WHOLE] * (1 + axes) + kinds
 
 
@@ -61,10 +61,10 @@ class Kernels:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._library = ctypes.CDLL(str(path))
-        found = self._library.saccade_interface()
-        if found != INTERFACE:
+        version = self._library.saccade_interface()
+        if version != INTERFACE:
             raise SaccadeError(
-                f"{path}: its interface is {found}, expected {INTERFACE}. "
+                f"{path}: its interface is {version}, expected {INTERFACE}. "
                 "It belongs to another version of saccade: install saccade again."
             )
         self._library.saccade_status.restype = ctypes.c_char_p
@@ -84,7 +84,7 @@ class Kernels:
         return str(self._library.saccade_target().decode())
 
     def choose_target(self, name: str | None) -> bool:
-        """Use another instruction set, None for the best; False if this processor lacks it."""
+        """Use another instruction set, None for the best; False if this CPU lacks it."""
         chosen = None if name is None else name.encode()
         return bool(self._library.saccade_choose_target(chosen) == 0)
 
@@ -107,7 +107,7 @@ class Kernels:
         an item's axes and the attributes, `work` is what an item costs, in elements of sparsemax.
         """
         function = self._functions[name]
-        addresses = [None if each is None else each.data_ptr() for each in tensors]
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         whole = count * work
         if threads == 1 or whole < 2 * _ELEMENTS_A_THREAD or count < 2 * _LANES:
             status = function(code, *addresses, count, *numbers, None)
@@ -117,8 +117,8 @@ class Kernels:
         parts = min(threads, whole // _ELEMENTS_A_THREAD, count // _LANES)
         step = -(-count // (parts * _LANES)) * _LANES
         strides = [
-            0 if each is None or i in shared else each.numel() // count * each.element_size()
-            for i, each in enumerate(tensors)
+            0 if tensor is None or i in shared else tensor.numel() // count * tensor.element_size()
+            for i, tensor in enumerate(tensors)
         ]
 
         def one(first: int) -> int:

@@ -62,20 +62,20 @@ def units(machine: str) -> list[Unit]:
         for name, flags in reversed(TARGETS.items())
         if x86 or name == "baseline"
     ]
-    return kernels + [Unit(each, f"{Path(each).stem}.o") for each in SHELLS]
+    return kernels + [Unit(name, f"{Path(name).stem}.o") for name in SHELLS]
 
 
 def sources() -> list[Path]:
     """Every file that a build reads of ours, in a fixed order: the units and what they include."""
-    found: set[Path] = set()
-    left = [NATIVE / each for each in ("kernels.cpp", *SHELLS)]
+    files: set[Path] = set()
+    left = [NATIVE / name for name in ("kernels.cpp", *SHELLS)]
     while left:
         path = left.pop().resolve()
-        if path not in found:
-            found.add(path)
+        if path not in files:
+            files.add(path)
             included = re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE)
-            left += [path.parent / each for each in included]
-    return sorted(found)
+            left += [path.parent / name for name in included]
+    return sorted(files)
 
 
 def find_compiler() -> list[str]:
@@ -87,9 +87,11 @@ def find_compiler() -> list[str]:
     for name in [asked[0]] if asked else ["c++", "g++", "clang++"]:
         if shutil.which(name):
             return asked or [name]
-    found = f"CXX is {shlex.join(asked)!r}" if asked else "neither c++, g++ nor clang++ is on PATH"
+    candidates = (
+        f"CXX is {shlex.join(asked)!r}" if asked else "neither c++, g++ nor clang++ is on PATH"
+    )
     raise SaccadeError(
-        f"libsaccade_onnxruntime: {found}, expected a C++17 compiler. {_INSTALL} {_WITHOUT}"
+        f"libsaccade_onnxruntime: {candidates}, expected a C++17 compiler. {_INSTALL} {_WITHOUT}"
     )
 
 
@@ -120,7 +122,7 @@ def compile_library(into: Path, *, extra: Sequence[str] = ()) -> None:
         with ThreadPoolExecutor(2) as pool:
             running = [pool.submit(compile_one, unit) for unit in units(platform.machine())]
             try:
-                objects = [each.result() for each in running]
+                objects = [future.result() for future in running]
             finally:
                 pool.shutdown(cancel_futures=True)
         linked = work / into.name

@@ -4,7 +4,7 @@
 //
 // Everything here and in the kernels lives in a namespace of the instruction set and uses no
 // templates of the standard library: an inline function shared by two builds would be kept once
-// by the linker, with instructions that a lesser processor lacks.
+// by the linker, with instructions that a lesser CPU lacks.
 #pragma once
 
 #include <cstddef>

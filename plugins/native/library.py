@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where libsaccade_onnxruntime is: packaged, in the user's cache, or built there on first use."""
+"""Places of libsaccade_onnxruntime: packaged, in the user's cache, or built there on first use."""
 
 import hashlib
 import json
@@ -101,7 +101,7 @@ def write_record(folder: Path) -> None:
 
 
 def cached_folder() -> Path:
-    """Where the cache has, or would have, the library of these sources."""
+    """Folder of the cache that has, or would have, the library of these sources."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "saccade" / source_hash()[:20]
 
@@ -127,16 +127,16 @@ def _is_whole(folder: Path) -> bool:
 
 def _private_folder(folder: Path) -> Path:
     """`folder` and the one above it, made for this user alone."""
-    for each in (folder.parent, folder):
+    for place in (folder.parent, folder):
         try:
-            each.parent.mkdir(parents=True, exist_ok=True)
-            each.mkdir(mode=0o700, exist_ok=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise SaccadeError(
-                f"{each}: the cache cannot be made ({error}). "
+                f"{place}: the cache cannot be made ({error}). "
                 "Set XDG_CACHE_HOME to a folder of yours."
             ) from error
-        fault = _fault(each)
+        fault = _fault(place)
         if fault:
             raise SaccadeError(fault)
     return folder
@@ -147,13 +147,13 @@ def _fault(folder: Path) -> str | None:
     for path in (folder, folder / NAME, folder / RECORD):
         if not path.exists() and not path.is_symlink():
             continue
-        found = path.lstat()
-        if stat.S_ISLNK(found.st_mode):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
             fault = "it is a link"
-        elif found.st_uid != os.geteuid():
-            fault = f"its owner is user {found.st_uid}, not {os.geteuid()}"
-        elif found.st_mode & 0o022:
-            fault = f"others may write to it (mode {found.st_mode & 0o777:o})"
+        elif status.st_uid != os.geteuid():
+            fault = f"its owner is user {status.st_uid}, not {os.geteuid()}"
+        elif status.st_mode & 0o022:
+            fault = f"others may write to it (mode {status.st_mode & 0o777:o})"
         else:
             continue
         return (

@@ -39,7 +39,7 @@ typedef struct saccade_pool {
 SACCADE_EXPORT int saccade_interface(void);
 SACCADE_EXPORT const char *saccade_status(int code);
 /* The instruction set that was chosen: "baseline", "avx2" or "avx512"; NULL asks for the best.
- * A name that this processor lacks is refused with SACCADE_BAD_ATTRIBUTE. For tests. */
+ * A name that this CPU lacks is refused with SACCADE_BAD_ATTRIBUTE. For tests. */
 SACCADE_EXPORT const char *saccade_target(void);
 SACCADE_EXPORT int saccade_choose_target(const char *name);
 

@@ -12,19 +12,19 @@ _SPILLS = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes 
 
 def kernels(report: str) -> Iterator[tuple[str, str, int]]:
     """Name, architecture and spilled bytes of each kernel of `nvcc -Xptxas -v`."""
-    found = None
+    kernel = None
     for line in report.splitlines():
         if match := _KERNEL.search(line):
-            found = match
-        elif found and (match := _SPILLS.search(line)):
+            kernel = match
+        elif kernel and (match := _SPILLS.search(line)):
             spilled = int(match["stores"]) + int(match["loads"])
-            yield found["name"], found["target"], spilled
-            found = None
+            yield kernel["name"], kernel["target"], spilled
+            kernel = None
 
 
 def main(path: str) -> int:
     seen = list(kernels(Path(path).read_text()))
-    bad = [each for each in seen if each[2]]
+    bad = [kernel for kernel in seen if kernel[2]]
     for name, target, spilled in bad:
         print(f"{name} for {target} spills {spilled} bytes", file=sys.stderr)
     targets = sorted({target for _, target, _ in seen})

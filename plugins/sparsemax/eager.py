@@ -12,7 +12,7 @@ from saccade.plugins.sparsemax.contract import sparsemax as contract
 
 
 def threshold(z: Tensor) -> Tensor:
-    """What each row is lowered by; NaN where the row has no answer.
+    """Threshold that each row is lowered by; NaN where the row has no answer.
 
     Newton's iteration from below: the support only shrinks, and where it stays it is found. That
     is a few passes instead of a sort, and a further pass changes nothing.
@@ -20,15 +20,15 @@ def threshold(z: Tensor) -> Tensor:
     Shapes: z [... n], largest entry 0 -> [... 1].
     Source: Michelot 1986, on the simplex.
     """
-    found = torch.full_like(z[..., :1], -1)
+    lowered_by = torch.full_like(z[..., :1], -1)
     count = None
     while True:
-        inside = z > found
+        inside = z > lowered_by
         size = inside.sum(-1, keepdim=True)
         if count is not None and torch.equal(size, count):
-            return found + z.amax(-1, keepdim=True)
+            return lowered_by + z.amax(-1, keepdim=True)
         total = torch.where(inside, z, 0).sum(-1, keepdim=True)
-        found = torch.maximum(found, (total - 1) / size.clamp(min=1))
+        lowered_by = torch.maximum(lowered_by, (total - 1) / size.clamp(min=1))
         count = size
 
 

@@ -107,7 +107,7 @@ def _range(graph: BodyGraph, end: str) -> str:
 
 
 def _columns_of(graph: BodyGraph, sides: _Sides) -> str:
-    """Where element i of column j is in a flat matrix, as [j i]; else the place of the zero."""
+    """Places of element i of column j in a flat matrix, as [j i]; else the place of the zero."""
     column = graph("Unsqueeze", _range(graph, sides.count), [1])
     row = graph("Unsqueeze", _range(graph, sides.long), [0])
     row_step = graph("Where", sides.wide, [1], sides.n)
@@ -118,7 +118,7 @@ def _columns_of(graph: BodyGraph, sides: _Sides) -> str:
 
 
 def _places_of(graph: BodyGraph, sides: _Sides) -> str:
-    """Where in the flat answer, which has the long side first, each entry of Y is."""
+    """Place of each entry of Y in the flat answer, which has the long side first."""
     row = graph("Unsqueeze", _range(graph, sides.m), [1])
     column = graph("Unsqueeze", _range(graph, sides.n), [0])
     row_step = graph("Where", sides.wide, [1], sides.few)
@@ -135,7 +135,7 @@ def _identity(graph: BodyGraph, sides: _Sides) -> str:
 
 
 def _next_places(graph: BodyGraph, count: str) -> str:
-    """Who comes to each place after a round: the first stays, the others go round.
+    """Index that comes to each place after a round: the first stays, the others go round.
 
     Pairs are (i, i + half); the ring is 1 .. half - 1, then count - 1 .. half.
     """
@@ -181,7 +181,7 @@ def _orthogonal(graph: BodyGraph, g: str, v: str, sides: _Sides) -> list[str]:
 
     most = graph("Mul", rounds, _MOST_SWEEPS)
     none = graph("Sub", one, one)
-    carried = [(each, TensorProto.FLOAT) for each in (g, v, one, none)]
+    carried = [(name, TensorProto.FLOAT) for name in (g, v, one, none)]
     return graph.loop(most, carried, round_)[:2]
 
 

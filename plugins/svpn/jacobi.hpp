@@ -77,7 +77,7 @@ struct Sweep {
 };
 
 // Disjoint pairs (p, q), p < q. Many at once hide the latency of the roots; memory is read for
-// four at a time, which is as many pointers as the processor has registers for.
+// four at a time, which is as many pointers as the CPU has registers for.
 constexpr int kMostPairs = 16;
 constexpr int kFour = 4;
 

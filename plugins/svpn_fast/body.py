@@ -30,14 +30,14 @@ def svpn_fast(opset: int = 20) -> onnx.FunctionProto:
     few = graph("ReduceMin", graph("Shape", "Q", start=-2), keepdims=0)
     all_values = graph("Equal", values, 0)
     steps = graph("Where", all_values, few, values)
-    rest, found, s = _peel(graph, scaled, alpha, steps, iterations)
+    rest, total, s = _peel(graph, scaled, alpha, steps, iterations)
 
     divisor = graph("Add", graph("Pow", s, graph("Sub", 1.0, alpha)), epsilon)
     divides = graph("Greater", divisor, 0.0)
     inverse = graph("Div", scaled.largest, graph("Where", divides, divisor, 1.0))
     added = graph("And", divides, graph("Not", all_values))
     remainder = graph("Mul", rest, graph("Where", added, inverse, 0.0))
-    y = graph("Where", scaled.broken, float("nan"), graph("Add", found, remainder))
+    y = graph("Where", scaled.broken, float("nan"), graph("Add", total, remainder))
     y = graph("Slice", y, [0, 0, 0], scaled.shape, [0, 1, 2])
     y = graph("Reshape", y, graph("Shape", "Q"), allowzero=1)
     return graph.function(OPS["SvPNFast"], [graph("CastLike", y, "Q")], opset)
@@ -79,7 +79,7 @@ def _scaled(graph: BodyGraph) -> _Scaled:
 
 
 def _peel(graph: BodyGraph, scaled: _Scaled, alpha: str, steps: str, iterations: str) -> list[str]:
-    """What is left of x, the sum of s^alpha u v', and the last s.
+    """Rest of x after the sum of s^alpha u v', and the last s.
 
     Shapes: -> [b rows columns], [b rows columns], [b 1 1].
     """
@@ -88,7 +88,7 @@ def _peel(graph: BodyGraph, scaled: _Scaled, alpha: str, steps: str, iterations:
     last_round = graph("Sub", iterations, 1)
 
     def round_(
-        inner: BodyGraph, number: str, rest: str, found: str, v: str, _: str
+        inner: BodyGraph, number: str, rest: str, total: str, v: str, _: str
     ) -> tuple[Sequence[str], bool]:
         turn = inner("Mod", number, iterations)
         v = inner("Where", inner("Equal", turn, 0), scaled.start, v)
@@ -99,16 +99,16 @@ def _peel(graph: BodyGraph, scaled: _Scaled, alpha: str, steps: str, iterations:
         s = inner("Mul", share, largest)
         ended = inner("Equal", turn, last_round)
         outer = inner("Where", ended, inner("Mul", u, v), 0.0)
-        found = inner("Add", found, inner("Mul", inner("Pow", s, alpha), outer))
+        total = inner("Add", total, inner("Mul", inner("Pow", s, alpha), outer))
         rest = inner("Sub", rest, inner("Mul", share, outer))
-        return (rest, found, v, s), True
+        return (rest, total, v, s), True
 
     nothing = graph("Mul", scaled.x, 0.0)
     no_value = graph("Sub", largest, largest)
     v = graph("Add", scaled.start, no_value)
-    carried = [(each, TensorProto.FLOAT) for each in (scaled.x, nothing, v, no_value)]
-    rest, found, _, s = graph.loop(graph("Mul", steps, iterations), carried, round_)
-    return [rest, found, s]
+    carried = [(name, TensorProto.FLOAT) for name in (scaled.x, nothing, v, no_value)]
+    rest, total, _, s = graph.loop(graph("Mul", steps, iterations), carried, round_)
+    return [rest, total, s]
 
 
 def _unit(graph: BodyGraph, x: str, axis: int, smallest: str) -> str:

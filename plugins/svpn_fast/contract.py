@@ -39,7 +39,7 @@ def svpn_fast(
 ) -> np.ndarray:
     """Shapes: q [... m n], v0 [n] -> as q."""
     rest, start = np.asarray(q, np.float64).copy(), np.asarray(v0, np.float64)
-    found = np.zeros_like(rest)
+    total = np.zeros_like(rest)
     s = np.zeros((*rest.shape[:-2], 1))
     for _ in range(singular_values or min(rest.shape[-2:])):
         v = np.broadcast_to(start, (*rest.shape[:-2], rest.shape[-1]))
@@ -48,9 +48,9 @@ def svpn_fast(
             v = _unit(np.einsum("...mn,...m->...n", rest, u))
         s = np.einsum("...m,...mn,...n->...", u, rest, v)[..., None]
         outer = u[..., :, None] * v[..., None, :]
-        found += s[..., None] ** alpha * outer
+        total += s[..., None] ** alpha * outer
         rest -= s[..., None] * outer
     if singular_values == 0:
-        return found
+        return total
     divisor = s[..., None] ** (1 - alpha) + epsilon
-    return found + np.where(divisor > 0, rest / np.where(divisor > 0, divisor, 1), 0)
+    return total + np.where(divisor > 0, rest / np.where(divisor > 0, divisor, 1), 0)

@@ -20,8 +20,8 @@ def _unit(x: Tensor) -> Tensor:
 
 def _power(s: Tensor, exponent: float) -> Tensor:
     """s to a power, with slope 0 instead of infinity where nothing was found."""
-    found = s > 0
-    return torch.where(found, torch.where(found, s, 1) ** exponent, float(exponent == 0))
+    positive = s > 0
+    return torch.where(positive, torch.where(positive, s, 1) ** exponent, float(exponent == 0))
 
 
 def _plain(
@@ -31,7 +31,7 @@ def _plain(
 
     Shapes: q [... m n], v0 [n], or with as many of q's leading axes as it likes -> as q.
     """
-    rest, found = q, torch.zeros_like(q)
+    rest, total = q, torch.zeros_like(q)
     between = (1,) * (q.dim() - 1 - v0.dim())
     start = v0.reshape(*v0.shape[:-1], *between, v0.shape[-1], 1)
     s = q.new_zeros(())
@@ -42,12 +42,12 @@ def _plain(
             v = _unit(rest.mT @ u)
         s = (u.mT @ rest @ v).clamp(min=0)
         outer = u @ v.mT
-        found = found + _power(s, alpha) * outer
+        total = total + _power(s, alpha) * outer
         rest = rest - s * outer
     if singular_values == 0:
-        return found
+        return total
     divisor = _power(s, 1 - alpha) + epsilon
-    return found + torch.where(divisor > 0, rest / torch.where(divisor > 0, divisor, 1), 0)
+    return total + torch.where(divisor > 0, rest / torch.where(divisor > 0, divisor, 1), 0)
 
 
 @dispatch.bfloat16_in_float32
@@ -76,7 +76,7 @@ def _differentiable(q: Tensor, v0: Tensor, *numbers: Any) -> tuple[Tensor, Tenso
     # An operator is called with autograd switched off below it; here it is the computation.
     key = torch._C.DispatchKey.AutogradFunctionality
     with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(key, False):
-        q, v0 = (each.detach().to(computed).requires_grad_() for each in (q, v0))
+        q, v0 = (tensor.detach().to(computed).requires_grad_() for tensor in (q, v0))
         return q, v0, _plain(q, v0, *numbers)
 
 
@@ -84,8 +84,8 @@ def _backward(gradient: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> tuple[T
     if q.numel() == 0:
         return torch.zeros_like(q), torch.zeros_like(v0)
     wide_q, wide_v0, y = _differentiable(q, v0, *numbers)
-    found = torch.autograd.grad(y, [wide_q, wide_v0], gradient.to(y.dtype))
-    return found[0].to(q.dtype).contiguous(), found[1].to(q.dtype).contiguous()
+    gradients = torch.autograd.grad(y, [wide_q, wide_v0], gradient.to(y.dtype))
+    return gradients[0].to(q.dtype).contiguous(), gradients[1].to(q.dtype).contiguous()
 
 
 def _along(moved_q: Tensor, moved_v0: Tensor, q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:
@@ -98,8 +98,8 @@ def _along(moved_q: Tensor, moved_v0: Tensor, q: Tensor, v0: Tensor, *numbers: A
         cotangent = torch.zeros_like(y, requires_grad=True)
         pulled = torch.autograd.grad(y, [wide_q, wide_v0], cotangent, create_graph=True)
         moved = (moved_q.to(y.dtype), moved_v0.to(y.dtype))
-        (found,) = torch.autograd.grad(pulled, cotangent, moved)
-    return found.to(q.dtype).contiguous()
+        (tangent,) = torch.autograd.grad(pulled, cotangent, moved)
+    return tangent.to(q.dtype).contiguous()
 
 
 def _fake(q: Tensor, v0: Tensor, *numbers: Any) -> Tensor:

@@ -93,11 +93,11 @@ def solve(graph: BodyGraph, problem: Problem, tolerance: str, max_iterations: st
         rounds = inner("Min", planned, inner("Sub", max_iterations, done))
         u, y, age = _rounds(inner, now, rounds, u, y, age)
         x, bound = _best_point(inner, now, u)
-        found, threshold = projection(inner, now, x)
+        projected, threshold = projection(inner, now, x)
         better = inner("And", inner("Less", bound, error), inner("Greater", error, tolerance))
-        p, error = inner("Where", better, found, p), inner("Where", better, bound, error)
+        p, error = inner("Where", better, projected, p), inner("Where", better, bound, error)
         after = _screened(inner, now, x, bound, threshold)
-        u, y = (_in_box(inner, after, each) for each in (u, y))
+        u, y = (_in_box(inner, after, name) for name in (u, y))
         done = inner("Add", done, rounds)
         go_on = inner(
             "And", inner("Less", done, max_iterations), _any_above(inner, error, tolerance)
@@ -106,9 +106,9 @@ def solve(graph: BodyGraph, problem: Problem, tolerance: str, max_iterations: st
 
     floats = (dual, dual, age, problem.z, problem.limit)
     initial = [(graph.constant(0), TensorProto.INT64)]
-    initial += [(each, TensorProto.FLOAT) for each in floats]
+    initial += [(name, TensorProto.FLOAT) for name in floats]
     initial += [(problem.cells, TensorProto.BOOL)]
-    initial += [(each, TensorProto.FLOAT) for each in (p, unbounded)]
+    initial += [(name, TensorProto.FLOAT) for name in (p, unbounded)]
     start = _any_above(graph, unbounded, tolerance)
     return graph.loop(max_iterations, initial, check, start)[-2:]
 
@@ -146,7 +146,7 @@ def _rounds(
         further = inner("Add", after, inner("Mul", momentum, moved))
         return (after, further, inner("Add", age, 1.0)), True
 
-    return graph.loop(count, [(each, TensorProto.FLOAT) for each in (u, y, age)], one)
+    return graph.loop(count, [(name, TensorProto.FLOAT) for name in (u, y, age)], one)
 
 
 def _best_point(graph: BodyGraph, problem: Problem, u: str) -> tuple[str, str]:
@@ -228,7 +228,7 @@ class _Rows:
 
 def _body(name: str, opset: int) -> onnx.FunctionProto:
     op, graph = OPS[name], BodyGraph()
-    lam, tolerance = (graph.attribute(each, float) for each in ("lam", "tolerance"))
+    lam, tolerance = (graph.attribute(name, float) for name in ("lam", "tolerance"))
     max_iterations = graph.attribute("max_iterations", int)
     rows = _rows(graph, "sizes" if len(op.inputs) > 1 else None)
     problem, broken = _problem(graph, rows, lam)
@@ -258,8 +258,8 @@ def _rows(graph: BodyGraph, sizes: str | None) -> _Rows:
     column = graph("Sub", index, graph("Mul", row, some_width))
     inside = graph("Unsqueeze", graph("Less", index, cells), [0, 1])
     if sizes:
-        each = graph("Reshape", sizes, graph("Concat", batch, [1, 2], axis=0), allowzero=1)
-        high, wide = graph.many("Split", 2, each, axis=2, num_outputs=2)
+        each_size = graph("Reshape", sizes, graph("Concat", batch, [1, 2], axis=0), allowzero=1)
+        high, wide = graph.many("Split", 2, each_size, axis=2, num_outputs=2)
         within = graph("And", graph("Less", row, high), graph("Less", column, wide))
         inside = graph("And", inside, within)
     not_last = [

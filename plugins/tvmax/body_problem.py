@@ -46,7 +46,7 @@ class Shifts:
         )
 
     def ahead(self, graph: BodyGraph, cells: str) -> tuple[str, str]:
-        """What stands below each cell and right of it, each [b c n]."""
+        """Cells below each cell and right of it, each [b c n]."""
         twice = graph("Concat", cells, cells, axis=2)
         down, right = (graph("Slice", twice, *cut, [2]) for cut in (self.below, self.right))
         return down, right

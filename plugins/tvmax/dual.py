@@ -60,14 +60,14 @@ class Edges:
         while True:
             here, there = labels.gather(1, ends[0]), labels.gather(1, ends[1])
             lower = torch.where(fused, torch.minimum(here, there), n)
-            found = labels
+            numbers = labels
             # The ends themselves, and what they were joined with before.
             for target in (*ends, here, there):
-                found = found.scatter_reduce(1, target, lower, "amin")
-            found = found.gather(1, found)
-            if torch.equal(found, labels):
-                return found
-            labels = found
+                numbers = numbers.scatter_reduce(1, target, lower, "amin")
+            numbers = numbers.gather(1, numbers)
+            if torch.equal(numbers, labels):
+                return numbers
+            labels = numbers
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,9 @@ class _Problem:
     age: Tensor  # [b 1], grows until a restart
 
     def kept(self, rows: Tensor) -> "_Problem":
-        return replace(self, **{each.name: getattr(self, each.name)[rows] for each in fields(self)})
+        return replace(
+            self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)}
+        )
 
 
 def solve(
@@ -166,10 +168,10 @@ def _iterate(
     groups = torch.zeros_like(p, dtype=torch.int64)
     step, done, look = edges.step(), 0, 0.0
     while True:
-        found, bound, joined = _certified(problem, edges, tolerance)
+        solution, bound, joined = _certified(problem, edges, tolerance)
         better = bound < error[problem.index]
         rows = problem.index[better]
-        p[rows], error[rows], groups[rows] = found[better], bound[better], joined[better]
+        p[rows], error[rows], groups[rows] = solution[better], bound[better], joined[better]
         # A sample that is done is left alone, so that others do not change it.
         problem = problem.kept(bound > tolerance)
         if done == max_iterations or len(problem.index) == 0:

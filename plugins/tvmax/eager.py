@@ -156,7 +156,7 @@ def _group_rule(p: Tensor, groups: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _fake(op: Op, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    tensors = [each for each in rest if isinstance(each, Tensor)]
+    tensors = [argument for argument in rest if isinstance(argument, Tensor)]
     attributes = dict(zip(op.attributes, rest[len(tensors) :], strict=True))
     p, error = dispatch.checked(op, z, *tensors, **attributes)
     return z.new_empty(p), z.new_empty(error, dtype=torch.float32)
@@ -223,8 +223,8 @@ derivatives.differentiate(
     BACKWARD,
     lambda run, *arguments: (run(BACKWARD, *arguments), arguments[1:]),
 )
-for each in (OPERATOR, MASKED_OPERATOR):
-    dispatch.in_float32_under_autocast(each)
+for operator in (OPERATOR, MASKED_OPERATOR):
+    dispatch.in_float32_under_autocast(operator)
 
 
 def tvmax(

@@ -37,15 +37,17 @@ class _Network:
             self.near[j].append((edge, i, -1))
 
     def value(self, i: int) -> float:
-        """What is left of the supply of i when the flow has left and entered."""
+        """Rest of the supply of i when the flow has left and entered."""
         return self.supplies[i] - sum(sign * self.flow[edge] for edge, _, sign in self.near[i])
 
     def _inside(self, i: int) -> list[tuple[int, int, int]]:
-        return [each for each in self.near[i] if self.member[each[1]] == self.member[i]]
+        return [
+            neighbour for neighbour in self.near[i] if self.member[neighbour[1]] == self.member[i]
+        ]
 
     def pieces(self, vertices: Sequence[int]) -> list[list[int]]:
         """The connected parts of a set, each numbered by its first vertex."""
-        found, left = [], set(vertices)
+        pieces, left = [], set(vertices)
         for i in vertices:
             self.member[i] = -1
         for first in vertices:
@@ -57,10 +59,10 @@ class _Network:
                 more = [j for _, j, _ in self.near[i] if j in left]
                 left.difference_update(more)
                 piece.extend(more)
-            found.append(sorted(piece))
+            pieces.append(sorted(piece))
             for i in piece:
                 self.member[i] = first
-        return found
+        return pieces
 
     def above_mean(self, piece: list[int]) -> list[int]:
         """Routes what it can to the mean; the source side of the minimum cut, empty if fused."""
@@ -169,8 +171,8 @@ def _solved(z: np.ndarray, lam: float) -> tuple[np.ndarray, np.ndarray, float]:
     number = np.cumsum(free) - 1
     cells = np.flatnonzero(free)
     supplies = flat[cells] - lam * lowered[cells]
-    values[cells], found, gap = fused(supplies, number[edges[kept]], lam)
-    groups[cells] = cells[found]
+    values[cells], levels, gap = fused(supplies, number[edges[kept]], lam)
+    groups[cells] = cells[levels]
     return values.reshape(z.shape), groups.reshape(z.shape), gap
 
 

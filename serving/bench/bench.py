@@ -11,21 +11,21 @@ from saccade.errors import SaccadeError, require
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import Entry, mark_dominated
 from saccade.export.evaluation.evaluate import scores_of
+from saccade.export.evaluation.evaluated_model import subjects_of_folder
 from saccade.export.evaluation.load_inputs import inputs_of
 from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.subject import subjects_of_folder
 from saccade.export.runtimes.runtime import Runtime, runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import this_machine
-from saccade.models.scores.results import Found
+from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance, progress
 from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
-from saccade.serving.bench.scored import entry_of_found
-from saccade.serving.bench.servers import behind, by_precision
+from saccade.serving.bench.scored import entry_of_result
+from saccade.serving.bench.servers import by_precision, server_under_load
 from saccade.serving.bench.work import Work, works_of
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.runtimes.registry import served_runtime
@@ -37,7 +37,7 @@ Samples = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What a benchmark found; report.json in its folder holds the raw samples as well."""
+    """Report of a benchmark; report.json in its folder holds the raw samples as well."""
 
     folder: Path
     full: dict[str, Any]
@@ -45,8 +45,8 @@ class BenchReport:
     def to_dict(self) -> dict[str, Any]:
         """The figures without the raw samples."""
         variants = [
-            {key: value for key, value in each.items() if key != "samples"}
-            for each in self.full["variants"]
+            {key: value for key, value in variant.items() if key != "samples"}
+            for variant in self.full["variants"]
         ]
         return {**self.full, "folder": str(self.folder), "variants": variants}
 
@@ -68,10 +68,10 @@ def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchRe
     runtime.require()
     if options.server:
         check_served_here(runtime)
-    subject = _subject(ArtefactFolder.open(folder), runtime, options)
-    variants = subject.folder.variants
+    workload = _workload(ArtefactFolder.open(folder), runtime, options)
+    variants = workload.folder.variants
     machine, server = this_machine(runtime.label()), None
-    works = [work for each in subject.works.values() for work in each]
+    works = [work for one_works in workload.works.values() for work in one_works]
     with progress("bench", _steps(works, options)) as advance:
         measured = in_process.measure(
             {work.key: work for work in works},
@@ -80,17 +80,19 @@ def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchRe
             advance=advance,
         )
         entries = tuple(
-            entry_of_found(variant, subject.found[variant.name], measured, machine, subject.ops)
+            entry_of_result(
+                variant, workload.results[variant.name], measured, machine, workload.ops
+            )
             for variant in variants
         )
-        samples = {name: raw_samples(each, measured) for name, each in subject.found.items()}
+        samples = {name: raw_samples(result, measured) for name, result in workload.results.items()}
         if options.server:
-            server, entries = _through_servers(subject, works, entries, options, samples, advance)
-    values = {name: each.samples for name, each in subject.found.items()}
+            server, entries = _through_servers(workload, works, entries, options, samples, advance)
+    values = {name: result.samples for name, result in workload.results.items()}
     entries = mark_dominated(entries, values)
     full = content(
         [
-            Measurement(variant, subject.found[variant.name], entry, samples[variant.name])
+            Measurement(variant, workload.results[variant.name], entry, samples[variant.name])
             for entry, variant in zip(entries, variants, strict=True)
         ],
         options,
@@ -99,16 +101,16 @@ def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchRe
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
         # Before the report appears: a run that was killed between can be repeated as it was.
-        subject.folder.merge(entries)
+        workload.folder.merge(entries)
     return BenchReport(options.out, full)
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """What is measured, what it scored, and what it is asked."""
+class _Workload:
+    """Workload: variants under measurement, their scores, and their requests."""
 
     folder: ArtefactFolder
-    found: Mapping[str, Found]
+    results: Mapping[str, EvaluationResult]
     works: Mapping[str, Sequence[Work]]
     ops: Ops
 
@@ -123,21 +125,22 @@ def check_served_here(runtime: Runtime) -> None:
     check_installation(find_installation())
 
 
-def _subject(folder: ArtefactFolder, runtime: Runtime, options: BenchOptions) -> _Subject:
+def _workload(folder: ArtefactFolder, runtime: Runtime, options: BenchOptions) -> _Workload:
     folder.frontier  # noqa: B018 - a broken one is refused now, not after the work
-    subjects = subjects_of_folder(folder, runtime, kernels=options.op_library)
+    workload = subjects_of_folder(folder, runtime, kernels=options.op_library)
     asked = EvaluateOptions(options.data, task=options.task, limit=options.limit)
-    scores = scores_of(subjects, asked, lambda: folder.checkpoint)
-    found = {each.variant: each for each in scores}
+    scores = scores_of(workload, asked, lambda: folder.checkpoint)
+    results = {score.variant: score for score in scores}
     runners = {
-        each.name: {role: part.run for role, part in each.parts.items()} for each in subjects
+        subject.name: {role: component.run for role, component in subject.components.items()}
+        for subject in workload
     }
     works = {}
     for variant in folder.variants:
-        inputs = inputs_of(variant, options.data or found[variant.name].data, DISTINCT_REQUESTS)
+        inputs = inputs_of(variant, options.data or results[variant.name].data, DISTINCT_REQUESTS)
         works[variant.name] = works_of(variant, inputs, runners[variant.name])
-    ops = next((each.ops for each in subjects if each.ops), None)
-    return _Subject(folder, found, works, ops)
+    ops = next((subject.ops for subject in workload if subject.ops), None)
+    return _Workload(folder, results, works, ops)
 
 
 def _steps(works: Sequence[Work], options: BenchOptions) -> int:
@@ -146,7 +149,7 @@ def _steps(works: Sequence[Work], options: BenchOptions) -> int:
 
 
 def _through_servers(
-    subject: _Subject,
+    workload: _Workload,
     works: Sequence[Work],
     entries: Sequence[Entry],
     options: BenchOptions,
@@ -155,29 +158,31 @@ def _through_servers(
 ) -> tuple[str, tuple[Entry, ...]]:
     """The server's version, and the entries with what was measured through it."""
     precision = {entry.variant: entry.precision for entry in entries}
-    found: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
-    kernels = subject.ops == "kernels"
+    load_results: dict[str, dict[served.Place, list[LoadResult]]] = {name: {} for name in precision}
+    kernels = workload.ops == "kernels"
     with ExitStack() as stack:
         running = {
-            name: stack.enter_context(behind(each, runtime=options.runtime, op_library=kernels))
-            for name, each in by_precision(subject.folder, entries).items()
+            name: stack.enter_context(
+                server_under_load(folder, runtime=options.runtime, op_library=kernels)
+            )
+            for name, folder in by_precision(workload.folder, entries).items()
         }
         streams = {
             name: served.streams(
-                each.url,
+                server.url,
                 [work for work in works if precision[work.variant] == name],
                 options.concurrency,
             )
-            for name, each in running.items()
+            for name, server in running.items()
         }
         for turn in range(options.rounds):
-            for name, each in running.items():
+            for name, server in running.items():
                 seconds, seed = options.seconds / options.rounds, options.seed + turn
-                results = each.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
+                results = server.measure(streams[name], seconds=seconds, seed=seed, advance=advance)
                 for place, result in results.items():
-                    found[place[0]].setdefault(place, []).append(result)
+                    load_results[place[0]].setdefault(place, []).append(result)
         version = next(iter(running.values())).version
     return version, tuple(
-        replace(entry, grpc=add_served(samples[entry.variant], found[entry.variant]))
+        replace(entry, grpc=add_served(samples[entry.variant], load_results[entry.variant]))
         for entry in entries
     )

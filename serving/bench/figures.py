@@ -10,7 +10,7 @@ _PLAIN = ("index", "CIDEr-D")
 
 
 def is_share(score: dict[str, Any]) -> bool:
-    """Whether the score is a share in [0, 1], shown in per cent."""
+    """True if the score is a share in [0, 1], shown in per cent."""
     return score["unit"] in _SHARES
 
 
@@ -65,27 +65,29 @@ def throughput_of(variant: dict[str, Any]) -> tuple[float, str]:
 
 
 def ops_text(report: dict[str, Any]) -> str:
-    """How custom ops ran, where a variant has any; reports of older releases do not say it."""
-    found = sorted({each["ops"] for each in report["variants"] if each.get("ops")})
-    return f"custom ops by {' and '.join(found)}" if found else ""
+    """Execution of custom ops, where a variant has any; reports of older releases do not say it."""
+    kinds = sorted({variant["ops"] for variant in report["variants"] if variant.get("ops")})
+    return f"custom ops by {' and '.join(kinds)}" if kinds else ""
 
 
 def saves_bytes(variant: dict[str, Any]) -> bool:
-    """Whether the budget saves bytes of an embedding rather than time."""
+    """True if the budget saves bytes of an embedding rather than time."""
     return variant.get("embedding_bytes") is not None
 
 
 def cost_of(variant: dict[str, Any]) -> float:
-    """What places a variant on the picture: bytes an embedding, or inferences per second."""
+    """Cost that places a variant on the picture: bytes an embedding, or inferences per second."""
     return float(variant["embedding_bytes"]) if saves_bytes(variant) else throughput_of(variant)[0]
 
 
 def works(variant: dict[str, Any]) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
     """Each kind of request: how it is called, and its figures in process and through gRPC."""
-    beside = [name for name, each in variant["in_process"].items() if "best_batch" in _keys(each)]
+    beside = [
+        name for name, figures in variant["in_process"].items() if "best_batch" in _keys(figures)
+    ]
     if not beside:
         return [(variant["variant"], variant["in_process"], variant["grpc"])]
-    main = next((each["role"] for each in variant["files"] if each["role"] not in beside), "")
+    main = next((file["role"] for file in variant["files"] if file["role"] not in beside), "")
     served = variant["grpc"]
     return [
         (f"{variant['variant']} {main}".rstrip(), variant["in_process"], served),

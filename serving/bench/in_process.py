@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a variant is without a server, at several batch sizes."""
+"""Speed of a variant without a server, at several batch sizes."""
 
 import math
 import time
@@ -22,7 +22,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Measured(Protocol):
-    """What can be called, and the inputs that it is called with, [n ...] each."""
+    """Function under measurement, and the inputs that it is called with, [n ...] each."""
 
     @property
     def title(self) -> str: ...
@@ -38,7 +38,7 @@ class Measured(Protocol):
 class Calls:
     """Durations of equal calls to one session, gathered over several rounds.
 
-    Units: seconds a call; core_s is processor time of all calls together.
+    Units: seconds a call; core_s is CPU time of all calls together.
     """
 
     batch: int
@@ -52,7 +52,7 @@ class Calls:
 
     @property
     def core_ms_per_image(self) -> float:
-        """Processor time a sample, in milliseconds."""
+        """CPU time a sample, in milliseconds."""
         return 1e3 * self.core_s / (self.batch * len(self.seconds))
 
     def summary(self) -> dict[str, float]:
@@ -71,7 +71,9 @@ def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None
 
     Shapes: inputs [n ...]; the batch repeats them as often as it takes.
     """
-    batch = {name: np.resize(each, (calls.batch, *each.shape[1:])) for name, each in inputs.items()}
+    batch = {
+        name: np.resize(array, (calls.batch, *array.shape[1:])) for name, array in inputs.items()
+    }
     if not calls.seconds or calls.seconds[-1] < _WARM_S:
         run(batch)  # the first call of a shape plans its memory
     core = time.process_time()
@@ -108,7 +110,7 @@ def best_batch(calls: Mapping[int, Calls]) -> int:
 
     A smaller batch costs the server more for each request, a larger one makes requests wait.
     """
-    rates = {size: each.inferences_per_second for size, each in calls.items()}
+    rates = {size: one_calls.inferences_per_second for size, one_calls in calls.items()}
     near = [size for size in rates if rates[size] >= _AS_FAST_AS * max(rates.values())]
     return min(near, key=lambda size: (abs(math.log2(size / _USUAL_BATCH)), size))
 
@@ -131,11 +133,11 @@ def measure(
                     calls[key][size] = Calls(size)
                 if size in calls[key]:
                     sample(work.run, work.inputs, calls[key][size], seconds=seconds / rounds)
-    return {key: InProcess(each) for key, each in calls.items()}
+    return {key: InProcess(one_calls) for key, one_calls in calls.items()}
 
 
 def _too_slow(calls: Mapping[int, Calls], size: int) -> bool:
-    smaller = [each for each in BATCHES if each < size]
+    smaller = [batch for batch in BATCHES if batch < size]
     if not smaller:
         return False
     return smaller[-1] not in calls or min(calls[smaller[-1]].seconds) > _LONGEST_CALL_S

@@ -2,7 +2,7 @@
 """Closed-loop load on a server from a process of its own, and what its clients saw in one window.
 
 A run has a warm-up and a window without a break between them. Requests that complete inside
-the window count, so neither the first answers nor the last ones bend the throughput; processor
+the window count, so neither the first answers nor the last ones bend the throughput; CPU
 time and the server's statistics are read at the same two edges. Requests are serialised before
 the run, answers are parsed in it.
 """
@@ -39,7 +39,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What one stream saw inside the window."""
+    """Results of one stream inside the window."""
 
     latencies_ms: tuple[float, ...]
     errors: dict[str, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class StreamResult:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """One window: its length, each stream by name, and who used the processor.
+    """One window: its length, each stream by name, and who used the CPU.
 
     Units: seconds; statistics holds, for each model, cumulative counts and nanoseconds spent
     in the window by the server's own account.
@@ -81,7 +81,7 @@ class LoadWorker(Worker):
         self.url = url
 
     def load(self, order: Any, kind: type[_T]) -> _T:
-        """What came of an order.
+        """Results of an order.
 
         Raises: ServerFailed if the process ends.
         """
@@ -170,11 +170,11 @@ class _Clients:
                 self.done.append((start, time.perf_counter()))
 
     async def counts(self) -> dict[str, Any]:
-        """What the server has counted of every model: the router's variants show up in it too."""
+        """Counts of the server for every model: the router's variants show up in it too."""
         from tritonclient.grpc import service_pb2
 
         answer = await self.statistics(service_pb2.ModelStatisticsRequest())
-        return {found.name: _counts(found) for found in answer.model_stats}
+        return {model_stats.name: _counts(model_stats) for model_stats in answer.model_stats}
 
     async def fail(self, kind: str, text: str) -> None:
         self.failed.append((time.perf_counter(), kind, text))
@@ -243,22 +243,22 @@ def _clocks(server: list[int]) -> dict[str, Any]:
     }
 
 
-def _counts(found: Any) -> dict[str, Any]:
+def _counts(statistics: Any) -> dict[str, Any]:
     parts = ("success", "queue", "compute_input", "compute_infer", "compute_output")
     return {
-        "inferences": found.inference_count,
-        "executions": found.execution_count,
-        "requests": found.inference_stats.success.count,
-        **{f"{part}_ns": getattr(found.inference_stats, part).ns for part in parts},
+        "inferences": statistics.inference_count,
+        "executions": statistics.execution_count,
+        "requests": statistics.inference_stats.success.count,
+        **{f"{part}_ns": getattr(statistics.inference_stats, part).ns for part in parts},
         "batches": {
-            str(batch.batch_size): batch.compute_infer.count for batch in found.batch_stats
+            str(batch.batch_size): batch.compute_infer.count for batch in statistics.batch_stats
         },
     }
 
 
 def _differences(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     # The server lists a model from its first inference on.
-    return {model: _difference(found, before.get(model, {})) for model, found in after.items()}
+    return {model: _difference(counts, before.get(model, {})) for model, counts in after.items()}
 
 
 def _difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

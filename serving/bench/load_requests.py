@@ -36,7 +36,7 @@ def request(
         kind = "BYTES" if rows.dtype == object else _NAMES[rows.dtype]
         message.inputs.add(name=name, datatype=kind, shape=rows.shape)
         if kind == "BYTES":
-            content = b"".join(struct.pack("<I", len(each)) + each for each in rows.ravel())
+            content = b"".join(struct.pack("<I", len(value)) + value for value in rows.ravel())
         else:
             content = np.ascontiguousarray(rows).tobytes()
         message.raw_input_contents.append(content)
@@ -79,7 +79,9 @@ def ask(url: str, message: bytes, *, timeout_s: float = 30) -> Answer:
                 f"{url}: {error.code().name}: {error.details()}. Look at the server's log."
             ) from error
     result = InferResult(answer)
-    return {each.name: _values(each.name, result.as_numpy(each.name)) for each in answer.outputs}
+    return {
+        value.name: _values(value.name, result.as_numpy(value.name)) for value in answer.outputs
+    }
 
 
 def server_version(url: str) -> str:
@@ -97,7 +99,7 @@ def _png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _values(name: str, found: np.ndarray) -> np.ndarray | list[bytes]:
-    if found.dtype == object:
-        return list(found.ravel())
-    return list(as_texts(found)[:, 0]) if is_text(name, found) else found
+def _values(name: str, values: np.ndarray) -> np.ndarray | list[bytes]:
+    if values.dtype == object:
+        return list(values.ravel())
+    return list(as_texts(values)[:, 0]) if is_text(name, values) else values

@@ -35,7 +35,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class OpenLoadResult:
-    """What came of each request.
+    """Results of an open load, request by request.
 
     Units: milliseconds from sending; lag_ms is how late each was sent, against the plan.
     `after_end` counts those answers that came when no more requests did.
@@ -51,14 +51,14 @@ class OpenLoadResult:
     first_errors: dict[str, str]
 
     def statuses(self) -> Counter[str]:
-        """How many requests came to each end."""
-        ends = {status: len(each) for status, each in self.failed_ms.items()}
+        """Number of requests by the way they ended."""
+        ends = {status: len(times) for status, times in self.failed_ms.items()}
         return Counter({"OK": len(self.answered_ms), **ends})
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the process is asked for."""
+    """Order that the process is given."""
 
     url: str
     arrivals: Arrivals
@@ -147,7 +147,7 @@ async def _load(order: Order) -> OpenLoadResult:
         seconds=seconds,
         answered_ms=tuple(run.answered_ms),
         after_end=run.after_end,
-        failed_ms={status: tuple(each) for status, each in run.failed_ms.items()},
+        failed_ms={status: tuple(failed_m) for status, failed_m in run.failed_ms.items()},
         lag_ms=tuple(lag_ms),
         client_cpu_s=used,
         first_errors=run.first_errors,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks of a benchmark."""
+"""Options of a benchmark."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from saccade.path_fields import PathFields
 
 @dataclass(frozen=True)
 class BenchOptions(PathFields):
-    """What is measured, how long, and where the report goes."""
+    """Options of a benchmark: subject, duration, and where the report goes."""
 
     out: Path  # folder for report.json, report.html and frontier.png
     # digits, digits-sum, shapes, tetrominoes, a folder of class folders, or an .npz; its test
@@ -38,7 +38,7 @@ class BenchOptions(PathFields):
             raise SaccadeError(f"--seconds is {self.seconds}, expected 0.01 to 3600.")
         if not 1 <= self.rounds <= 1000:
             raise SaccadeError(f"--rounds is {self.rounds}, expected 1 to 1000.")
-        if not self.concurrency or not all(1 <= each <= 256 for each in self.concurrency):
+        if not self.concurrency or not all(1 <= count <= 256 for count in self.concurrency):
             raise SaccadeError(
                 f"--concurrency is {self.concurrency}, expected numbers from 1 to 256, like 1,4,16."
             )

@@ -96,14 +96,18 @@ def _rounds(variant: dict[str, Any]) -> tuple[float, float]:
 
 
 def _name_markers(axes: Any, variants: list[dict[str, Any]]) -> None:
-    """Which precision each shape is, where there are several."""
+    """Name the precision of each marker's shape, where there are several."""
     from matplotlib.lines import Line2D
 
-    found = [each for each in _MARKERS if each in {variant["precision"] for variant in variants}]
-    if len(found) > 1:
+    precisions = [
+        precision
+        for precision in _MARKERS
+        if precision in {variant["precision"] for variant in variants}
+    ]
+    if len(precisions) > 1:
         shapes = [
-            Line2D([], [], ls="", marker=_MARKERS[each], color=_INK, ms=7, label=each)
-            for each in found
+            Line2D([], [], ls="", marker=_MARKERS[precision], color=_INK, ms=7, label=precision)
+            for precision in precisions
         ]
         axes.legend(handles=shapes, fontsize=9, frameon=False, loc="best")
 
@@ -129,9 +133,11 @@ def _name_points(axes: Any, report: dict[str, Any]) -> None:
     inside = axes.get_window_extent()
     # A point counts beside its bar: words rather cross a thin line, and do where there are many.
     boxes = (_point,) if _is_crowded(report) else (_bar, _point)
-    taken = [each(axes, variant) for variant in report["variants"] for each in boxes]
+    taken = [box(axes, variant) for variant in report["variants"] for box in boxes]
     # Dominated points lie under the frontier: their words look for room to the lower left first.
-    for variant in sorted(report["variants"], key=lambda each: each["dominated_by"] is not None):
+    for variant in sorted(
+        report["variants"], key=lambda one_variant: one_variant["dominated_by"] is not None
+    ):
         dominated = variant["dominated_by"] is not None
         place = cost_of(variant), _height(variant)
         tries: list[tuple[float, int, Any, Any]] = []

@@ -43,13 +43,13 @@ def render(report: dict[str, Any]) -> Any:
     from rich.text import Text
 
     parts: list[Any] = []
-    for each in tables(report):
+    for table in tables(report):
         shown = rich.table.Table(
-            title=each.title, caption=each.note or None, box=rich.box.SIMPLE_HEAD, pad_edge=False,
+            title=table.title, caption=table.note or None, box=rich.box.SIMPLE_HEAD, pad_edge=False,
             collapse_padding=True,
             title_justify="left", caption_justify="left", title_style="bold", header_style="",
         )  # fmt: skip
-        for index, column in enumerate(each.columns):
+        for index, column in enumerate(table.columns):
             words = index == 0 or column in WORDS
             shown.add_column(
                 column,
@@ -57,14 +57,14 @@ def render(report: dict[str, Any]) -> Any:
                 no_wrap=index == 0,
                 overflow="fold",
             )
-        for row in each.rows:
+        for row in table.rows:
             shown.add_row(*row)
         parts += [shown, ""]
     return Group(*parts, Text(summary(report)))
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Where and on what the figures were taken, in one sentence each."""
+    """Summary of where and on what the figures were taken, in one sentence each."""
     machine, data = report["machine"], report["data"]
     served = f"; server: {report['server']}" if report["server"] else "; without a server"
     ops = f", {text}" if (text := ops_text(report)) else ""
@@ -104,7 +104,7 @@ def page(report: dict[str, Any], picture: bytes) -> str:
         headline=_escaped(headline(report)),
         picture=base64.b64encode(picture).decode(),
         alt=_escaped(_alternative(report)),
-        tables="\n".join(_html_table(each) for each in tables(report)),
+        tables="\n".join(_html_table(table) for table in tables(report)),
         machine=_escaped(json.dumps(report["machine"], indent=1, sort_keys=True)),
     )
 
@@ -145,23 +145,23 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def _difference(score: dict[str, Any], value: float) -> str:
-    """How far apart two values of that score are."""
+    """Difference of two values of that score."""
     apart = abs(shown(score, value))
     return f"{apart:.1f} points" if is_share(score) else f"{apart:.3f}"
 
 
 def _alternative(report: dict[str, Any]) -> str:
-    def words(each: dict[str, Any]) -> str:
+    def words(variant: dict[str, Any]) -> str:
         place = (
-            f"{each['embedding_bytes']:,} bytes an embedding"
-            if saves_bytes(each)
-            else f"{count(throughput_of(each)[0])} per second"
+            f"{variant['embedding_bytes']:,} bytes an embedding"
+            if saves_bytes(variant)
+            else f"{count(throughput_of(variant)[0])} per second"
         )
-        return f"{each['variant']} {score_text(each['score'])} at {place}" + (
-            " (dominated)" if each["dominated_by"] else ""
+        return f"{variant['variant']} {score_text(variant['score'])} at {place}" + (
+            " (dominated)" if variant["dominated_by"] else ""
         )
 
-    return "Score against cost: " + "; ".join(words(each) for each in report["variants"])
+    return "Score against cost: " + "; ".join(words(variant) for variant in report["variants"])
 
 
 def _html_table(table: Table) -> str:
@@ -200,10 +200,10 @@ def read_report(path: Path) -> dict[str, Any]:
         raise SaccadeError(
             f"{path}: cannot be read ({error}). Write it with: saccade bench"
         ) from error
-    found = (report.get("schema"), report.get("version")) if isinstance(report, dict) else None
-    if found != (SCHEMA, VERSION):
+    version = (report.get("schema"), report.get("version")) if isinstance(report, dict) else None
+    if version != (SCHEMA, VERSION):
         raise SaccadeError(
-            f"{path}: is {found}, expected {(SCHEMA, VERSION)}. Write it with: saccade bench"
+            f"{path}: is {version}, expected {(SCHEMA, VERSION)}. Write it with: saccade bench"
         )
     return dict(report)
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from saccade.export.artefact.frontier import Entry
-from saccade.export.artefact.variant_files import VariantParts
-from saccade.models.scores.results import Found
+from saccade.export.artefact.variant_files import VariantFiles
+from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench import served
 from saccade.serving.bench.in_process import InProcess
 from saccade.serving.bench.load import LoadResult, Stream
@@ -25,8 +25,8 @@ _REPORTED_OPTIONS = ("seconds", "rounds", "concurrency", "seed", "op_library")
 class Measurement:
     """One variant: its figures, and the raw values behind them."""
 
-    variant: VariantParts
-    found: Found
+    variant: VariantFiles
+    result: EvaluationResult
     entry: Entry
     samples: dict[str, Any]
 
@@ -35,7 +35,7 @@ class Measurement:
         return {
             **asdict(self.entry),
             **cost(self.variant),
-            "scores": further_scores(self.found),
+            "scores": further_scores(self.result),
             "samples": self.samples,
         }
 
@@ -50,27 +50,29 @@ def content(measured: Sequence[Measurement], options: BenchOptions) -> dict[str,
         "family": first.variant.main.variant.family,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": {
-            "name": first.found.data,
-            "sha256": first.found.data_sha256,
-            "n": len(first.found.samples),
+            "name": first.result.data,
+            "sha256": first.result.data_sha256,
+            "n": len(first.result.samples),
         },
         "options": {key: getattr(options, key) for key in _REPORTED_OPTIONS},
-        "variants": [each.to_dict() for each in measured],
+        "variants": [measurement.to_dict() for measurement in measured],
     }
 
 
-def raw_samples(found: Found, inside: Mapping[tuple[str, str], InProcess]) -> dict[str, Any]:
+def raw_samples(
+    result: EvaluationResult, inside: Mapping[tuple[str, str], InProcess]
+) -> dict[str, Any]:
     """The raw values of one variant before anything went through a server."""
-    values = found.samples
+    values = result.samples
     whole = np.array_equal(values, values.astype(int))
     samples: dict[str, Any] = {
-        "values": [int(each) if whole else round(float(each), 6) for each in values],
+        "values": [int(value) if whole else round(float(value), 6) for value in values],
         "grpc": {},
     }
-    for (variant, role), each in inside.items():
-        if variant == found.variant:
+    for (variant, role), figures in inside.items():
+        if variant == result.variant:
             place = samples if not role else samples.setdefault(role, {"grpc": {}})
-            place["in_process_s"] = {str(size): c.seconds for size, c in each.calls.items()}
+            place["in_process_s"] = {str(size): c.seconds for size, c in figures.calls.items()}
     return samples
 
 
@@ -82,12 +84,12 @@ def add_served(
     Each result holds one stream, that of its place.
     """
     summaries: dict[str, Any] = {}
-    for (_, role, point), each in results.items():
+    for (_, role, point), rounds in results.items():
         into, raws = summaries, samples
         if role:
             into, raws = summaries.setdefault(role, {}), samples[role]
-        (name,) = each[0].streams
+        (name,) = rounds[0].streams
         stream = Stream(name, "", 1, ())
-        into[point] = served.point(stream, list(each))
-        raws["grpc"][point] = [served.raw(stream, result) for result in each]
+        into[point] = served.point(stream, list(rounds))
+        raws["grpc"][point] = [served.raw(stream, result) for result in rounds]
     return summaries

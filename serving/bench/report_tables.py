@@ -35,14 +35,14 @@ _BATCHES = ("batch_1", "batch_64")
 def tables(report: dict[str, Any]) -> list[Table]:
     """The report's tables, in the order in which they are read."""
     variants = report["variants"]
-    found = [_score(variants)]
+    tables = [_score(variants)]
     if variants[0]["scores"]:
-        found.append(_further(variants))
-    found.append(_throughput(variants, ops_text(report)))
+        tables.append(_further(variants))
+    tables.append(_throughput(variants, ops_text(report)))
     if variants[0]["grpc"]:
-        found.append(_latency(variants))
-    found.append(_cost(variants))
-    return [*swept_tables(report), *found]
+        tables.append(_latency(variants))
+    tables.append(_cost(variants))
+    return [*swept_tables(report), *tables]
 
 
 def _score(variants: Sequence[dict[str, Any]]) -> Table:
@@ -102,7 +102,10 @@ def _throughput(variants: Sequence[dict[str, Any]], ops: str) -> Table:
 
 def _latency(variants: Sequence[dict[str, Any]]) -> Table:
     every = [
-        (title, grpc) for each in variants for title, _, grpc in works(each) if grpc is not None
+        (title, grpc)
+        for variant in variants
+        for title, _, grpc in works(variant)
+        if grpc is not None
     ]
     names = _all_points(variants, "concurrency_") + _all_points(variants, "router_concurrency_")
     rows = [(title, *(_quantiles(grpc.get(name)) for name in names)) for title, grpc in every]
@@ -111,7 +114,7 @@ def _latency(variants: Sequence[dict[str, Any]]) -> Table:
     ]
     note = (
         "p50/p95/p99 of a request. gRPC: raw tensors to the variant; router: images as PNG. "
-        f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all processor time."
+        f"The load generator used {min(shares):.0f} to {max(shares):.0f} % of all CPU time."
     )
     columns = ("variant", *map(_clients, names))
     return Table("Latency in milliseconds", columns, tuple(rows), note)
@@ -136,12 +139,12 @@ def _cost(variants: Sequence[dict[str, Any]]) -> Table:
 
 
 def _served_points(variants: Sequence[dict[str, Any]]) -> list[str]:
-    """Where throughput was measured through a server: at the variants, else at the router."""
+    """Points of throughput measured through a server: at the variants, else at the router."""
     return _all_points(variants, "concurrency_") or _all_points(variants, "router_concurrency_")
 
 
 def _all_points(variants: Sequence[dict[str, Any]], prefix: str) -> list[str]:
-    return points({name: None for each in variants for name in each["grpc"] or {}}, prefix)
+    return points({name: None for variant in variants for name in variant["grpc"] or {}}, prefix)
 
 
 def _clients(point: str) -> str:
@@ -182,14 +185,14 @@ _COSTS = {
 
 def swept_tables(report: dict[str, Any]) -> list[Table]:
     """The tables of a sweep, in the order in which they are read; none of a benchmark."""
-    found = []
+    tables = []
     if any("costs" in variant for variant in report["variants"]):
-        found.append(_frontiers(report["variants"]))
+        tables.append(_frontiers(report["variants"]))
     if report.get("failed"):
-        found.append(_failed(report["failed"]))
+        tables.append(_failed(report["failed"]))
     if report.get("engines"):
-        found.append(_engines(report["engines"]))
-    return found
+        tables.append(_engines(report["engines"]))
+    return tables
 
 
 def _frontiers(variants: Sequence[dict[str, Any]]) -> Table:
@@ -215,7 +218,7 @@ def _frontiers(variants: Sequence[dict[str, Any]]) -> Table:
 
 
 def _standing(costs: dict[str, Any], names: Sequence[str]) -> str:
-    """Whose frontiers it is on."""
+    """Frontiers that it is on."""
     off = [name for name in names if costs[name].get("dominated_by") is not None]
     if len(off) == len(names):
         return "none"
@@ -233,7 +236,7 @@ def _told_apart(variants: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _failed(failed: Sequence[dict[str, Any]]) -> Table:
-    rows = tuple((each["variant"], each["stage"], each["reason"]) for each in failed)
+    rows = tuple((failure["variant"], failure["stage"], failure["reason"]) for failure in failed)
     note = (
         "Tried again with --retry. The gate's limits are options of `saccade export`; what that "
         "writes is measured by `saccade bench`."
@@ -244,13 +247,13 @@ def _failed(failed: Sequence[dict[str, Any]]) -> Table:
 def _engines(engines: Sequence[dict[str, Any]]) -> Table:
     rows = tuple(
         (
-            each["name"],
-            each["engine"],
-            "+".join(each["compute_capabilities"]),
-            f"{each['bytes'] / 2**20:.2f}",
-            f"{each['build_seconds']:.1f}",
+            engine["name"],
+            engine["engine"],
+            "+".join(engine["compute_capabilities"]),
+            f"{engine['bytes'] / 2**20:.2f}",
+            f"{engine['build_seconds']:.1f}",
         )
-        for each in engines
+        for engine in engines
     )
     columns = ("plan", "engine", "compute capability", "MiB", "build seconds")
     return Table("Engines", columns, rows, "Built, not run: an engine needs a GPU.")

@@ -10,21 +10,21 @@ import numpy as np
 
 from saccade.export.artefact.frontier import Entry, Score
 from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
 from saccade.export.runtimes.runtime import has_custom_ops
 from saccade.machine import Machine
 from saccade.models.families import entry_of
 from saccade.models.scores.intervals import bootstrap
-from saccade.models.scores.results import Found
+from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import InProcess
 
 _BESIDE_THE_SCORE = "top-5"
 
 
-def entry_of_found(
-    variant: VariantParts,
-    found: Found,
+def entry_of_result(
+    variant: VariantFiles,
+    result: EvaluationResult,
     measured: Mapping[tuple[str, str], InProcess],
     machine: Machine,
     ops: Ops,
@@ -34,7 +34,7 @@ def entry_of_found(
     for name, role in measured:
         if name == variant.name and role:
             inside[role] = measured[name, role].summary()
-    top5 = [each.value for each in found.scores if each.name == _BESIDE_THE_SCORE]
+    top5 = [score.value for score in result.scores if score.name == _BESIDE_THE_SCORE]
     entry = variant.main.variant
     saved = entry_of(entry.family).embedding_saved
     return Entry(
@@ -44,22 +44,22 @@ def entry_of_found(
         precision=entry.precision,
         runtime=machine.runtime,
         device=machine.device,
-        score=_score(found),
+        score=_score(result),
         top5=round(top5[0], 6) if top5 else None,
         in_process=inside,
         grpc=None,
         embedding_bytes=embedding_bytes(variant.main) if saved else None,
-        ops=ops if has_custom_ops(variant.parts.values()) else None,
+        ops=ops if has_custom_ops(variant.components.values()) else None,
     )
 
 
-def further_scores(found: Found) -> list[dict[str, Any]]:
-    """What the task found beside its score."""
-    return [asdict(each) for each in found.scores[1:] if each.name != _BESIDE_THE_SCORE]
+def further_scores(result: EvaluationResult) -> list[dict[str, Any]]:
+    """Scores that the task has beside its main one."""
+    return [asdict(score) for score in result.scores[1:] if score.name != _BESIDE_THE_SCORE]
 
 
-def cost(variant: VariantParts) -> dict[str, Any]:
-    """What stands in the manifests of its files."""
+def cost(variant: VariantFiles) -> dict[str, Any]:
+    """Cost by the manifests of its files."""
     entry = variant.main.variant
     return {
         "kept": entry.kept,
@@ -67,23 +67,23 @@ def cost(variant: VariantParts) -> dict[str, Any]:
         "unit": entry.unit,
         "files": [
             {
-                "name": part.variant.name,
+                "name": component.variant.name,
                 "role": role,
-                "sha256": part.file.sha256,
-                "file_bytes": part.file.bytes,
-                "parameters": part.cost.parameters,
-                "multiply_adds": part.cost.multiply_adds.total,
-                "multiply_adds_by_part": part.cost.multiply_adds.by_part,
-                "peak_activation_bytes": part.cost.peak_activation_bytes,
+                "sha256": component.file.sha256,
+                "file_bytes": component.file.bytes,
+                "parameters": component.cost.parameters,
+                "multiply_adds": component.cost.multiply_adds.total,
+                "multiply_adds_by_part": component.cost.multiply_adds.by_part,
+                "peak_activation_bytes": component.cost.peak_activation_bytes,
             }
-            for role, part in variant.parts.items()
+            for role, component in variant.components.items()
         ],
     }
 
 
-def _score(found: Found) -> Score:
-    first = found.scores[0]
-    low, high = first.interval or bootstrap(found.samples)
+def _score(result: EvaluationResult) -> Score:
+    first = result.scores[0]
+    low, high = first.interval or bootstrap(result.samples)
     return Score(
         name=first.name,
         value=round(first.value, 6),
@@ -91,14 +91,14 @@ def _score(found: Found) -> Score:
         unit=first.unit,
         n=first.n,
         interval=(round(low, 6), round(high, 6)),
-        data=found.data,
-        data_sha256=found.data_sha256,
+        data=result.data,
+        data_sha256=result.data_sha256,
     )
 
 
 def embedding_bytes(manifest: Manifest) -> int | None:
     """Of one embedding, where the variant answers with one of a fixed size."""
-    spec = next((each for each in manifest.outputs if each.name == "embedding"), None)
+    spec = next((spec for spec in manifest.outputs if spec.name == "embedding"), None)
     axes = spec.axes.split()[1:] if spec else []
     if spec is None or not all(axis.isdigit() for axis in axes):
         return None

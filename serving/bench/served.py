@@ -43,18 +43,18 @@ def check_answers(url: str, variant: str, message: bytes, expected: Arrays, prec
     """
     answer: Answer = ask(url, message)
     for name, wanted in expected.items():
-        found = answer.get(name)
-        if not _same(found, wanted, precision):
+        actual = answer.get(name)
+        if not _same(actual, wanted, precision):
             raise ServerFailed(
-                f"{variant} at {url} answers {name} {_shown(found)}, in process it is "
+                f"{variant} at {url} answers {name} {_shown(actual)}, in process it is "
                 f"{_shown(wanted)}. Write the repository again and restart the server."
             )
 
 
-def _same(found: np.ndarray | list[bytes] | None, wanted: np.ndarray, precision: str) -> bool:
-    if isinstance(found, list):
-        return found == list(wanted.ravel())
-    return found is not None and relative_error(found, wanted, WHOLE) <= tensor_limit(precision)
+def _same(actual: np.ndarray | list[bytes] | None, wanted: np.ndarray, precision: str) -> bool:
+    if isinstance(actual, list):
+        return actual == list(wanted.ravel())
+    return actual is not None and relative_error(actual, wanted, WHOLE) <= tensor_limit(precision)
 
 
 def _shown(values: Any) -> str:
@@ -103,11 +103,11 @@ def raw(stream: Stream, result: LoadResult) -> dict[str, Any]:
 
 
 def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict[Place, Stream]:
-    """What is measured of each work: raw tensors to the variant, and a caller's to the router.
+    """Streams to measure of each work: raw tensors to the variant, and a caller's to the router.
 
     Raises: ServerFailed if a variant does not answer as expected.
     """
-    found: dict[Place, Stream] = {}
+    streams: dict[Place, Stream] = {}
     for work in works:
         rows = range(len(work))
         _check(url, work)
@@ -116,7 +116,7 @@ def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict
             direct = tuple(work.direct(index) for index in rows)
             for count in concurrency:
                 stream = Stream(f"{work.title}, {count} clients", work.model, count, direct)
-                found[(*work.key, f"concurrency_{count}")] = stream
+                streams[(*work.key, f"concurrency_{count}")] = stream
             clients = (1,)
         # Of two precisions of one budget the router takes the faster: only that one is measured.
         if routed_to(url, work) == work.variant:
@@ -124,8 +124,8 @@ def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict
             for count in sorted({1, *clients}):
                 name = f"{work.title}, routed, {count} clients"
                 stream = Stream(name, work.router, count, routed)
-                found[(*work.key, f"router_concurrency_{count}")] = stream
-    return found
+                streams[(*work.key, f"router_concurrency_{count}")] = stream
+    return streams
 
 
 def _check(url: str, work: Work) -> None:

@@ -28,7 +28,7 @@ _QUIET = ServeOptions(
 
 
 @dataclass(frozen=True)
-class Behind:
+class ServerUnderLoad:
     """The server of one precision's variants, and what loads it."""
 
     url: str
@@ -42,29 +42,29 @@ class Behind:
 
         Raises: ServerFailed if any request fails.
         """
-        places, found = list(streams), dict[served.Place, LoadResult]()
+        places, results = list(streams), dict[served.Place, LoadResult]()
         for index in np.random.default_rng(seed).permutation(len(places)):
             stream = streams[places[index]]
             result = self.generator.run([stream], seconds=seconds, warmup_s=_WARMUP_S)
-            found[places[index]] = refuse_errors(result, self.url)
+            results[places[index]] = refuse_errors(result, self.url)
             advance(1, stream.name)
-        return {place: found[place] for place in places}
+        return {place: results[place] for place in places}
 
 
 def by_precision(folder: ArtefactFolder, entries: Sequence[Entry]) -> dict[str, ArtefactFolder]:
     """By precision, the folder with the variants of these entries, and these as its frontier."""
-    found = {}
-    for precision in sorted({each.precision for each in entries}):
-        own = {each.variant: each for each in entries if each.precision == precision}
-        variants = (each for each in folder.variants if each.name in own)
-        found[precision] = folder.only(variants, own.values())
-    return found
+    folders = {}
+    for precision in sorted({entry.precision for entry in entries}):
+        own = {entry.variant: entry for entry in entries if entry.precision == precision}
+        variants = (variant for variant in folder.variants if variant.name in own)
+        folders[precision] = folder.only(variants, own.values())
+    return folders
 
 
 @contextmanager
-def behind(
+def server_under_load(
     folder: ArtefactFolder, *, runtime: str = DEFAULT, op_library: bool = True
-) -> Iterator[Behind]:
+) -> Iterator[ServerUnderLoad]:
     """A server of the folder's variants.
 
     Raises: ServerFailed if it does not start.
@@ -76,4 +76,4 @@ def behind(
             Server(repository, _QUIET) as server,
             LoadGenerator(server.url, server_pid=server.pid) as generator,
         ):
-            yield Behind(server.url, server_version(server.url), generator)
+            yield ServerUnderLoad(server.url, server_version(server.url), generator)

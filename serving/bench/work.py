@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request of each family is: what comes in, what computes it, what is asked for."""
+"""Work of a request of each family: its inputs, what computes it, its outputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.export.artefact.variant_files import VariantParts, encoded, filled
+from saccade.export.artefact.variant_files import VariantFiles, encoded, filled
 from saccade.export.runtimes.runners import Runner
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
@@ -48,7 +48,7 @@ class Work:
 
     def row(self, index: int) -> dict[str, np.ndarray]:
         """The inputs of one request."""
-        return {name: each[index : index + 1] for name, each in self.inputs.items()}
+        return {name: array[index : index + 1] for name, array in self.inputs.items()}
 
     def direct(self, index: int, *outputs: str) -> bytes:
         """One request to the variant itself, raw tensors."""
@@ -57,22 +57,22 @@ class Work:
 
     def routed(self, index: int, *outputs: str) -> bytes:
         """One request to the router, as a caller sends it."""
-        row = {name: each for name, each in self.row(index).items() if name not in self.filled}
+        row = {name: array for name, array in self.row(index).items() if name not in self.filled}
         row |= {name: png_files(row[name]) for name in self.encoded}
         parameters = {"budget": self.setting}
         return request(self.router, row, outputs or self.answers, parameters)
 
 
 def works_of(
-    variant: VariantParts, inputs: Mapping[str, Arrays], runners: Mapping[str, Runner]
+    variant: VariantFiles, inputs: Mapping[str, Arrays], runners: Mapping[str, Runner]
 ) -> list[Work]:
-    """What is measured of one variant: plain requests first.
+    """Work to measure of one variant: plain requests first.
 
     Shapes: inputs by role, [n ...] each; runners by role.
     """
     entry = variant.main.variant
     family = entry_of(entry.family)
-    whole = imported(family.whole)(variant.facts, runners) if family.whole else None
+    whole = imported(family.whole)(variant.runtime_metadata, runners) if family.whole else None
     roles = [entry.role, *(role for role in family.beside if role in runners)]
     return [
         Work(
@@ -83,10 +83,10 @@ def works_of(
             run=whole or runners[role],
             inputs=dict(inputs[role]),
             answers=family.answers,
-            model=None if whole else variant.parts[role].variant.name,
+            model=None if whole else variant.components[role].variant.name,
             router=entry.model,
-            encoded=encoded(variant.parts[role]),
-            filled=filled(variant.parts[role]),
+            encoded=encoded(variant.components[role]),
+            filled=filled(variant.components[role]),
         )
         for role in roles
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the client answers: labels, captions, segmentations, each with the variant behind it."""
+"""Answers of the client: labels, captions, segmentations, each with its variant."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +78,7 @@ class Segmentation:
 
 
 def classifications(result: Any) -> list[Classification]:
-    """What a request for labels was answered."""
+    """Answers to a request for labels."""
     rows = output(result, "probabilities")
     return [
         Classification(tuple(_label(entry) for entry in row), variant)
@@ -101,15 +101,15 @@ def ranked(
 
 
 def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
-    """What a request to segment was answered; `names` are the outputs it asked for."""
-    found = {name: output(result, name) for name in names}
+    """Answers to a request to segment; `names` are the outputs it asked for."""
+    arrays = {name: output(result, name) for name in names}
     return [
         Segmentation(
-            masks=found["masks"][index],
-            slots=found["slots"][index],
-            positions=_row(found.get("positions"), index),
-            scales=_row(found.get("scales"), index),
-            reconstruction=_row(found.get("reconstruction"), index),
+            masks=arrays["masks"][index],
+            slots=arrays["slots"][index],
+            positions=_row(arrays.get("positions"), index),
+            scales=_row(arrays.get("scales"), index),
+            reconstruction=_row(arrays.get("reconstruction"), index),
             variant=variant,
         )
         for index, variant in enumerate(texts(result, "variant"))
@@ -117,16 +117,16 @@ def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
 
 
 def captions(result: Any) -> list[Caption]:
-    """What a request for captions was answered."""
+    """Answers to a request for captions."""
     rows = zip(
         texts(result, "caption"), output(result, "attention"), texts(result, "variant"), strict=True
     )
-    found = []
+    answers = []
     for text, attention, variant in rows:
         # Behind a caption's end the steps of its longer mates are zeros.
         steps = int(attention.any(axis=(1, 2)).sum())
-        found.append(Caption(text, attention[:steps], variant))
-    return found
+        answers.append(Caption(text, attention[:steps], variant))
+    return answers
 
 
 def _row(array: np.ndarray | None, index: int) -> np.ndarray | None:

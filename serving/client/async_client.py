@@ -68,7 +68,7 @@ class AsyncClient(Session):
         return await asyncio.to_thread(ask)
 
     async def view(self) -> RouterView:
-        """What the router tells of itself; asked for once."""
+        """Description that the router gives of itself; asked for once."""
         if self._view is None:
             with self._explained():
                 config = await self._connected().get_model_config(
@@ -84,8 +84,8 @@ class AsyncClient(Session):
                 answer = await (self.view() if wanted is None else self._infer(wanted))
                 wanted = steps.send(answer)
         except StopIteration as end:
-            found: _T = end.value
-            return found
+            returned: _T = end.value
+            return returned
 
     async def _infer(self, call: Call) -> Any:
         with self._explained():

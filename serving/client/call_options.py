@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands that call a running server are told."""
+"""Options of the commands that call a running server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +7,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class CallOptions:
-    """How an image is sent to a running server."""
+    """Options for sending an image to a running server."""
 
     model: str  # name of the router in the repository
-    # the largest variant with at most this budget, or a setting: fast, t2
+    # the largest variant with at most this budget, or a budget: fast, t2
     budget: float | str | None = None
     url: str = "127.0.0.1:8001"  # the server's gRPC address
     timeout_s: float = 10.0  # deadline of one request
@@ -18,7 +18,7 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class ClassifyOptions(CallOptions):
-    """What the answer has to satisfy: at most one of --budget, --min-score, --max-latency-ms."""
+    """Constraints on the answer: at most one of --budget, --min-score, --max-latency-ms."""
 
     min_score: float | None = None  # the fastest variant surely at least this good
     max_latency_ms: float | None = None  # the best variant with a measured p95 within this
@@ -29,7 +29,7 @@ class ClassifyOptions(CallOptions):
 
 @dataclass(frozen=True)
 class EmbedOptions(CallOptions):
-    """Where the embeddings go."""
+    """Options of embed: where the embeddings go."""
 
     out: Path = Path("embeddings.npz")  # vectors, names, variant and its hash
     texts: Path | None = None  # in place of images: a text file with a text a line
@@ -40,7 +40,7 @@ class EmbedOptions(CallOptions):
 
 @dataclass(frozen=True)
 class SegmentOptions(CallOptions):
-    """Where the slots of an image begin, and where the masks go."""
+    """Options of segment: where the slots of an image begin, and where the masks go."""
 
     out: Path = Path("masks")  # folder; <image>-slots.png in it, a palette with a colour a slot
     seed: int = 0  # draws where the slots begin
@@ -50,7 +50,7 @@ class SegmentOptions(CallOptions):
 
 @dataclass(frozen=True)
 class AnswerOptions(CallOptions):
-    """What is asked of each image."""
+    """Options of answer: the question that is asked of each image."""
 
     question: str = ""  # the same for all images
     truncate: bool = False  # cut a question that is longer than the model reads
@@ -59,7 +59,7 @@ class AnswerOptions(CallOptions):
 
 @dataclass(frozen=True)
 class CaptionOptions(CallOptions):
-    """How a sentence is searched; default: as the model was trained."""
+    """Options of the search for a sentence; default: as the model was trained."""
 
     beam: int | None = None  # sentences kept at a time; 1: the likeliest word at each step
     max_length: int | None = None  # words at most
@@ -68,7 +68,7 @@ class CaptionOptions(CallOptions):
 
 @dataclass(frozen=True)
 class EditOptions(CallOptions):
-    """What happens to one slot of the image."""
+    """Options of edit: the change to one slot of the image."""
 
     slot: int = 0  # which one, as `saccade segment` numbers them
     move: tuple[float, ...] = (0.0, 0.0)  # down and right, in halves of the picture
@@ -82,7 +82,7 @@ class EditOptions(CallOptions):
 
 @dataclass(frozen=True)
 class ShowOptions(CallOptions):
-    """What the picture shows beside the image."""
+    """Options of show: the content of the picture beside the image."""
 
     out: Path = Path("looked.png")  # the picture
     question: str = ""  # of a model that answers questions

@@ -48,10 +48,10 @@ def routers_at(url: str, timeout_s: float = 10) -> tuple[str, ...]:
     try:
         with explained(url, "the server", timeout_s):
             # The list of models is not open to everyone; the statistics of all of them are.
-            found = connection.get_inference_statistics(client_timeout=timeout_s).model_stats
+            models = connection.get_inference_statistics(client_timeout=timeout_s).model_stats
             configs = [
                 connection.get_model_config(one.name, client_timeout=timeout_s).config
-                for one in found
+                for one in models
             ]
     finally:
         connection.close()
@@ -64,7 +64,7 @@ def routers_at(url: str, timeout_s: float = 10) -> tuple[str, ...]:
 
 
 class Session:
-    """What both clients know: the server, the router that they call, and what that told."""
+    """Session of either client: the server, the router that they call, and its description."""
 
     def __init__(self, url: str = DEFAULT_URL, model: str = "nac", timeout_s: float = 10) -> None:
         self.url = url
@@ -134,7 +134,7 @@ class Client(Session):
         return board.readiness()
 
     def view(self) -> RouterView:
-        """What the router tells of itself; asked for once."""
+        """Description that the router gives of itself; asked for once."""
         if self._view is None:
             self._view = self._look()
         return self._view
@@ -145,8 +145,8 @@ class Client(Session):
             while True:
                 wanted = steps.send(self.view() if wanted is None else self._infer(wanted))
         except StopIteration as end:
-            found: _T = end.value
-            return found
+            answer: _T = end.value
+            return answer
 
     def _look(self) -> RouterView:
         with self._explained():

@@ -46,7 +46,7 @@ def _arguments(url: str, options: dict[str, int]) -> list[tuple[str, int]]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """True if only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:

@@ -15,7 +15,7 @@ from saccade.serving.client.wire import Budget, Steps, array_calls, choice, imag
 
 @dataclass(frozen=True)
 class Change:
-    """What happens to one slot of an image.
+    """Change to one slot of an image.
 
     Units: `move` (y, x) is added to its position, in halves of the picture; `scale` multiplies
            its size.

@@ -36,8 +36,8 @@ class Embeddings:
         Raises: SaccadeError if they do not come of the same slots of the same variant.
         """
         self.check_comparable(other)
-        mine, theirs = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12)
-                        for each in (self.vectors, other.vectors))  # fmt: skip
+        mine, theirs = (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+                        for vectors in (self.vectors, other.vectors))  # fmt: skip
         return np.asarray(mine @ theirs.T, np.float32)
 
     def check_comparable(self, other: "Embeddings") -> None:
@@ -74,18 +74,18 @@ def load_embeddings(path: Path) -> tuple[Embeddings, tuple[str, ...]]:
             raise ValueError(f"its {(strange or ['vectors'])[0]} are of another shape or type")
         names = tuple(str(name) for name in data["names"])
         made_by = (str(data[field]) for field in ("variant", "sha256", "slots_sha256"))
-        found = Embeddings(data["vectors"], *made_by)
+        embeddings = Embeddings(data["vectors"], *made_by)
     except (OSError, ValueError) as error:
         raise SaccadeError(
             f"{path}: is not a file of embeddings that `saccade embed` wrote ({error}). "
             "Name another file."
         ) from error
-    if found.vectors.ndim != 2 or len(names) != len(found.vectors):
+    if embeddings.vectors.ndim != 2 or len(names) != len(embeddings.vectors):
         raise SaccadeError(
-            f"{path}: has {len(names)} names for vectors of shape {list(found.vectors.shape)}. "
-            "Write the file anew."
+            f"{path}: has {len(names)} names for vectors of shape "
+            f"{list(embeddings.vectors.shape)}. Write the file anew."
         )
-    return found, names
+    return embeddings, names
 
 
 def check_embeddings_file(path: Path, *, append: bool = False, force: bool = False) -> None:
@@ -142,7 +142,10 @@ def save_embeddings(
 
 
 def _check_same(path: Path, before: Embeddings, new: Embeddings) -> None:
-    made_by = [(each.variant, each.sha256, each.slots_sha256) for each in (before, new)]
+    made_by = [
+        (embeddings.variant, embeddings.sha256, embeddings.slots_sha256)
+        for embeddings in (before, new)
+    ]
     if made_by[0] != made_by[1]:
         raise SaccadeError(
             f"{path}: holds embeddings of {before.variant} ({before.sha256[:12]}...), the new ones "

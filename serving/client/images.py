@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller has as images, as encoded files in requests of a size the server takes."""
+"""Images of a caller, as encoded files in requests of a size the server takes."""
 
 import io
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client does, step by step: the methods of the blocking and of the asyncio client.
+"""Operations of a client, step by step: the methods of the blocking and of the asyncio client.
 
 An operation is a generator. It yields a call and is sent the server's answer, or yields None
 and is sent the router's view; what it returns is what the caller asked for.
@@ -179,8 +179,8 @@ def infer(
     asked = choice(budget) | dict(parameters or {})
     view: RouterView = yield None
     results = yield from _results(array_calls(as_arrays(inputs, view), outputs, asked))
-    names = outputs or [each.name for each in results[0].get_response().outputs]
-    return {name: np.concatenate([output(each, name) for each in results]) for name in names}
+    names = outputs or [tensor.name for tensor in results[0].get_response().outputs]
+    return {name: np.concatenate([output(result, name) for result in results]) for name in names}
 
 
 def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarray]:
@@ -193,18 +193,18 @@ def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarr
         raise SaccadeError(
             f"{view.model} has no input {unknown[0]!r}; it takes {', '.join(sorted(dtypes))}."
         )
-    found = {}
+    arrays = {}
     for name, given in inputs.items():
         if dtypes[name] == "string":
-            found[name] = np.array(encoded(given), dtype=object).reshape(-1, 1)
+            arrays[name] = np.array(encoded(given), dtype=object).reshape(-1, 1)
             continue
         array = np.asarray(given)
         if not np.can_cast(array.dtype, dtypes[name], "same_kind"):
             raise SaccadeError(f"{name} holds {array.dtype}, expected {dtypes[name]}. Convert it.")
         array = array.astype(dtypes[name])
         # A number a sample is a column of one number for the server.
-        found[name] = array[:, None] if array.ndim == 1 else array
-    return found
+        arrays[name] = array[:, None] if array.ndim == 1 else array
+    return arrays
 
 
 def _classify_as(
@@ -218,16 +218,16 @@ def _classify_as(
     view: RouterView = yield None
     if "tokens" not in view.inputs("text"):
         raise SaccadeError(
-            f"{view.model}: a model of family {view.family} without a text part; labels need one. "
-            "Leave them out, or name a model with image and text."
+            f"{view.model}: a model of family {view.family} without a text component; labels need "
+            "one. Leave them out, or name a model with image and text."
         )
     coded = yield from _embed_images(images, parameters)
-    facts = view.facts(coded.variant)
-    labelling = labelling.of(facts)
-    tokens = text_tokens(labelling.prompts(), facts)
-    texts = yield from _embed_tokens(tokens, view, choice(view.setting(coded.variant)))
+    metadata = view.runtime_metadata(coded.variant)
+    labelling = labelling.of(metadata)
+    tokens = text_tokens(labelling.prompts(), metadata)
+    texts = yield from _embed_tokens(tokens, view, choice(view.budget(coded.variant)))
     texts.check_comparable(coded)
-    chances = probabilities(coded.vectors, labelling.vectors(texts.vectors), facts)
+    chances = probabilities(coded.vectors, labelling.vectors(texts.vectors), metadata)
     return ranked(chances, labelling.labels, top, coded.variant)
 
 
@@ -247,11 +247,11 @@ def _embed_tokens(
 
 
 def _all_of(calls: Iterable[Call], read: Callable[[Any], list[_T]]) -> Steps[list[_T]]:
-    """What is read of the answer to each call."""
-    found: list[_T] = []
+    """Values that are read of the answer to each call."""
+    answers: list[_T] = []
     for call in calls:
-        found += read((yield call))
-    return found
+        answers += read((yield call))
+    return answers
 
 
 def _results(calls: Iterable[Call]) -> Steps[list[Any]]:
@@ -272,11 +272,13 @@ def _joined(results: Sequence[Any], view: RouterView) -> Embeddings:
             "connected. Connect again."
         )
     vectors = np.concatenate([output(result, "embedding") for result in results])
-    return Embeddings(vectors, variant, sha256, view.facts(variant).get("slots_sha256", ""))
+    return Embeddings(
+        vectors, variant, sha256, view.runtime_metadata(variant).get("slots_sha256", "")
+    )
 
 
 def _first(view: RouterView) -> dict[str, Any]:
-    return view.facts(view.variants[0])
+    return view.runtime_metadata(view.variants[0])
 
 
 def _check_top(top: int) -> None:

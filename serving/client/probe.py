@@ -19,11 +19,11 @@ _STATISTICS_S = 0.5
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of one: no reason means that the model answered.
+    """Result of a probe: no reason means that the model answered.
 
     `late` is set where nothing at all came back in time, `unreachable` where no connection was
     to be had. `lanes` is what the router told of its
-    own: for each variant and part its progress and what waits.
+    own: for each variant and component its progress and what waits.
     """
 
     model: str
@@ -73,18 +73,18 @@ class Prober:
 
     def answers(self, wait_s: float = 0) -> list[Probe]:
         """Probes that came to an end; waits for the first up to `wait_s` seconds."""
-        found = []
+        probes = []
         try:
-            found.append(
+            probes.append(
                 self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()
             )
             while True:
-                found.append(self._answers.get_nowait())
+                probes.append(self._answers.get_nowait())
         except queue.Empty:
             pass
-        for probe in found:
+        for probe in probes:
             self._asked.pop(probe.model, None)
-        return found
+        return probes
 
     def late(self) -> dict[str, float]:
         """Models whose probe has had no answer in time, and for how many seconds it is out."""
@@ -100,24 +100,24 @@ class Prober:
         """Probe these models and wait for each."""
         for model in models:
             self.ask(model)
-        found: dict[str, Probe] = {}
+        probes: dict[str, Probe] = {}
         end = time.monotonic() + self.timeout_s + 1
-        while len(found) < len(models) and time.monotonic() < end:
-            found |= {probe.model: probe for probe in self.answers(0.1)}
-        return [found.get(model) or self.late_probe(model) for model in models]
+        while len(probes) < len(models) and time.monotonic() < end:
+            probes |= {probe.model: probe for probe in self.answers(0.1)}
+        return [probes.get(model) or self.late_probe(model) for model in models]
 
     def is_busy(self, model: str) -> bool | None:
-        """Whether the model has made an inference within the last deadline, for whomever.
+        """True if the model has made an inference within the last deadline, for any caller.
 
         None where the server itself does not say.
         """
         from tritonclient.utils import InferenceServerException
 
         try:
-            found = self._client.get_inference_statistics(model, client_timeout=_STATISTICS_S)
+            statistics = self._client.get_inference_statistics(model, client_timeout=_STATISTICS_S)
         except InferenceServerException:
             return None
-        newest_ms = max((one.last_inference for one in found.model_stats), default=0)
+        newest_ms = max((one.last_inference for one in statistics.model_stats), default=0)
         return time.time() - newest_ms / 1000 < self.timeout_s
 
     def close(self) -> None:
@@ -138,8 +138,8 @@ class Prober:
 
 
 def _lanes(result: Any) -> tuple[dict[str, Any], ...]:
-    told = result.as_numpy(LANES)
-    return () if told is None else tuple(json.loads(told.tobytes()))
+    lanes = result.as_numpy(LANES)
+    return () if lanes is None else tuple(json.loads(lanes.tobytes()))
 
 
 def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -156,13 +156,13 @@ def probe_request(metadata: Any, wanted: dict[str, Any] | None = None) -> dict[s
         if wanted is not None and declared.name not in wanted["inputs"]:
             continue
         shape = [max(1, size) for size in declared.shape]
-        found = InferInput(declared.name, shape, declared.datatype)
+        tensor = InferInput(declared.name, shape, declared.datatype)
         if declared.datatype == "BYTES":
-            found.set_data_from_numpy(np.full(shape, small_picture(), dtype=object))
+            tensor.set_data_from_numpy(np.full(shape, small_picture(), dtype=object))
         else:
             make = np.ones if declared.datatype == "INT64" else np.zeros
-            found.set_data_from_numpy(make(shape, triton_to_np_dtype(declared.datatype)))
-        inputs.append(found)
+            tensor.set_data_from_numpy(make(shape, triton_to_np_dtype(declared.datatype)))
+        inputs.append(tensor)
     parameters = wanted["parameters"] if wanted else {}
     request = {"inputs": inputs, **({"parameters": parameters} if parameters else {})}
     if PROBE in parameters:

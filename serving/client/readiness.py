@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether every variant answers, and new callers get through to them."""
+"""Readiness: every variant answers, and new callers get through to them."""
 
 import threading
 from dataclasses import asdict, dataclass, field
@@ -10,7 +10,7 @@ State = Literal["starting", "serving", "restarting", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Readiness:
-    """Which models answered when last asked, and why the others did not. True if all did."""
+    """Models that answered when last asked, and why the others did not. True if all did."""
 
     state: State
     model: str
@@ -22,7 +22,7 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """Whether the router and every variant answer, and whoever comes now reaches them."""
+        """True if the router and every variant answer, and new callers reach them."""
         answer = self.router and all(self.variants.values())
         return self.state == "serving" and answer and self.new_connections
 
@@ -35,7 +35,7 @@ class Readiness:
 
 
 class Board:
-    """What the supervisor knows, readable from any thread."""
+    """Board of what the supervisor knows, readable from any thread."""
 
     def __init__(self, model: str, variants: tuple[str, ...]) -> None:
         self.model = model

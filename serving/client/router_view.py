@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a router tells its callers of itself: family, parts, variants, and their facts."""
+"""Description of a router for its callers: family, components, variants, runtime metadata."""
 
 import json
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class RouterView:
 
     model: str
     family: str
-    models: tuple[str, ...]  # behind the router; of a model of two parts, two a variant
-    parts: dict[str, dict[str, Any]]
+    models: tuple[str, ...]  # behind the router; of a model of two components, two a variant
+    components: dict[str, dict[str, Any]]
     labels: bool
     _shared: dict[str, Any]
     _variants: dict[str, dict[str, Any]]
 
-    def facts(self, variant: str) -> dict[str, Any]:
-        """What is known of a variant.
+    def runtime_metadata(self, variant: str) -> dict[str, Any]:
+        """Runtime metadata of a variant.
 
         Raises: SaccadeError if the router has none of this name.
         """
@@ -36,8 +36,8 @@ class RouterView:
             raise SaccadeError(f"{self.model}: no variant {variant!r}; it has {known}.")
         return {**self._shared, **self._variants[variant]["facts"]}
 
-    def setting(self, variant: str) -> str:
-        """The setting of a variant, by which a request asks for it."""
+    def budget(self, variant: str) -> str:
+        """The budget of a variant, by which a request asks for it."""
         return str(self._variants[variant]["setting"])
 
     @property
@@ -46,29 +46,29 @@ class RouterView:
         return tuple(self._variants)
 
     def inputs(self, role: str) -> tuple[str, ...]:
-        """The inputs of a part; none if there is no such part."""
-        return tuple(each["name"] for each in self.parts.get(role, {}).get("inputs", ()))
+        """The inputs of a component; none if there is no such part."""
+        return tuple(spec["name"] for spec in self.components.get(role, {}).get("inputs", ()))
 
     def outputs(self, role: str) -> tuple[str, ...]:
-        """The outputs of a part; none if there is no such part."""
-        return tuple(each["name"] for each in self.parts.get(role, {}).get("outputs", ()))
+        """The outputs of a component; none if there is no such part."""
+        return tuple(spec["name"] for spec in self.components.get(role, {}).get("outputs", ()))
 
     def dtypes(self) -> dict[str, str]:
-        """What each input holds, over all parts; encoded images hold bytes."""
-        found: dict[str, str] = {}
-        for part in self.parts.values():
-            own = {each["name"]: each["dtype"] for each in part["inputs"]}
-            found |= own | dict.fromkeys(part["encoded"], "string")
-        return found
+        """Type of each input, over all components; encoded images hold bytes."""
+        dtypes: dict[str, str] = {}
+        for component in self.components.values():
+            own = {spec["name"]: spec["dtype"] for spec in component["inputs"]}
+            dtypes |= own | dict.fromkeys(component["encoded"], "string")
+        return dtypes
 
     def image_size(self) -> tuple[int, int]:
         """Height and width in pixels of the image that the model takes.
 
         Raises: SaccadeError if it takes none.
         """
-        for part in self.parts.values():
-            for spec in part["inputs"]:
-                if spec["name"] in part["encoded"]:
+        for component in self.components.values():
+            for spec in component["inputs"]:
+                if spec["name"] in component["encoded"]:
                     _, height, width, *_ = spec["axes"].split()
                     return int(height), int(width)
         raise SaccadeError(f"{self.model} takes no image. Name another model.")
@@ -114,7 +114,7 @@ def view_of(config: Any, model: str) -> RouterView:
         model=model,
         family=content["family"],
         models=tuple(names.split(",")),
-        parts=content["parts"],
+        components=content["parts"],
         labels=content["labels"],
         _shared=content["facts"],
         _variants=content["variants"],

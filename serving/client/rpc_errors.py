@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a failed call means, in words that name the server, the variant and what to do."""
+"""Meaning of a failed call, in words that name the server, the variant and what to do."""
 
 import re
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ _BUSY = re.compile(
 
 
 def is_unreachable(error: Any) -> bool:
-    """Whether nobody took the connection, so that nothing is known of the model."""
+    """True if nobody took the connection, so that nothing is known of the model."""
     refused = str(error.status()).endswith("UNAVAILABLE")
     return refused and _UNREACHABLE.search(str(error.message())) is not None
 
 
 def is_queue_full(error: Any) -> bool:
-    """Whether the server refused a request only because many others wait."""
+    """True if the server refused a request only because many others wait."""
     return _BUSY.search(str(error.message())) is not None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts to the token ids that a model takes, by what its facts say of them."""
+"""Texts to the token ids that a model takes, by what its runtime metadata says of them."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ LOGGER = logging.getLogger("saccade.texts")
 
 
 def text_tokens(
-    texts: Sequence[str], facts: Mapping[str, Any], *, truncate: bool = False
+    texts: Sequence[str], metadata: Mapping[str, Any], *, truncate: bool = False
 ) -> np.ndarray:
-    """Each text as the text part takes it; says how many were cut.
+    """Each text as the text component takes it; says how many were cut.
 
     Shapes: -> [n context_length] int64.
     Raises: SaccadeError if the model takes no text, or a text is too long and may not be
@@ -24,11 +24,13 @@ def text_tokens(
     from saccade.models.sparo.text_tokens import encode_texts
 
     check_texts(texts)
-    if "context_length" not in facts:
-        raise SaccadeError("This model takes no text: it has no text part. Name another one.")
-    rows = encode_texts(facts, texts, truncate=truncate)
+    if "context_length" not in metadata:
+        raise SaccadeError("This model takes no text: it has no text component. Name another one.")
+    rows = encode_texts(metadata, texts, truncate=truncate)
     full = [text for text, row in zip(texts, rows, strict=True) if truncate and row[-1]]
-    _say_cut(sum(_is_too_long(text, facts) for text in full), len(texts), facts["context_length"])
+    _say_cut(
+        sum(_is_too_long(text, metadata) for text in full), len(texts), metadata["context_length"]
+    )
     return rows
 
 
@@ -37,18 +39,18 @@ def _say_cut(cut: int, texts: int, length: int) -> None:
         LOGGER.warning("%d of %d texts cut to %d tokens, as asked.", cut, texts, length)
 
 
-def _is_too_long(text: str, facts: Mapping[str, Any]) -> bool:
+def _is_too_long(text: str, metadata: Mapping[str, Any]) -> bool:
     from saccade.models.sparo.text_tokens import encode_texts
 
     try:
-        encode_texts(facts, [text])
+        encode_texts(metadata, [text])
     except SaccadeError:
         return True
     return False
 
 
 def question_tokens(
-    questions: Sequence[str], facts: Mapping[str, Any], *, truncate: bool = False
+    questions: Sequence[str], metadata: Mapping[str, Any], *, truncate: bool = False
 ) -> np.ndarray:
     """Each question as a network that answers takes it; says how many were cut.
 
@@ -62,13 +64,13 @@ def question_tokens(
     rows, cut = [], 0
     for question in questions:
         try:
-            rows.append(tokens_of(facts, question))
+            rows.append(tokens_of(metadata, question))
         except SaccadeError:
             if not truncate:
                 raise
-            rows.append(tokens_of(facts, question, truncate=True))
+            rows.append(tokens_of(metadata, question, truncate=True))
             cut += 1
-    _say_cut(cut, len(questions), facts["question_length"])
+    _say_cut(cut, len(questions), metadata["question_length"])
     return np.stack(rows)
 
 

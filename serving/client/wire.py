@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes to the router and comes back, as the protocol's tensors."""
+"""Wire format: what goes to the router and comes back, as the protocol's tensors."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from saccade.models.budget import BudgetLike, number
 from saccade.serving.client.images import MAX_IMAGES, Image, encoded, requests
 
 DEFAULT_URL = "127.0.0.1:8001"
-Budget = BudgetLike  # a fraction of the full model, or a setting by its name, such as fast or t2
+Budget = BudgetLike  # a fraction of the full model, or a budget by its name, such as fast or t2
 # Outputs of the router that are texts. They come as rows of bytes in UTF-8 with zeros behind; of
 # repositories that were written before this, as strings.
 TEXTS = ("variant", "variant_sha256", "caption")
@@ -44,7 +44,7 @@ def choice(budget: Budget | None = None, **other_rules: BudgetLike | None) -> di
         raise SaccadeError(f"{flags} were given together; each chooses the variant. Give one.")
     for name, value in chosen.items():
         if isinstance(value, str):
-            return {name: value}  # whether there is such a setting, the router knows
+            return {name: value}  # whether there is such a budget, the router knows
         # What a score may be depends on the model's: the router knows.
         allowed = _RULES[name].range
         if not allowed.holds(value):
@@ -91,8 +91,8 @@ def array_calls(
     """
     rows = {name: len(array) for name, array in inputs.items()}
     if len(set(rows.values())) != 1 or 0 in rows.values():
-        found = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
-        raise SaccadeError(f"Rows of the inputs: {found}; expected the same number, 1 or more.")
+        counts = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
+        raise SaccadeError(f"Rows of the inputs: {counts}; expected the same number, 1 or more.")
     for at in range(0, next(iter(rows.values())), MAX_IMAGES):
         part = {name: array[at : at + MAX_IMAGES] for name, array in inputs.items()}
         yield call(part, outputs, parameters, top=top)
@@ -158,17 +158,17 @@ def output(result: Any, name: str) -> np.ndarray:
 
     Raises: ServerFailed if it is not there.
     """
-    found = result.as_numpy(name)
-    if found is None or found.size == 0:
+    array = result.as_numpy(name)
+    if array is None or array.size == 0:
         raise ServerFailed(
             f"The answer has no {name}. The server must run with numpy < 2: see `saccade doctor`."
         )
-    return as_texts(found) if is_text(name, found) else np.asarray(found)
+    return as_texts(array) if is_text(name, array) else np.asarray(array)
 
 
-def is_text(name: str, found: np.ndarray) -> bool:
-    """Whether an output is a text in rows of bytes, and not a string of an older repository."""
-    return name in TEXTS and found.dtype == np.uint8
+def is_text(name: str, array: np.ndarray) -> bool:
+    """True if an output is a text in rows of bytes, and not a string of an older repository."""
+    return name in TEXTS and array.dtype == np.uint8
 
 
 def as_texts(rows: np.ndarray) -> np.ndarray:
@@ -176,16 +176,16 @@ def as_texts(rows: np.ndarray) -> np.ndarray:
 
     Shapes: uint8 [b bytes], zeros behind a shorter text -> object [b 1] of bytes.
     """
-    found = np.empty((len(rows), 1), dtype=object)
-    found[:, 0] = [row.tobytes().rstrip(b"\0") for row in rows]
-    return found
+    array = np.empty((len(rows), 1), dtype=object)
+    array[:, 0] = [row.tobytes().rstrip(b"\0") for row in rows]
+    return array
 
 
 def texts(result: Any, name: str) -> list[str]:
     """An output of texts, one a row."""
     return [
-        each.decode() if isinstance(each, bytes) else str(each)
-        for each in output(result, name).reshape(-1)
+        text.decode() if isinstance(text, bytes) else str(text)
+        for text in output(result, name).reshape(-1)
     ]
 
 
@@ -194,14 +194,14 @@ def made_by(results: Sequence[Any]) -> tuple[str, str]:
 
     Raises: ServerFailed if they come of several.
     """
-    found = {
+    pairs = {
         pair
         for result in results
         for pair in zip(texts(result, "variant"), texts(result, "variant_sha256"), strict=True)
     }
-    if len(found) != 1:
+    if len(pairs) != 1:
         raise ServerFailed(
-            f"The answers come from {len(found)} variants ({sorted(found)}): the server was "
+            f"The answers come from {len(pairs)} variants ({sorted(pairs)}): the server was "
             "exchanged between two requests. Ask again."
         )
-    return next(iter(found))
+    return next(iter(pairs))

@@ -38,14 +38,14 @@ class Labelling:
                 "once, expected distinct strings. Correct the list."
             )
 
-    def of(self, facts: Mapping[str, Any]) -> "Labelling":
-        """The same with templates, as the facts of a variant ask for."""
-        usual = default_templates(facts["tokenizer"])
+    def of(self, metadata: Mapping[str, Any]) -> "Labelling":
+        """The same with templates, as the runtime metadata of a variant asks for."""
+        usual = default_templates(metadata["tokenizer"])
         return self if self.templates else replace(self, templates=usual)
 
     def prompts(self) -> list[str]:
         """All sentences, those of the first label first."""
-        return [text for each in prompts(self.labels, self.templates) for text in each]
+        return [text for prompt_set in prompts(self.labels, self.templates) for text in prompt_set]
 
     def vectors(self, codes: np.ndarray) -> np.ndarray:
         """The class vectors of the labels.
@@ -71,37 +71,39 @@ def read_labelling(labels: Path | None, templates: Path | None) -> Labelling | N
 
 
 def class_vectors(folder: ArtefactFolder, labelling: Labelling) -> dict[str, np.ndarray]:
-    """By variant, a vector a label, computed here with the variant's text part.
+    """By variant, a vector a label, computed here with the variant's text component.
 
-    Raises: SaccadeError if the model has no text part.
+    Raises: SaccadeError if the model has no text component.
     """
-    found = {}
+    vectors = {}
     for variant in folder.variants:
-        if not {"image", "text"} <= set(variant.parts):
+        if not {"image", "text"} <= set(variant.components):
             raise SaccadeError(
-                f"--labels: {variant.name} has no text part, so no label can be turned into a "
+                f"--labels: {variant.name} has no text component, so no label can be turned into a "
                 "vector. Leave the option out."
             )
-        written = labelling.of(variant.facts)
-        tokens = text_tokens(written.prompts(), variant.facts)
-        run = _text_part(folder.file(variant.parts["text"]))
+        written = labelling.of(variant.runtime_metadata)
+        tokens = text_tokens(written.prompts(), variant.runtime_metadata)
+        run = _text_component(folder.file(variant.components["text"]))
         codes = [run(tokens[at : at + _TEXTS_A_RUN]) for at in range(0, len(tokens), _TEXTS_A_RUN)]
-        found[variant.name] = written.vectors(np.concatenate(codes))
-    return found
+        vectors[variant.name] = written.vectors(np.concatenate(codes))
+    return vectors
 
 
-def probabilities(codes: np.ndarray, vectors: np.ndarray, facts: Mapping[str, Any]) -> np.ndarray:
-    """How probable each label is for each image.
+def probabilities(
+    codes: np.ndarray, vectors: np.ndarray, metadata: Mapping[str, Any]
+) -> np.ndarray:
+    """Probability of each label for each image.
 
     Shapes: codes [n d], vectors [labels d] -> float64 [n labels].
     """
     unit = zero_shot.unit(codes.astype(np.float64))
-    logits = zero_shot.zero_shot_logits(unit, vectors, float(facts["logit_scale"]))
+    logits = zero_shot.zero_shot_logits(unit, vectors, float(metadata["logit_scale"]))
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def _text_part(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+def _text_component(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     onnxruntime: Any = require("onnxruntime", extra="cpu")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name

@@ -25,9 +25,9 @@ Kernels = Annotated[bool, arg(help="refuse to run custom ops by anything but our
 
 def export(checkpoint: Checkpoint, options: ExportOptions) -> Result:
     """Export a checkpoint to ONNX at several budgets, each proved against the checkpoint."""
-    from saccade.export.exported import export as verb
+    from saccade.export.exported import export
 
-    return verb(checkpoint, options)
+    return export(checkpoint, options)
 
 
 def verify(
@@ -37,30 +37,30 @@ def verify(
     ] = False,
 ) -> Result:
     """Run the parity gate on every variant of a folder; exit 1 if any fails."""
-    from saccade.export.gate.gate import verify as verb
+    from saccade.export.gate.gate import verify
 
-    report = verb(folder)
+    report = verify(folder)
     if not bisect:
         return report
     from rich.console import Group
 
     from saccade.export.gate.bisect import bisect as first_departures
 
-    found = first_departures(report)
-    data = {**report.to_dict(), "bisect": found.to_dict()["departures"]}
-    text = Group(report.to_text(), "\n".join(row.to_text() for row in found.rows))
+    departures = first_departures(report)
+    data = {**report.to_dict(), "bisect": departures.to_dict()["departures"]}
+    text = Group(report.to_text(), "\n".join(row.to_text() for row in departures.rows))
     return Answer(data, text, report.exit_code)
 
 
 def build(artefact: Artefacts, options: BuildOptions) -> Result:
-    """Build a TensorRT engine of every variant, once its network has the promised types."""
+    """Build a TensorRT engine of every variant, once its network has the expected types."""
     if options.locked:
         from saccade.export.runtimes.tensorrt.locked import rebuild
 
         return rebuild(artefact, options)
-    from saccade.export.runtimes.build import build as verb
+    from saccade.export.runtimes.build import build
 
-    return verb(artefact, options)
+    return build(artefact, options)
 
 
 def bench(
@@ -72,10 +72,10 @@ def bench(
     op_library: Kernels = False,
 ) -> Result:
     """Measure score and throughput of each variant, in process and through a server."""
-    from saccade.serving.bench.bench import bench as verb
+    from saccade.serving.bench.bench import bench
 
     _check_kernels(options, op_library)
-    return verb(folder, options)
+    return bench(folder, options)
 
 
 def sweep(checkpoint: Checkpoint, options: SweepOptions, op_library: Kernels = False) -> Result:
@@ -83,10 +83,10 @@ def sweep(checkpoint: Checkpoint, options: SweepOptions, op_library: Kernels = F
 
     A point that fails stands in the report with its reason, and makes the exit code 1.
     """
-    from saccade.serving.bench.sweep.sweep import sweep as verb
+    from saccade.serving.bench.sweep.sweep import sweep
 
     _check_kernels(options, op_library)
-    return verb(checkpoint, options)
+    return sweep(checkpoint, options)
 
 
 def choose(
@@ -96,10 +96,10 @@ def choose(
     ],
     options: ChooseOptions,
 ) -> Result:
-    """Which variant the router takes for a budget, a score or a latency, and why."""
-    from saccade.serving.bench.sweep.choice import choose as verb
+    """Choose the variant that the router takes for a budget, a score or a latency, and say why."""
+    from saccade.serving.bench.sweep.choice import choose
 
-    return verb(folder, options)
+    return choose(folder, options)
 
 
 def repository(
@@ -126,9 +126,9 @@ def repository(
 
 def preflight(repository: Repository, options: PreflightOptions) -> Result:
     """Check a repository for what would make the server fail late; exit 1 if anything would."""
-    from saccade.serving.repository.preflight.verb import preflight as verb
+    from saccade.serving.repository.preflight.verb import preflight
 
-    return verb(repository, options)
+    return preflight(repository, options)
 
 
 def serve(
@@ -143,7 +143,7 @@ def serve(
     ] = False,
 ) -> Result:
     """Start the server in the foreground and watch over it; Ctrl-C stops it."""
-    from saccade.serving.server.server import serve as verb
+    from saccade.serving.server.server import serve
 
     if print_command:
         from saccade.serving.server import print_command as printed
@@ -155,14 +155,14 @@ def serve(
             "--container: saccade serve starts the embedded server only. "
             "Add --print-command for the container's command."
         )
-    return Answer({"stopped": str(repository)}, exit_code=verb(repository, options))
+    return Answer({"stopped": str(repository)}, exit_code=serve(repository, options))
 
 
 def demo(options: DemoOptions) -> Result:
     """Run the whole path on real digits: train, export, verify, serve, classify, benchmark."""
-    from saccade.serving.commands.demo import demo as verb
+    from saccade.serving.commands.demo import demo
 
-    return Answer(*verb(options))
+    return Answer(*demo(options))
 
 
 def ops(
@@ -177,8 +177,8 @@ def ops(
 
     if build:
         onnxruntime_library()
-    found = describe()
-    return Answer(found, ops_table(found))
+    description = describe()
+    return Answer(description, ops_table(description))
 
 
 def doctor(
@@ -187,14 +187,15 @@ def doctor(
         arg(help="also ask the server at this gRPC address whether every variant answers."),
     ] = None,
 ) -> Result:
-    """What is installed, what is missing for which use, and how to get it."""
-    from saccade.serving.commands.doctor import doctor as verb
+    """List what is installed, what is missing for which use, and how to get it."""
+    from saccade.serving.commands.doctor import doctor
 
-    return verb(url)
+    return doctor(url)
 
 
 def _check_kernels(options: BenchOptions | RepositoryOptions, asked: bool) -> None:
-    """Who asks for kernels gets kernels; who does not ask gets them where there are some.
+    """Check of kernels: who asks for them gets them; who does not ask gets them where there are
+    some.
 
     Raises: SaccadeError if they were asked for and are not here.
     """
@@ -211,15 +212,17 @@ def _check_kernels(options: BenchOptions | RepositoryOptions, asked: bool) -> No
         )
 
 
-def ops_table(found: dict[str, Any]) -> Any:
+def ops_table(description: dict[str, Any]) -> Any:
     """Ops with their attributes, then the implementations with version or reason."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     ops = Table("op", "inputs", "outputs", "attributes (default)", "tolerance by type")
-    for op in found["ops"]:
-        attributes = [f"{name}={each['default']}" for name, each in op["attributes"].items()]
+    for op in description["ops"]:
+        attributes = [
+            f"{name}={attribute['default']}" for name, attribute in op["attributes"].items()
+        ]
         tolerance = [f"{dtype} {value:g}" for dtype, value in op["tolerance"].items()]
         cells = (
             op["name"],
@@ -231,9 +234,9 @@ def ops_table(found: dict[str, Any]) -> Any:
         # As plain text: the brackets of the axes would be read as a style.
         ops.add_row(*map(Text, cells))
     ways = Table("", "implementation", "found, or what to do")
-    for each in found["implementations"]:
-        mark = "ok" if each["available"] else "-"
-        ways.add_row(*map(Text, (mark, each["name"], each["detail"])))
+    for implementation in description["implementations"]:
+        mark = "ok" if implementation["available"] else "-"
+        ways.add_row(*map(Text, (mark, implementation["name"], implementation["detail"])))
     return Group(ops, ways)
 
 

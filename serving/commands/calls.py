@@ -32,7 +32,7 @@ def classify(image: Images, options: ClassifyOptions) -> Result:
     _some(image)
     labelling = read_labelling(options.labels, options.templates)
     with _client(options) as client:
-        found = client.classify(
+        answers = client.classify(
             image,
             budget=options.budget,
             min_score=options.min_score,
@@ -41,7 +41,7 @@ def classify(image: Images, options: ClassifyOptions) -> Result:
             labels=labelling.labels if labelling else (),
             templates=labelling.templates if labelling else (),
         )
-    return _labelled(image, found)
+    return _labelled(image, answers)
 
 
 def embed(image: Images, options: EmbedOptions) -> Result:
@@ -56,19 +56,23 @@ def embed(image: Images, options: EmbedOptions) -> Result:
     with _client(options) as client:
         if options.texts is None:
             names: Sequence[str] = [str(path) for path in image]
-            found = client.embed(image, budget=options.budget)
+            embeddings = client.embed(image, budget=options.budget)
         else:
             names = read_lines(options.texts, "text")
-            found = client.embed_text(names, options.budget, truncate=options.truncate)
-    save_embeddings(options.out, found, names, append=options.append, force=options.force)
-    count, width = found.vectors.shape
+            embeddings = client.embed_text(names, options.budget, truncate=options.truncate)
+    save_embeddings(options.out, embeddings, names, append=options.append, force=options.force)
+    count, width = embeddings.vectors.shape
     data: dict[str, Any] = {"out": str(options.out), "images": count, "dimensions": width}
-    data |= {"variant": found.variant, "sha256": found.sha256, "slots_sha256": found.slots_sha256}
-    return Answer(data, f"{options.out}: {count} x {width} from {escaped_line(found.variant)}")
+    data |= {
+        "variant": embeddings.variant,
+        "sha256": embeddings.sha256,
+        "slots_sha256": embeddings.slots_sha256,
+    }
+    return Answer(data, f"{options.out}: {count} x {width} from {escaped_line(embeddings.variant)}")
 
 
 def segment(image: Images, options: SegmentOptions) -> Result:
-    """Which slot each pixel belongs to, as PNG files."""
+    """Segment an image: the slot each pixel belongs to, as PNG files."""
     _some(image)
     files = [options.out / f"{path.stem}-slots.png" for path in image]
     if twice := sorted({file.name for file in files if files.count(file) > 1}):
@@ -76,11 +80,11 @@ def segment(image: Images, options: SegmentOptions) -> Result:
     for file in files:
         refuse_existing(file, force=options.force)
     with _client(options) as client:
-        found = client.segment(image, options.budget, options.seed, options.slots)
+        answers = client.segment(image, options.budget, options.seed, options.slots)
     options.out.mkdir(parents=True, exist_ok=True)
-    for file, one in zip(files, found, strict=True):
+    for file, one in zip(files, answers, strict=True):
         write_atomically(file, masks_png(one.owners))
-    pairs = list(zip(image, files, found, strict=True))
+    pairs = list(zip(image, files, answers, strict=True))
     data = [{"image": str(path), "masks": str(file), **one.to_dict()} for path, file, one in pairs]
     lines = [
         f"{escaped_line(file)}: {len(one.masks)} slots of {escaped_line(path)}"
@@ -97,18 +101,20 @@ def answer(image: Images, options: AnswerOptions) -> Result:
         raise SaccadeError("No question given. Ask one: --question 'what shape is left ?'")
     with _client(options) as client:
         questions = [options.question] * len(image)
-        found = client.answer(
+        answers = client.answer(
             image, questions, options.budget, options.top, truncate=options.truncate
         )
-    return _labelled(image, found)
+    return _labelled(image, answers)
 
 
 def caption(image: Images, options: CaptionOptions) -> Result:
     """Describe images in a sentence each."""
     _some(image)
     with _client(options) as client:
-        found = client.caption(image, options.budget, options.beam, options.max_length, options.end)
-    return _of_images(image, found, lambda one: escaped_line(one.text))
+        answers = client.caption(
+            image, options.budget, options.beam, options.max_length, options.end
+        )
+    return _of_images(image, answers, lambda one: escaped_line(one.text))
 
 
 def edit(image: Image, options: EditOptions) -> Result:
@@ -140,18 +146,20 @@ def _client(options: CallOptions) -> Client:
     return Client(options.url, options.model, timeout_s=options.timeout_s)
 
 
-def _labelled(images: Sequence[Path], found: Sequence[Classification]) -> Answer:
+def _labelled(images: Sequence[Path], answers: Sequence[Classification]) -> Answer:
     def words(one: Classification) -> str:
         return ", ".join(
             f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels
         )
 
-    return _of_images(images, found, words)
+    return _of_images(images, answers, words)
 
 
-def _of_images(images: Sequence[Path], found: Sequence[Any], words: Callable[[Any], str]) -> Answer:
-    """What was answered of every image, a line each."""
-    pairs = list(zip(images, found, strict=True))
+def _of_images(
+    images: Sequence[Path], answers: Sequence[Any], words: Callable[[Any], str]
+) -> Answer:
+    """Answers for every image, a line each."""
+    pairs = list(zip(images, answers, strict=True))
     data = [{"image": str(path), **one.to_dict()} for path, one in pairs]
     lines = [
         f"{escaped_line(path)}: {words(one)}  ({escaped_line(one.variant)})" for path, one in pairs

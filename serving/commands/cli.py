@@ -79,14 +79,14 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _drop_output() -> None:
-    """What could not be written to standard output would be tried again, and fail, at the end."""
+    """Drop unwritten output, which would be tried again, and fail, at the end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: Sequence[str]) -> tuple[Result, bool]:
     _refuse_twice(arguments, "--set")
-    found: tuple[Result, bool] = tyro.extras.subcommand_cli_from_dict(
+    outcome: tuple[Result, bool] = tyro.extras.subcommand_cli_from_dict(
         {name: as_command(verb) for name, verb in COMMANDS.items()},
         prog="saccade",
         description="Checkpoints of attention-structured vision models to a served model.",
@@ -94,7 +94,7 @@ def _dispatch(arguments: Sequence[str]) -> tuple[Result, bool]:
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         registry=_ways_to_write(),
     )
-    return found
+    return outcome
 
 
 def _print(result: Result, *, as_json: bool) -> None:
@@ -152,7 +152,7 @@ def _values(info: tyro.constructors.PrimitiveTypeInfo) -> Way[Any] | None:
     return Way(
         nargs=1,
         metavar="N[,N...]" if kind in (float, int) else "VALUE[,VALUE...]",
-        instance_from_str=lambda found: tuple(map(_READS[kind], found[0].split(","))),
+        instance_from_str=lambda words: tuple(map(_READS[kind], words[0].split(","))),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [",".join(map(_shown, value))],
     )
@@ -164,7 +164,7 @@ def _names(info: tyro.constructors.PrimitiveTypeInfo) -> Way[Any] | None:
     return Way(
         nargs=1,
         metavar=f"{{{','.join(imported(known)())}}}",
-        instance_from_str=lambda found: found[0],
+        instance_from_str=lambda words: words[0],
         is_instance=lambda value: isinstance(value, str),
         str_from_instance=lambda value: [value],
     )
@@ -190,13 +190,13 @@ def _refuse_twice(arguments: Sequence[str], flag: str) -> None:
 
 def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:
     """Numbers such as -0.1,0.3 joined to their flag: alone they would look like a flag."""
-    found: list[str] = []
+    words: list[str] = []
     for word in arguments:
-        if found and found[-1] == flag and word.startswith("-") and word[1:2] in "0123456789.":
-            found[-1] = f"{flag}={word}"
+        if words and words[-1] == flag and word.startswith("-") and word[1:2] in "0123456789.":
+            words[-1] = f"{flag}={word}"
         else:
-            found.append(word)
-    return found
+            words.append(word)
+    return words
 
 
 def _shown(value: float | str) -> str:

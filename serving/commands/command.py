@@ -17,7 +17,7 @@ from saccade.errors import SaccadeError
 
 
 class Result(Protocol):
-    """What a verb returns. One that says no has an `exit_code` besides."""
+    """Result of a verb. One that says no has an `exit_code` besides."""
 
     def to_dict(self) -> Any:
         """Plain values for JSON."""
@@ -68,12 +68,12 @@ def as_command(verb: Verb) -> Callable[..., tuple[Result, bool]]:
 
     hints = get_type_hints(verb, include_extras=True)
     own = [
-        each.replace(annotation=_flat(hints[each.name]))
-        for each in inspect.signature(verb).parameters.values()
+        parameter.replace(annotation=_flat(hints[parameter.name]))
+        for parameter in inspect.signature(verb).parameters.values()
     ]
     json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
     command.__signature__ = inspect.Signature([*own, json])  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in (*own, json)}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, json)}
     command.__doc__ = verb.__doc__
     return command
 

@@ -18,7 +18,7 @@ SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Where the demonstration goes."""
+    """Options of the demonstration: where it goes."""
 
     out: Path = Path("build/demo")  # folder to write
     force: bool = False  # replace what stands there
@@ -59,8 +59,8 @@ def _serve_digits(folder: Path) -> list[str]:
     with Server(folder / "repository", free) as server, Client(server.url, "digits") as client:
         for budget in (1.0, 0.125):
             answers = client.classify(images, budget=budget, top=1)
-            found = ", ".join(answer.labels[0][0] for answer in answers)
-            lines.append(f"{answers[0].variant} answers {found}")
+            labels = ", ".join(answer.labels[0][0] for answer in answers)
+            lines.append(f"{answers[0].variant} answers {labels}")
     lines.append("the labels are " + ", ".join(path.stem.split("-")[0] for path in images))
     return lines
 

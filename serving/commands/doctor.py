@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed, what is missing for which use, and how to get it."""
+"""List what is installed, what is missing for which use, and how to get it."""
 
 import platform
 import shutil
@@ -57,12 +57,12 @@ class DoctorReport:
         return 1 if broken or asked else 0
 
     def uses(self) -> dict[str, bool]:
-        """Which uses this machine is fit for."""
-        found: dict[str, bool] = {}
+        """Uses that this machine is fit for."""
+        uses: dict[str, bool] = {}
         for row in self.rows:
             for use in row.needed_for.split(", "):
-                found[use] = found.get(use, True) and (row.good or row.optional)
-        return found
+                uses[use] = uses.get(use, True) and (row.good or row.optional)
+        return uses
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -70,7 +70,7 @@ class DoctorReport:
             "rows": [asdict(row) for row in self.rows],
             "uses": self.uses(),
             "url": self.url,
-            "readiness": [each.to_dict() for each in self.readiness],
+            "readiness": [readiness.to_dict() for readiness in self.readiness],
             "trouble": self.trouble,
             "exit_code": self.exit_code,
         }
@@ -91,10 +91,10 @@ class DoctorReport:
             f"{use}: {'ready' if fit else 'something is missing'}"
             for use, fit in self.uses().items()
         ]
-        for found in self.readiness:
-            answers = {found.model: found.router, **found.variants}
+        for readiness in self.readiness:
+            answers = {readiness.model: readiness.router, **readiness.variants}
             lines += [
-                f"{self.url} {name}: {'answers' if good else found.reasons[name]}"
+                f"{self.url} {name}: {'answers' if good else readiness.reasons[name]}"
                 for name, good in answers.items()
             ]
         if self.trouble:
@@ -133,17 +133,19 @@ def _system() -> list[Row]:
 
 def _packages() -> list[Row]:
     rows = [_package(name, use) for use, names in PACKAGES.items() for name in names]
-    needed = [each.packages for each in reversed(runtimes()) if each.packages]
+    needed = [runtime.packages for runtime in reversed(runtimes()) if runtime.packages]
     return [*rows, *map(_runtime, needed)]
 
 
 def _runtime(packages: Packages) -> Row:
-    """What a runtime needs: one distribution, and not two that write the same files."""
+    """Check of a runtime's packages: one distribution, and not two that write the same files."""
     names = packages.distributions
-    found = {name: version for name in names if (version := _version(name))}
-    good = len(found) == 1
-    advice = packages.conflict if len(found) > 1 else packages.advice
-    text = ", ".join(found.values() if len(names) == 1 else map(" ".join, found.items())) or "no"
+    versions = {name: version for name in names if (version := _version(name))}
+    good = len(versions) == 1
+    advice = packages.conflict if len(versions) > 1 else packages.advice
+    text = (
+        ", ".join(versions.values() if len(names) == 1 else map(" ".join, versions.items())) or "no"
+    )
     return Row(names[0], text, packages.needed_for, good, "" if good else advice, packages.optional)
 
 
@@ -156,18 +158,20 @@ def _package(name: str, use: str) -> Row:
 
 def _server() -> list[Row]:
     try:
-        found = find_installation()
-        check_installation(found)
+        installation = find_installation()
+        check_installation(installation)
     except SaccadeError as error:
         return [Row("tritonserver", "does not start", "serve", False, str(error))]
-    where = "of nvidia-pytriton (24.10 line)" if found.bundled else str(found.binary)
+    where = "of nvidia-pytriton (24.10 line)" if installation.bundled else str(installation.binary)
     return [Row("tritonserver", f"{where}, its libraries and libpython", "serve", True)]
 
 
 def _compiler() -> Row:
-    found = next((name for name in ("c++", "g++", "clang++", "cl") if shutil.which(name)), None)
-    advice = "" if found else "only costs speed; Debian, Ubuntu: apt-get install g++"
-    return Row("C++ compiler", found or "no", "native kernels", bool(found), advice, optional=True)
+    compiler = next((name for name in ("c++", "g++", "clang++", "cl") if shutil.which(name)), None)
+    advice = "" if compiler else "only costs speed; Debian, Ubuntu: apt-get install g++"
+    return Row(
+        "C++ compiler", compiler or "no", "native kernels", bool(compiler), advice, optional=True
+    )
 
 
 def _version(name: str) -> str | None:
@@ -180,8 +184,8 @@ def _version(name: str) -> str | None:
 def _ask(url: str) -> tuple[Readiness, ...]:
     from saccade.serving.client.client import Client, routers_at
 
-    found = []
+    readiness = []
     for model in routers_at(url):
         with Client(url, model) as client:
-            found.append(client.ready())
-    return tuple(found)
+            readiness.append(client.ready())
+    return tuple(readiness)

@@ -43,8 +43,8 @@ def _figure(rows: Sequence[MapRow], pixels: np.ndarray) -> Any:
     for part, row, count in zip(parts, rows, lines, strict=True):
         part.suptitle(row.title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
         axes = np.atleast_1d(part.subplots(count, columns, squeeze=False)).ravel()
-        for each in axes:
-            each.set_axis_off()
+        for axis in axes:
+            axis.set_axis_off()
         _draw_image(axes[0], pixels, "the image")
         for place, panel in zip(axes[1:], row.panels, strict=False):
             _draw(place, panel, pixels)

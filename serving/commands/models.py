@@ -28,9 +28,9 @@ def train(
     options: TrainOptions,
 ) -> Result:
     """Train a model and write its checkpoint."""
-    from saccade.models.training.train import train as verb
+    from saccade.models.training.train import train
 
-    checkpoint = verb(family, options)
+    checkpoint = train(family, options)
     data = {"checkpoint": str(options.out), "sha256": checkpoint.sha256, "card": checkpoint.card}
     scores = checkpoint.card["validation"]
     by = entry_of(family).validation
@@ -45,9 +45,9 @@ def convert(
     options: ConvertOptions,
 ) -> Result:
     """Read a checkpoint of a paper's authors and write it as one of saccade's."""
-    from saccade.models.official.convert import convert as verb
+    from saccade.models.official.convert import convert
 
-    return verb(source, checkpoint, options)
+    return convert(source, checkpoint, options)
 
 
 def evaluate(
@@ -57,9 +57,9 @@ def evaluate(
     options: EvaluateOptions,
 ) -> Result:
     """Score a checkpoint, or every variant of an exported folder, on data."""
-    from saccade.export.evaluation.evaluate import evaluate as verb
+    from saccade.export.evaluation.evaluate import evaluate
 
-    return verb(path, options)
+    return evaluate(path, options)
 
 
 def select(
@@ -69,12 +69,12 @@ def select(
     options: SelectOptions,
 ) -> Result:
     """Choose which slots of a SPARO checkpoint to keep, for `saccade export --slots`."""
-    from saccade.models.sparo.select import select as verb
+    from saccade.models.sparo.select import select
 
-    found = verb(checkpoint, options)
-    order = found.selection["order"]
+    selection = select(checkpoint, options)
+    order = selection.selection["order"]
     shown = ", ".join(str(slot) for slot in order[:8]) + (", ..." if len(order) > 8 else "")
-    data = {"out": str(options.out), **found.selection, "scores": list(found.scores)}
+    data = {"out": str(options.out), **selection.selection, "scores": list(selection.scores)}
     return Answer(data, f"{options.out}: {len(order)} slots, best first: {shown}")
 
 
@@ -87,14 +87,14 @@ def models(
     from saccade.models.catalogue import catalogue
 
     rows = catalogue(family)
-    return Answer([each.to_dict() for each in rows], models_table(rows))
+    return Answer([row.to_dict() for row in rows], models_table(rows))
 
 
-_NOTE = "Multiply-adds: of one sample by part, counted from the graph of the first budget."
+_NOTE = "Multiply-adds: of one sample by component, counted from the graph of the first budget."
 
 
 def models_table(rows: "Sequence[Row]") -> Any:
-    """A row a size: parameters, cost, what comes in and out by part, budgets; sources once."""
+    """A row a size: parameters, cost, what comes in and out by component, budgets; sources once."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -113,8 +113,8 @@ def models_table(rows: "Sequence[Row]") -> Any:
             row.name,
             f"{row.parameters:,}",
             _multiply_adds(row.multiply_adds),
-            _by_part(row.inputs),
-            _by_part(row.outputs),
+            _by_component(row.inputs),
+            _by_component(row.outputs),
             f"{', '.join(row.settings)} ({row.unit})",
             row.source if first else "",
         )
@@ -137,7 +137,7 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _by_part(tensors: Mapping[str, Sequence[str]]) -> str:
+def _by_component(tensors: Mapping[str, Sequence[str]]) -> str:
     return "\n".join(
         (f"{role}: " if role else "") + ", ".join(names) for role, names in tensors.items()
     )

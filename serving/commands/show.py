@@ -24,7 +24,7 @@ def looked_at(image: Path, options: ShowOptions) -> tuple[bytes, dict[str, Any]]
     with Client(options.url, options.model, options.timeout_s) as client:
         view = client.view()
         first = _shown(ShowRequest(client, view, image, pixels, options))
-    data = {"title": first.title, **first.facts}
+    data = {"title": first.title, **first.figures}
     if isinstance(first, Drawing):
         return first.png, data
     rows = [first]
@@ -34,7 +34,7 @@ def looked_at(image: Path, options: ShowOptions) -> tuple[bytes, dict[str, Any]]
             second = _shown(ShowRequest(other, other.view(), image, pixels, options))
         assert isinstance(second, MapRow), "models of one family are shown in one way"
         rows.append(second)
-        data["against"] = {"title": second.title, **second.facts}
+        data["against"] = {"title": second.title, **second.figures}
     return maps_png(rows, pixels), data
 
 
@@ -63,5 +63,5 @@ def _shown(request: ShowRequest) -> MapRow | Drawing:
             f"{request.view.model} is a model of family '{family}', of which nothing can be "
             "shown. Name another model."
         )
-    found: MapRow | Drawing = imported(picture)(request)
-    return found
+    shown: MapRow | Drawing = imported(picture)(request)
+    return shown

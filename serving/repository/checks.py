@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to hold before one router can stand before an artefact folder's variants."""
+"""Checks that hold before one router can stand before an artefact folder's variants."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.export.artefact.frontier import Entry, Frontier, with_ops
 from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
 from saccade.export.runtimes.runtime import DEFAULT, runtime_named
 from saccade.machine import this_machine
 from saccade.models.interface import TensorSpec
@@ -27,17 +27,17 @@ def check_alike(folder: ArtefactFolder, runtime: str = DEFAULT) -> None:
     """
     first, served = folder.variants[0], served_runtime(runtime)
     for variant in folder.variants:
-        if set(variant.parts) != set(first.parts):
+        if set(variant.components) != set(first.components):
             raise SaccadeError(
-                f"{folder}: {variant.name} has the parts {_roles(variant)}, {first.name} has "
+                f"{folder}: {variant.name} has the components {_roles(variant)}, {first.name} has "
                 f"{_roles(first)}. Export them together."
             )
-        for role, manifest in variant.parts.items():
+        for role, manifest in variant.components.items():
             _check_labels(manifest)
             served.check_manifest(manifest)
-            if differing := _difference(manifest, first.parts[role]):
+            if differing := _difference(manifest, first.components[role]):
                 raise SaccadeError(
-                    f"{folder}: {manifest.variant.name} and {first.parts[role].variant.name} "
+                    f"{folder}: {manifest.variant.name} and {first.components[role].variant.name} "
                     f"differ in {differing}, so that one router cannot stand before both. Export "
                     "them together."
                 )
@@ -49,21 +49,21 @@ def chosen(folder: ArtefactFolder, precisions: Sequence[str], runtime: str) -> A
 
     Raises: SaccadeError if the folder has none of one, or the runtime cannot run one.
     """
-    there = sorted({each.main.variant.precision for each in folder.variants})
+    there = sorted({variant.main.variant.precision for variant in folder.variants})
     if missing := sorted(set(precisions) - set(there)):
         raise SaccadeError(
             f"{folder}: has no variant in {missing[0]}, only in {', '.join(there)}. Name one of "
             f"these, or export it with: saccade export CHECKPOINT --precision {missing[0]}"
         )
-    wanted = [each for each in there if not precisions or each in precisions]
+    wanted = [precision for precision in there if not precisions or precision in precisions]
     runs = runtime_named(runtime)
-    if refused := [each for each in wanted if each not in runs.precisions]:
-        rest = [each for each in wanted if each in runs.precisions] or ["fp32"]
+    if refused := [precision for precision in wanted if precision not in runs.precisions]:
+        rest = [precision for precision in wanted if precision in runs.precisions] or ["fp32"]
         raise SaccadeError(
             f"{folder}: has variants in {refused[0]}, which {runs.title} {runs.refusal}. Leave "
             f"them out with --precisions {','.join(rest)}, or serve plans of them."
         )
-    kept = [each for each in folder.variants if each.main.variant.precision in wanted]
+    kept = [variant for variant in folder.variants if variant.main.variant.precision in wanted]
     return folder.only(kept) if len(kept) < len(folder.variants) else folder
 
 
@@ -75,9 +75,9 @@ def join(specs: Sequence[TensorSpec], where: str) -> TensorSpec:
     first = specs[0]
     axes = [list(spec.axes.split()) for spec in specs]
     if len({(spec.dtype, len(own)) for spec, own in zip(specs, axes, strict=True)}) > 1:
-        found = ", ".join(sorted({f"{spec.dtype} [{spec.axes}]" for spec in specs}))
+        kinds = ", ".join(sorted({f"{spec.dtype} [{spec.axes}]" for spec in specs}))
         raise SaccadeError(
-            f"{where}: {first.name} is {found}, so that one router cannot answer with it. "
+            f"{where}: {first.name} is {kinds}, so that one router cannot answer with it. "
             "Export them together."
         )
     joined = [
@@ -103,22 +103,22 @@ def measurements(
     known = {variant.name: variant for variant in folder.variants}
     for entry in frontier.entries:
         variant = known.get(entry.variant)
-        found = variant.sha256 if variant else "no such variant"
-        if found != entry.sha256:
+        digest = variant.sha256 if variant else "no such variant"
+        if digest != entry.sha256:
             raise SaccadeError(
                 f"{path}: measured {entry.variant} with SHA-256 {entry.sha256[:12]}..., but the "
-                f"folder has {found[:15]}. Measure again "
+                f"folder has {digest[:15]}. Measure again "
                 f"with `saccade bench {folder}`, or remove the file to route by budget only."
             )
     place = _place(path, frontier, device, runtime)
     entries = [
-        with_ops(each, known[each.variant])
-        for each in frontier.entries
-        if (each.device, each.runtime) == place
+        with_ops(entry, known[entry.variant])
+        for entry in frontier.entries
+        if (entry.device, entry.runtime) == place
     ]
-    there = {each.ops for each in entries}
-    counted = ops or next((each for each in OPS if each in there), None)
-    return {each.variant: each for each in entries if each.ops in (None, counted)}
+    there = {entry.ops for entry in entries}
+    counted = ops or next((kind for kind in OPS if kind in there), None)
+    return {entry.variant: entry for entry in entries if entry.ops in (None, counted)}
 
 
 def _place(
@@ -171,9 +171,9 @@ def _difference(one: Manifest, other: Manifest) -> str | None:
     for field in ("inputs", "preprocessing", "labels"):
         if getattr(one, field) != getattr(other, field):
             return field
-    same = [each.name for each in one.outputs] == [each.name for each in other.outputs]
+    same = [value.name for value in one.outputs] == [value.name for value in other.outputs]
     return None if same else "outputs"
 
 
-def _roles(variant: VariantParts) -> str:
-    return ", ".join(repr(role) for role in variant.parts)
+def _roles(variant: VariantFiles) -> str:
+    return ", ".join(repr(role) for role in variant.components)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of one part in a repository: its file or plans, configuration, labels, sample."""
+"""The folder of one component in a repository: its file or plans, configuration, labels, sample."""
 
 import shutil
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from saccade.serving.repository.stored_sample import Sample, write_sample
 
 
 @dataclass(frozen=True)
-class PartPlan:
-    """Everything that is decided about a part before its folder is written."""
+class ComponentPlan:
+    """Everything that is decided about a component before its folder is written."""
 
     manifest: Manifest
     run_batch: int
@@ -27,33 +27,33 @@ class PartPlan:
 
     @property
     def name(self) -> str:
-        """Of the part, its file and its folder."""
+        """Of the component, its file and its folder."""
         return self.manifest.variant.name
 
 
-def write_part(place: Path, part: PartPlan) -> None:
-    """Write the folder of a part of a variant.
+def write_component(place: Path, component: ComponentPlan) -> None:
+    """Write the folder of a component of a variant.
 
     Raises: SaccadeError if a file changes while it is copied.
     """
-    manifest = part.manifest
+    manifest = component.manifest
     (place / "1").mkdir(parents=True)
-    for name, each in part.served.files.items():
-        _store(each, place / name)
+    for name, file in component.served.files.items():
+        _store(file, place / name)
     # What it is, for whoever has the repository but not the artefact folder.
-    (place / (part.name + SUFFIX)).write_bytes(json_bytes(manifest.to_dict()))
+    (place / (component.name + SUFFIX)).write_bytes(json_bytes(manifest.to_dict()))
     served = Served(
-        fields=part.served.fields(part.run_batch),
-        options=part.options,
-        max_batch=part.served.max_batch,
-        sample=part.sample.shapes,
+        fields=component.served.fields(component.run_batch),
+        options=component.options,
+        max_batch=component.served.max_batch,
+        sample=component.sample.shapes,
     )
     config = variant_config(
-        manifest, run_batch=part.run_batch, served=served, labelled=bool(manifest.labels)
+        manifest, run_batch=component.run_batch, served=served, labelled=bool(manifest.labels)
     )
     (place / "config.pbtxt").write_text(config, "utf-8")
     write_labels(place, manifest.labels)
-    write_sample(place, part.sample)
+    write_sample(place, component.sample)
 
 
 def _store(file: StoredFile, target: Path) -> None:

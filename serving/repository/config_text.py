@@ -62,7 +62,9 @@ def plain_fields(message: Any) -> dict[str, Any]:
     """
     from google.protobuf import json_format
 
-    found: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    fields: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
     if message.parameters:
-        found["parameters"] = {key: each.string_value for key, each in message.parameters.items()}
-    return found
+        fields["parameters"] = {
+            key: parameter.string_value for key, parameter in message.parameters.items()
+        }
+    return fields

@@ -10,14 +10,14 @@ from saccade.errors import SaccadeError
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.export.artefact.frontier import Entry, Frontier
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
 from saccade.export.graph.trial import refuse_untried
 from saccade.files import json_bytes, new_folder, refuse_existing
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops
 from saccade.serving.client.zero_shot import class_vectors, read_labelling
 from saccade.serving.repository.checks import check_alike, chosen, measurements
-from saccade.serving.repository.components import PartPlan, write_part
+from saccade.serving.repository.components import ComponentPlan, write_component
 from saccade.serving.repository.description import DESCRIPTION, Deployment, description
 from saccade.serving.repository.image_caps import absurd_caps
 from saccade.serving.repository.model_config import MAX_BATCH
@@ -38,7 +38,7 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
         behind one router, or a server would not load what comes of them.
     """
     folder, out = ArtefactFolder.open(folder), options.out
-    texts = [each for each in (options.labels, options.templates) if each is not None]
+    texts = [path for path in (options.labels, options.templates) if path is not None]
     inputs = [folder.path, *map(Path, options.engines), *texts]
     refuse_existing(out, force=options.force, inputs=inputs)
     labelling = read_labelling(options.labels, options.templates)
@@ -60,14 +60,14 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
         classes=class_vectors(folder, labelling) if labelling else {},
         measured=measured,
         run_batch={
-            each.name: _run_batch(each, measured.get(each.name), options, served)
-            for each in variants
+            variant.name: _run_batch(variant, measured.get(variant.name), options, served)
+            for variant in variants
         },
         max_images=max_images,
     )
     kept = samples(folder)
-    parts = [
-        PartPlan(
+    components = [
+        ComponentPlan(
             manifest,
             run_batch=router.run_batch[variant.name],
             sample=kept[manifest.variant.name],
@@ -75,11 +75,11 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
             served=served[manifest.variant.name],
         )
         for variant in variants
-        for manifest in variant.parts.values()
+        for manifest in variant.components.values()
     ]
     try:
         with new_folder(out, force=options.force) as partial:
-            return _write(partial, parts, router, folder.frontier, ops)
+            return _write(partial, components, router, folder.frontier, ops)
     except OSError as error:
         raise SaccadeError(
             f"{out}: cannot be written ({error.strerror}). Make room, or choose another place "
@@ -89,23 +89,23 @@ def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> D
 
 def _write(
     partial: Path,
-    parts: Sequence[PartPlan],
+    components: Sequence[ComponentPlan],
     router: RouterPlan,
     frontier: Frontier | None,
     ops: Ops,
 ) -> Deployment:
-    for part in parts:
-        write_part(partial / part.name, part)
+    for component in components:
+        write_component(partial / component.name, component)
     write_router(partial / router.model, router)
     if frontier and router.measured:
         (partial / FRONTIER).write_bytes(json_bytes(frontier.to_dict()))
     deployment = Deployment(
-        folder=parts[0].options.out,
+        folder=components[0].options.out,
         model=router.model,
-        variants=tuple(part.name for part in parts),
+        variants=tuple(component.name for component in components),
         unmeasured=tuple(v.name for v in router.variants if v.name not in router.measured),
-        runtime=parts[0].options.runtime,
-        samples=tuple(part.name for part in parts if part.sample.answers),
+        runtime=components[0].options.runtime,
+        samples=tuple(component.name for component in components if component.sample.answers),
         ops=ops,
     )
     (partial / DESCRIPTION).write_bytes(
@@ -122,24 +122,24 @@ def _hold_to_rules(folder: Path) -> None:
 
 def _measurements(folder: ArtefactFolder, options: RepositoryOptions, ops: Ops) -> dict[str, Entry]:
     """The figures to route by; that there are some of custom ops run otherwise is said."""
-    found, every = (
+    entries, every = (
         measurements(folder, options.device, options.runtime, wanted) for wanted in (ops, None)
     )
-    otherwise = {each.ops for each in every.values() if each.ops} - {ops}
-    if ops and otherwise and ops not in {each.ops for each in found.values()}:
+    otherwise = {entry.ops for entry in every.values() if entry.ops} - {ops}
+    if ops and otherwise and ops not in {value.ops for value in entries.values()}:
         print(
             f"{folder.path / FRONTIER}: was measured with custom ops by {otherwise.pop()}, and the "
             f"repository runs them by {ops}: it routes these variants by budget only. Measure "
             f"them again with: saccade bench {folder}",
             file=sys.stderr,
         )
-    return found
+    return entries
 
 
 def _ops(served: Iterable[ServedFiles]) -> Ops:
-    """How custom ops will run: by bodies where one of them does."""
-    found = {each.ops for each in served} - {None}
-    return max(found, key=OPS.index, default=None)
+    """Execution of custom ops in the deployment: by bodies where one variant's run so."""
+    kinds = {files.ops for files in served} - {None}
+    return max(kinds, key=OPS.index, default=None)
 
 
 def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
@@ -157,14 +157,14 @@ def _caps(declared: Preprocessing, options: RepositoryOptions) -> Preprocessing:
 
 
 def _run_batch(
-    variant: VariantParts,
+    variant: VariantFiles,
     entry: Entry | None,
     options: RepositoryOptions,
     served: Mapping[str, ServedFiles],
 ) -> int:
-    own = [served[part.variant.name] for part in variant.parts.values()]
-    largest = min(each.max_batch for each in own)
-    usual = min(each.usual_batch for each in own)
+    own = [served[component.variant.name] for component in variant.components.values()]
+    largest = min(files.max_batch for files in own)
+    usual = min(files.usual_batch for files in own)
     measured = min(entry.best_batch, largest) if entry else usual
     chosen = measured if options.run_batch is None else options.run_batch
     if not 1 <= chosen <= min(largest, MAX_BATCH):

@@ -29,7 +29,8 @@ class Deployment:
 
     folder: Path
     model: str
-    variants: tuple[str, ...]  # models behind the router; of a model of two parts, two a variant
+    # Models behind the router; of a model of two components, two a variant.
+    variants: tuple[str, ...]
     unmeasured: tuple[str, ...]  # variants that min_score and max_latency_ms can never choose
     runtime: str = DEFAULT
     samples: tuple[str, ...] = ()  # variants that keep a sample with its answer
@@ -66,7 +67,7 @@ def read_repository(folder: Path) -> Deployment:
 
 
 def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
-    """What a repository says it is, and the hash of each of its files; none of them is opened.
+    """Description of a repository and the hash of each of its files; none of them is opened.
 
     Raises: SaccadeError for another folder and another version.
     """
@@ -81,9 +82,9 @@ def read_description(folder: Path) -> tuple[Deployment, dict[str, str]]:
         if (size := path.stat().st_size) > MAX_DESCRIPTION_BYTES:
             raise ValueError(f"has {size} bytes, expected at most {MAX_DESCRIPTION_BYTES}")
         content = json.loads(path.read_bytes())
-        found = content["schema"], content["version"]
-        if found != (SCHEMA, VERSION):
-            raise ValueError(f"is {found}, expected {(SCHEMA, VERSION)}")
+        version = content["schema"], content["version"]
+        if version != (SCHEMA, VERSION):
+            raise ValueError(f"is {version}, expected {(SCHEMA, VERSION)}")
         files = typed(dict[str, str], content["files"], "files: ")
         model = typed(str, content["model"], "model: ")
         variants, unmeasured, kept = (

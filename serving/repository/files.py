@@ -25,16 +25,16 @@ def entries(folder: Path) -> Iterator[Entry]:
     # A stack of our own: folders may be nested deeper than calls.
     waiting = [Path(folder)]
     while waiting:
-        with os.scandir(waiting.pop()) as found:
-            for each in sorted(found, key=lambda entry: entry.name):
-                path = Path(each.path)
+        with os.scandir(waiting.pop()) as listing:
+            for item in sorted(listing, key=lambda entry: entry.name):
+                path = Path(item.path)
                 name = path.relative_to(folder).as_posix()
-                if each.is_symlink():
+                if item.is_symlink():
                     yield Entry(name, path, "link")
-                elif each.is_dir(follow_symlinks=False):
+                elif item.is_dir(follow_symlinks=False):
                     waiting.append(path)
                 else:
-                    plain = each.is_file(follow_symlinks=False)
+                    plain = item.is_file(follow_symlinks=False)
                     yield Entry(name, path, "file" if plain else "other")
 
 
@@ -43,15 +43,15 @@ def regular_files(folder: Path) -> dict[str, Path]:
 
     Raises: SaccadeError for a link, for what is not a file, and for a folder that cannot be read.
     """
-    found = {}
+    files = {}
     try:
-        for each in entries(folder):
-            if each.kind != "file":
-                raise SaccadeError(f"{each.path}: {fault_of(each)}")
-            found[each.name] = each.path
+        for entry in entries(folder):
+            if entry.kind != "file":
+                raise SaccadeError(f"{entry.path}: {fault_of(entry)}")
+            files[entry.name] = entry.path
     except OSError as error:
         raise SaccadeError(f"{error.filename}: cannot be read ({error.strerror}).") from error
-    return found
+    return files
 
 
 def fault_of(entry: Entry) -> str:

@@ -20,8 +20,8 @@ LARGEST_INPUT_PX = 16_384  # a side of what the model itself takes
 def absurd_caps(declared: Preprocessing) -> Iterator[str]:
     """Each cap that is above its limit, with the limit."""
     for name, most in MOST.items():
-        if (found := getattr(declared, name)) > most:
-            yield f"{name} is {found}, expected at most {most}"
+        if (value := getattr(declared, name)) > most:
+            yield f"{name} is {value}, expected at most {most}"
     sides = {"height_px": declared.height_px, "width_px": declared.width_px}
     sides |= {f"resize_px[{at}]": side for at, side in enumerate(declared.resize_px)}
     for name, side in sides.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server there is on this machine, and whether it could run: found before it is started."""
+"""Server on this machine, and whether it could run: found before it is started."""
 
 import os
 import platform
@@ -35,11 +35,11 @@ class Installation:
 
     @property
     def has_onnxruntime(self) -> bool:
-        """Whether it brings a compiled backend that runs ONNX files."""
+        """True if it brings a compiled backend that runs ONNX files."""
         return (self.backends / "onnxruntime" / "libtriton_onnxruntime.so").exists()
 
     def environment(self) -> dict[str, str]:
-        """What the server is started with."""
+        """Environment that the server is started with."""
         # The first python3 on PATH decides which packages the Python models see.
         paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         libraries = [*map(str, self.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -63,20 +63,20 @@ def find_installation() -> Installation:
         root = Path(package.origin).parent / "tritonserver"
         if (root / "bin" / "tritonserver").exists():
             return _bundled(root)
-    found = shutil.which("tritonserver")
-    if not found:
+    program = shutil.which("tritonserver")
+    if not program:
         raise MissingPackage(
             "There is no tritonserver: neither the package nvidia-pytriton nor a program of that "
             "name on PATH. Install it with: pip install 'saccade[serve]'"
         )
-    root = Path(found).resolve().parents[1]
+    root = Path(program).resolve().parents[1]
     stub = root / "backends" / "python" / STUB
     if not stub.exists():
         raise SaccadeError(
-            f"{found}: this server has no Python backend (expected {stub}), which the router "
+            f"{program}: this server has no Python backend (expected {stub}), which the router "
             "needs. Install the bundled server with: pip install 'saccade[serve]'"
         )
-    return Installation(Path(found), root / "backends", stub, (root / "lib",), bundled=False)
+    return Installation(Path(program), root / "backends", stub, (root / "lib",), bundled=False)
 
 
 def check_system() -> None:
@@ -86,9 +86,9 @@ def check_system() -> None:
     """
     if sys.platform != "linux":
         raise SaccadeError(f"This system is {platform.system()}. {_ELSEWHERE}")
-    found = glibc_version()
-    if found is None or found < OLDEST_GLIBC:
-        version = "none" if found is None else ".".join(map(str, found))
+    glibc = glibc_version()
+    if glibc is None or glibc < OLDEST_GLIBC:
+        version = "none" if glibc is None else ".".join(map(str, glibc))
         raise SaccadeError(f"This system's glibc is {version}. {_ELSEWHERE}")
 
 

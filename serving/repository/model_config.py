@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server is told of each model: the protobuf message in text form, never pasted strings.
+"""Configuration of each model for the server: the protobuf message as text, never pasted strings.
 
 Only fields that server 2.51 knows: one that it does not know stops the load.
 """
@@ -34,7 +34,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class RouterTensors:
-    """What the router takes and answers, and what clients and probes are told of it.
+    """Tensors of the router, and what clients and probes are told of it.
 
     `parameters` are texts by name; `labelled` says whether `probabilities` have labels.
     """
@@ -48,7 +48,7 @@ class RouterTensors:
 
 @dataclass(frozen=True)
 class Served:
-    """How a part is run: by whom, from which files, and warmed up with what.
+    """Server's side of a component: its runtime, its files, and its warm-up.
 
     `fields` are what its runtime says in the ModelConfig message.
     Shapes: sample[input] [1 ...], one of each input; none: zeros.
@@ -63,7 +63,7 @@ class Served:
 def variant_config(
     manifest: Manifest, *, run_batch: int, served: Served, labelled: bool = True
 ) -> str:
-    """One part of a variant.
+    """One component of a variant.
 
     Units:  run_batch is the number of images that run fastest in one call, as measured.
     Raises: SaccadeError for a tensor whose first axis is not the batch.
@@ -89,7 +89,7 @@ def router_config(
     """The router: encoded images or tensors in, the chosen variant's outputs and name out.
 
     It has no warm-up: its calls to the variants would be answered "Server not ready". Where
-    there are several inputs all are optional: which of them come says which part is meant.
+    there are several inputs all are optional: which of them come says which component is meant.
     """
     config = messages().ModelConfig(name=name, backend="python")
     # The repository index is closed to clients: here they learn which variants there are.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks of a repository: where it goes, what runs it, how it queues."""
+"""Options of a repository: where it goes, what runs it, how it queues."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class RepositoryOptions(PathFields):
-    """Where the repository goes, what runs it, and which images its router refuses."""
+    """Options of a repository: where it goes, what runs it, which images its router refuses."""
 
     out: Path  # folder to write
     force: bool = False  # replace what stands there
@@ -69,5 +69,5 @@ class RepositoryOptions(PathFields):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the variants run on a GPU."""
+        """True if the variants run on a GPU."""
         return runtime_named(self.runtime).gpu_only or self.instances == "gpu"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a repository's models need of a server beyond what every repository needs."""
+"""Requirements of a repository's models on a server beyond those of every repository."""
 
 import shlex
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LIBRARIES = PurePosixPath("/opt/saccade/lib")  # inside that container
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """Read from the models' configs."""
 
     gpu: bool = False
@@ -31,24 +31,26 @@ class Needs:
 
     @property
     def arguments(self) -> list[str]:
-        """What the server has to be told besides."""
-        found = [word for name in self.runtimes for word in served_runtime(name).server_arguments]
+        """Arguments of the server for these models."""
+        arguments = [
+            word for name in self.runtimes for word in served_runtime(name).server_arguments
+        ]
         if self.rate_limit:
             # Without it the server ignores the groups that models sharing a GPU name.
-            found.append("--rate-limit=execution_count")
-        return found
+            arguments.append("--rate-limit=execution_count")
+        return arguments
 
 
-def needs_of(repository: Path) -> Needs:
+def requirements_of(repository: Path) -> Requirements:
     """The needs of all models of a repository together.
 
     Raises: SaccadeError for a configuration that is none.
     """
     configs = [_config(path) for path in sorted(repository.glob("*/config.pbtxt"))]
     groups = [group for config in configs for group in config.instance_group]
-    needy = tuple(name for name in _demanding() if any(_runs(name, each) for each in configs))
+    needy = tuple(name for name in _demanding() if any(_runs(name, config) for config in configs))
     libraries = {name for config in configs for name in config.model_operations.op_library_filename}
-    return Needs(
+    return Requirements(
         gpu=any(runtime_named(name).gpu_only for name in needy)
         or any(group.kind == group.KIND_GPU for group in groups),
         runtimes=needy,
@@ -67,7 +69,7 @@ def _demanding() -> list[str]:
 
 
 def _runs(name: str, config: Any) -> bool:
-    """Whether a model with this configuration is run by that runtime."""
+    """True if a model with this configuration is run by that runtime."""
     served = served_runtime(name)
     named_platform = bool(served.platform) and config.platform == served.platform
     return named_platform or bool(config.backend == served.backend)
@@ -75,18 +77,18 @@ def _runs(name: str, config: Any) -> bool:
 
 def strings_in(config: Any) -> list[str]:
     """The outputs of a model that are strings."""
-    return [each.name for each in config.output if each.data_type == data_type("string")]
+    return [tensor.name for tensor in config.output if tensor.data_type == data_type("string")]
 
 
-def refuse_unrunnable(repository: Path, needs: Needs, server: Installation) -> None:
-    """Whether a server of this machine can run the models, asked before it is started.
+def refuse_unrunnable(repository: Path, requirements: Requirements, server: Installation) -> None:
+    """Refuse models that a server of this machine cannot run, before it is started.
 
     Raises: SaccadeError for plans or GPU instances, where the server or the machine has none.
     """
-    if not needs.gpu or (not server.bundled and gpus()):
+    if not requirements.gpu or (not server.bundled and gpus()):
         return
-    on_gpu = [served_runtime(name).models_title for name in needs.runtimes]
-    found = on_gpu[0] if on_gpu else "models whose instances are KIND_GPU"
+    on_gpu = [served_runtime(name).models_title for name in requirements.runtimes]
+    reason = on_gpu[0] if on_gpu else "models whose instances are KIND_GPU"
     lacks = (
         "the bundled server runs ONNX files on KIND_CPU only"
         if server.bundled
@@ -94,7 +96,7 @@ def refuse_unrunnable(repository: Path, needs: Needs, server: Installation) -> N
     )
     folder = shlex.quote(str(repository))
     raise SaccadeError(
-        f"{repository}: has {found}, but {lacks}. Check it with `saccade preflight {folder} "
+        f"{repository}: has {reason}, but {lacks}. Check it with `saccade preflight {folder} "
         f"--server-version {RELEASE}` and take the container's command from `saccade serve "
         f"{folder} --print-command --container`; or write the repository again with --runtime "
         f"{DEFAULT} --instances cpu."

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.export.artefact.frontier import Entry
-from saccade.export.artefact.variant_files import VariantParts, encoded, filled
+from saccade.export.artefact.variant_files import VariantFiles, encoded, filled
 from saccade.files import json_bytes
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
@@ -29,7 +29,7 @@ from saccade.serving.repository.model_config import (
 # Files of the layer below that run in the server too: they import numpy and Pillow only.
 SHARED = ("image_decoding.py",)
 ROUTES_SCHEMA, ROUTES_VERSION = "saccade.routes", 3
-MAX_ROUTES_BYTES = 64 << 20  # with a vocabulary in the facts of every variant
+MAX_ROUTES_BYTES = 64 << 20  # with a vocabulary in the runtime metadata of every variant
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RouterPlan:
     """
 
     model: str
-    variants: tuple[VariantParts, ...]
+    variants: tuple[VariantFiles, ...]
     preprocessing: Preprocessing | None
     labels: tuple[str, ...]
     classes: dict[str, np.ndarray]
@@ -70,7 +70,7 @@ def write_router(place: Path, plan: RouterPlan) -> None:
 
 
 def routes_content(plan: RouterPlan) -> dict[str, Any]:
-    """What the router knows of its variants, as plain values for JSON."""
+    """Routes of the router to its variants, as plain values for JSON."""
     return {
         "schema": ROUTES_SCHEMA,
         "version": ROUTES_VERSION,
@@ -87,7 +87,11 @@ def router_text(plan: RouterPlan) -> str:
 
     Raises: SaccadeError if one router cannot answer for all variants.
     """
-    models = [part.variant.name for each in plan.variants for part in each.parts.values()]
+    models = [
+        component.variant.name
+        for variant in plan.variants
+        for component in variant.components.values()
+    ]
     return router_config(plan.model, _tensors(plan), variants=models, max_images=plan.max_images)
 
 
@@ -107,17 +111,17 @@ def router_code(family: str) -> dict[str, bytes]:
     Raises: SaccadeError if there is no such family.
     """
     folder = resources.files("saccade.model_repository") / "router"
-    found = {each.name: each.read_bytes() for each in folder.iterdir() if each.name[-3:] == ".py"}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name[-3:] == ".py"}
     for name in SHARED:
-        found[name] = (resources.files("saccade.models") / name).read_bytes()
+        files[name] = (resources.files("saccade.models") / name).read_bytes()
     own = resources.files(FAMILIES[family]) if (entry := entry_of(family)).router else None
     for name, source in entry.router.items():
-        assert own is not None and name not in found, f"{name} is a file of the router's own"
-        found[name] = (own / source).read_bytes()
-    return found
+        assert own is not None and name not in files, f"{name} is a file of the router's own"
+        files[name] = (own / source).read_bytes()
+    return files
 
 
-def route_fields(plan: RouterPlan, variant: VariantParts) -> dict[str, Any]:
+def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
     """One variant as the router's choice sees it."""
     entry = plan.measured.get(variant.name)
     return {
@@ -128,8 +132,8 @@ def route_fields(plan: RouterPlan, variant: VariantParts) -> dict[str, Any]:
         "precision": variant.main.variant.precision,
         "multiply_adds": variant.multiply_adds,
         "run_batch": plan.run_batch[variant.name],
-        "parts": {role: part.variant.name for role, part in variant.parts.items()},
-        "facts": variant.facts,
+        "parts": {role: component.variant.name for role, component in variant.components.items()},
+        "facts": variant.runtime_metadata,
         "classes": f"{variant.name}.npy" if variant.name in plan.classes else None,
         "score_name": entry.score.name if entry else None,
         "score_unit": entry.score.unit if entry else None,
@@ -143,28 +147,30 @@ def route_fields(plan: RouterPlan, variant: VariantParts) -> dict[str, Any]:
 def _parts(plan: RouterPlan) -> dict[str, Any]:
     return {
         role: {
-            "inputs": [asdict(spec) for spec in part.inputs],
-            "outputs": [asdict(spec) for spec in part.outputs],
-            "optional": list(filled(part)),
-            "encoded": list(encoded(part)),
+            "inputs": [asdict(spec) for spec in component.inputs],
+            "outputs": [asdict(spec) for spec in component.outputs],
+            "optional": list(filled(component)),
+            "encoded": list(encoded(component)),
         }
-        for role, part in plan.variants[0].parts.items()
+        for role, component in plan.variants[0].components.items()
     }
 
 
 def _tensors(plan: RouterPlan) -> RouterTensors:
     entry = entry_of(plan.family)
     outer = [
-        part
+        component
         for variant in plan.variants
-        for role, part in variant.parts.items()
+        for role, component in variant.components.items()
         if role not in entry.inner
     ]
-    inputs = _joined([spec for part in outer for spec in part.inputs], plan.model)
+    inputs = _joined([spec for component in outer for spec in component.inputs], plan.model)
     if entry.router_outputs is None:
-        outputs = _joined([spec for part in outer for spec in part.outputs], plan.model)
+        outputs = _joined([spec for component in outer for spec in component.outputs], plan.model)
     else:
-        answered = {role: part.outputs for role, part in plan.variants[0].parts.items()}
+        answered = {
+            role: component.outputs for role, component in plan.variants[0].components.items()
+        }
         outputs = imported(entry.router_outputs)(plan.model, answered)
     if plan.classes:
         axes = f"b {len(plan.labels)}"
@@ -186,16 +192,16 @@ def _joined(specs: Sequence[TensorSpec], model: str) -> tuple[TensorSpec, ...]:
     by_name: dict[str, list[TensorSpec]] = {}
     for spec in specs:
         by_name.setdefault(spec.name, []).append(spec)
-    return tuple(join(found, model) for found in by_name.values())
+    return tuple(join(same_name, model) for same_name in by_name.values())
 
 
 def _description(plan: RouterPlan) -> dict[str, Any]:
-    """What clients and probes learn: facts that all variants share, and each one's own."""
-    every = [variant.facts for variant in plan.variants]
+    """Description for clients and probes: metadata that all variants share, and each one's own."""
+    every = [variant.runtime_metadata for variant in plan.variants]
     shared = {
         key: value
         for key, value in every[0].items()
-        if all(key in facts and facts[key] == value for facts in every)
+        if all(key in metadata and metadata[key] == value for metadata in every)
     }
     first = plan.variants[0].main
     return {
@@ -205,14 +211,14 @@ def _description(plan: RouterPlan) -> dict[str, Any]:
             variant.name: {
                 "sha256": variant.sha256,
                 "setting": variant.main.variant.setting,
-                "facts": {k: v for k, v in variant.facts.items() if k not in shared},
+                "facts": {k: v for k, v in variant.runtime_metadata.items() if k not in shared},
             }
             for variant in plan.variants
         },
         "parts": _parts(plan),
         "labels": bool(plan.labels),
         "probe": {
-            "inputs": [each.name for each in first.inputs if each.name not in filled(first)],
+            "inputs": [spec.name for spec in first.inputs if spec.name not in filled(first)],
             "parameters": {PROBE: "lanes"},
         },
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of each part that a repository keeps, with the answer it has to give.
+"""A sample of each component that a repository keeps, with the answer it has to give.
 
 The server warms up with the sample; `saccade preflight` asks it and compares the answer. Both are
 of the file that was exported, by ONNX Runtime with the function bodies, whatever runs it later.
@@ -21,17 +21,17 @@ from saccade.export.runtimes.onnxruntime import ONNXRUNTIME
 from saccade.export.runtimes.runners import Runner
 from saccade.files import read_regular
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import Arrays, TensorSpec, part_named
+from saccade.models.interface import Arrays, TensorSpec, component_named
 
 FOLDER = "warmup"  # the server looks for warm-up data in a folder of this name
 FILE = "sample.safetensors"
-MAX_BYTES = 4 << 20  # of the answers of a part; the largest are left out first
+MAX_BYTES = 4 << 20  # of the answers of a component; the largest are left out first
 _INPUT, _OUTPUT = "input/", "output/"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One input of a part and what it answers.
+    """One input of a component and what it answers.
 
     Shapes: inputs [1 ...]; answers [1 ...], empty where nothing here could compute them.
     """
@@ -43,11 +43,11 @@ class Sample:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the inputs of a real sample; zeros need no files."""
-        return {name: each.shape for name, each in self.inputs.items()} if self.real else {}
+        return {name: array.shape for name, array in self.inputs.items()} if self.real else {}
 
 
 def samples(folder: ArtefactFolder) -> dict[str, Sample]:
-    """The sample of every part, by the part's name: the first that the checkpoint keeps.
+    """The sample of every component, by the component's name: the first that the checkpoint keeps.
 
     Zeros where the checkpoint is not in the folder, or torch is not here to read it.
 
@@ -57,13 +57,13 @@ def samples(folder: ArtefactFolder) -> dict[str, Sample]:
         checkpoint = folder.checkpoint and folder.parent
     except MissingPackage:
         checkpoint = None
-    drawn, found = _Drawn(checkpoint) if checkpoint else None, dict[str, Sample]()
+    drawn, samples = _Drawn(checkpoint) if checkpoint else None, dict[str, Sample]()
     for manifest in folder.manifests:
         real = drawn.inputs(manifest) if drawn else None
         inputs = real or {spec.name: _zeros(spec) for spec in manifest.inputs}
         answers = _answers(partial(ONNXRUNTIME.load, folder, manifest, "bodies"), manifest, inputs)
-        found[manifest.variant.name] = Sample(inputs, answers, real is not None)
-    return found
+        samples[manifest.variant.name] = Sample(inputs, answers, real is not None)
+    return samples
 
 
 def write_sample(place: Path, sample: Sample) -> None:
@@ -74,13 +74,13 @@ def write_sample(place: Path, sample: Sample) -> None:
     if sample.real or sample.answers:
         target.mkdir()
     if sample.real:
-        for name, each in sample.inputs.items():
-            (target / name).write_bytes(each.tobytes())
+        for name, array in sample.inputs.items():
+            (target / name).write_bytes(array.tobytes())
     if not sample.answers:
         return
-    arrays = {_INPUT + name: each for name, each in sample.inputs.items()}
-    arrays |= {_OUTPUT + name: each for name, each in sample.answers.items()}
-    kept = {name: np.ascontiguousarray(each) for name, each in arrays.items()}
+    arrays = {_INPUT + name: array for name, array in sample.inputs.items()}
+    arrays |= {_OUTPUT + name: array for name, array in sample.answers.items()}
+    kept = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     # One metadata key only: safetensors writes several in the order of a random hash.
     kind = "real" if sample.real else "zeros"
     (target / FILE).write_bytes(save(kept, metadata={"saccade": kind}))
@@ -99,13 +99,15 @@ def read_sample(path: Path) -> Sample:
         raise SaccadeError(f"{path}: is not a stored sample ({error}).") from error
     parts = {
         prefix: {
-            name.removeprefix(prefix): each
-            for name, each in arrays.items()
+            name.removeprefix(prefix): array
+            for name, array in arrays.items()
             if name.startswith(prefix)
         }
         for prefix in (_INPUT, _OUTPUT)
     }
-    if not all(parts.values()) or any(not each.ndim or len(each) != 1 for each in arrays.values()):
+    if not all(parts.values()) or any(
+        not array.ndim or len(array) != 1 for array in arrays.values()
+    ):
         raise SaccadeError(f"{path}: does not hold exactly one sample with its answer.")
     return Sample(parts[_INPUT], parts[_OUTPUT], real=True)
 
@@ -118,11 +120,11 @@ class _Drawn:
         self._model: Any = None
 
     def inputs(self, manifest: Manifest) -> dict[str, np.ndarray] | None:
-        """What a part is asked, or none.
+        """Inputs of a component's sample, or none.
 
         Shapes: each [1 ...].
         """
-        first = {name: each[:1] for name, each in self._checkpoint.calibration.items()}
+        first = {name: array[:1] for name, array in self._checkpoint.calibration.items()}
         for source in (lambda: first, lambda: self._made(manifest, first)):
             given = source()
             if all(_fits(given.get(spec.name), spec) for spec in manifest.inputs):
@@ -132,17 +134,17 @@ class _Drawn:
         return None
 
     def _made(self, manifest: Manifest, first: Arrays) -> Mapping[str, np.ndarray]:
-        """What the model itself makes of a sample, such as the slots that a decoder paints."""
+        """Inputs that the model itself makes of a sample, such as the slots a decoder paints."""
         if self._model is None:
             self._model = self._checkpoint.build()
-        part = part_named(self._model, manifest.variant.role)
-        return part.real(first) if part.real else {}
+        component = component_named(self._model, manifest.variant.role)
+        return component.real(first) if component.real else {}
 
 
-def _fits(found: np.ndarray | None, spec: TensorSpec) -> bool:
-    if found is None or found.dtype != spec.dtype or found.ndim != len(spec.shape):
+def _fits(array: np.ndarray | None, spec: TensorSpec) -> bool:
+    if array is None or array.dtype != spec.dtype or array.ndim != len(spec.shape):
         return False
-    pairs = zip(spec.shape, found.shape, strict=True)
+    pairs = zip(spec.shape, array.shape, strict=True)
     return all(isinstance(axis, str) or axis == size for axis, size in pairs)
 
 
@@ -154,7 +156,7 @@ def _answers(
     load: Callable[[], Runner], manifest: Manifest, inputs: Arrays
 ) -> dict[str, np.ndarray]:
     try:
-        found = load()(inputs)
+        answers = load()(inputs)
     except MissingPackage:
         return {}
     except SaccadeError:
@@ -162,12 +164,12 @@ def _answers(
             return {}
         raise
     finite = {
-        name: each
-        for name, each in found.items()
-        if each.dtype.kind != "f" or bool(np.isfinite(each).all())
+        name: array
+        for name, array in answers.items()
+        if array.dtype.kind != "f" or bool(np.isfinite(array).all())
     }
     kept: dict[str, np.ndarray] = {}
     for name in sorted(finite, key=lambda name: (finite[name].nbytes, name)):
-        if sum(each.nbytes for each in kept.values()) + finite[name].nbytes <= MAX_BYTES:
+        if sum(array.nbytes for array in kept.values()) + finite[name].nbytes <= MAX_BYTES:
             kept[name] = finite[name]
-    return {name: kept[name] for name in found if name in kept}
+    return {name: kept[name] for name in answers if name in kept}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How and where the server listens, and whether those places are free."""
+"""Addresses that the server listens at, and whether those places are free."""
 
 import errno
 import socket
@@ -14,7 +14,7 @@ PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where the server listens and what happens when it fails. Port 0 takes a free one."""
+    """Options of serve: where it listens, and what follows a failure. Port 0 takes a free one."""
 
     host: str = "127.0.0.1"  # address to listen on; anything but loopback needs your consent
     grpc_port: int = 8001  # inference over gRPC

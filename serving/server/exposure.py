@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What whoever reaches the server can do to it: said at its start, since it cannot be closed."""
+"""Exposure of the server to whoever reaches it: said at its start, since it cannot be closed."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from saccade.errors import SaccadeError
 from saccade.serving.client.connection import is_loopback
-from saccade.serving.repository.requirements import MENDED_LINE, Needs
+from saccade.serving.repository.requirements import MENDED_LINE, Requirements
 from saccade.serving.server.addresses import ServeOptions
 
 _HTTP = (
@@ -21,30 +21,32 @@ _MESSAGES = (
 )
 
 
-def check_repository(repository: Path, needs: Needs, options: ServeOptions) -> None:
+def check_repository(repository: Path, requirements: Requirements, options: ServeOptions) -> None:
     """A repository in which one request ends the server is not shown to others.
 
     Raises: SaccadeError for one that has outputs of strings, and a host beyond loopback.
     """
-    if needs.strings and not is_loopback(options.host):
+    if requirements.strings and not is_loopback(options.host):
         raise SaccadeError(
-            f"--host {options.host}: {strings_of(repository, needs)} Or leave --host out."
+            f"--host {options.host}: {strings_of(repository, requirements)} Or leave --host out."
         )
 
 
-def strings_of(repository: Path, needs: Needs) -> str:
+def strings_of(repository: Path, requirements: Requirements) -> str:
     """Why outputs of strings are a danger, and what to do."""
     return (
-        f"{repository} was written by an older release: {', '.join(needs.strings)} are strings, "
-        "and one request that asks for their classes ends a server older than "
+        f"{repository} was written by an older release: {', '.join(requirements.strings)} are "
+        "strings, and one request that asks for their classes ends a server older than "
         f"{MENDED_LINE}. Run `saccade repository` again."
     )
 
 
-def notices(repository: Path, needs: Needs, options: ServeOptions) -> Iterator[tuple[int, str]]:
-    """What stays open, each with the log's level."""
-    if needs.strings:
-        yield logging.WARNING, strings_of(repository, needs)
+def notices(
+    repository: Path, requirements: Requirements, options: ServeOptions
+) -> Iterator[tuple[int, str]]:
+    """Notices of what stays open, each with the log's level."""
+    if requirements.strings:
+        yield logging.WARNING, strings_of(repository, requirements)
     if options.http:
         yield logging.WARNING, _HTTP
     yield logging.INFO, _MESSAGES

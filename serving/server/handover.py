@@ -43,7 +43,7 @@ class Replacement:
             self.fail(f"The new server could not be started: {error}")
 
     def loaded(self, start_timeout_s: float) -> bool:
-        """Whether it has loaded everything; fails it where it has ended or takes too long."""
+        """True once it has loaded everything; fails it where it has ended or takes too long."""
         if self.process is None:
             return False
         if ended := self.process.exit_text():
@@ -75,7 +75,7 @@ class Drain:
         self._end_s = time.monotonic() + 1.1 * server_process.CONNECTION_AGE_S + options.grace_s
 
     def ended(self) -> bool:
-        """Whether it is gone; ends it once nobody is connected, or its time has run out."""
+        """True once it is gone; ends it when nobody is connected, or its time has run out."""
         is_over = time.monotonic() > self._end_s
         callers = 0 if self.process.exit_text() else self.process.callers()
         if callers and not is_over:
@@ -102,9 +102,9 @@ def receive_callers(process: ServerProcess) -> None:
 
 def foreign_listeners(process: ServerProcess) -> list[int]:
     """Ports of a server on which somebody else listens, too: the system lets the same user."""
-    found = []
+    pids = []
     for port in process.ports():
         every = listeners.listening(port)
         if len(listeners.own(every, process.pid)) < len(every):
-            found.append(port)
-    return found
+            pids.append(port)
+    return pids

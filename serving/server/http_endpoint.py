@@ -53,7 +53,7 @@ class HttpEndpoint:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port that it listens at."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -147,7 +147,9 @@ class _Endpoint(ThreadingHTTPServer):
         """End what has been connected for too long; called several times a second."""
         latest = time.monotonic() - MAX_SECONDS
         with self._changing:
-            for request in [each for each, since in self._opened.items() if since < latest]:
+            for request in [
+                connection for connection, since in self._opened.items() if since < latest
+            ]:
                 self._end(request)
 
     def shutdown_request(self, request: Any) -> None:

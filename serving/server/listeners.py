@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process listens on a port that several share, and which of them new connections go to.
+"""Processes that listen on a shared port, and which of them new connections go to.
 
 With SO_REUSEPORT the kernel spreads new connections over all sockets that listen on the port. A
 program of one instruction, attached to that group of sockets, names one of them instead: so a
@@ -38,11 +38,11 @@ def listening(port: int) -> list[Socket]:
 def own(sockets: Iterable[Socket], pid: int) -> list[Socket]:
     """Those that a process of this user has open."""
     inodes = _inodes_of(pid)
-    return [each for each in sockets if each.inode in inodes]
+    return [one_socket for one_socket in sockets if one_socket.inode in inodes]
 
 
 def connections(port: int, pid: int) -> int:
-    """How many callers are connected to a process at a port."""
+    """Number of callers that are connected to a process at a port."""
     return len(own(_sockets(port, _ESTABLISHED), pid))
 
 
@@ -68,7 +68,7 @@ def send_callers_to(sockets: list[Socket], index: int) -> None:
 
 
 def _sockets(port: int, state: str) -> list[Socket]:
-    found = []
+    sockets = []
     for table, family in _TABLES.items():
         with suppress(OSError), Path(table).open(encoding="ascii") as lines:
             next(lines)
@@ -76,8 +76,8 @@ def _sockets(port: int, state: str) -> list[Socket]:
                 words = line.split()
                 host, _, number = words[1].partition(":")
                 if words[3] == state and int(number, 16) == port:
-                    found.append(Socket(family, _host(host, family), port, words[9]))
-    return found
+                    sockets.append(Socket(family, _host(host, family), port, words[9]))
+    return sockets
 
 
 def _host(text: str, family: socket.AddressFamily) -> str:
@@ -87,11 +87,11 @@ def _host(text: str, family: socket.AddressFamily) -> str:
 
 
 def _inodes_of(pid: int) -> set[str]:
-    found = set()
+    inodes = set()
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 target = str(entry.readlink())
                 if target.startswith("socket:["):
-                    found.add(target[8:-1])
-    return found
+                    inodes.add(target[8:-1])
+    return inodes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a running server is alive: what is late but goes on is busy, and not dead."""
+"""Liveness of a running server: what is late but goes on is busy, and not dead."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from saccade.serving.server.process import ServerProcess
 LOGGER = logging.getLogger("saccade.serve")
 
 MISSES = 3  # times that a model is found late, and without progress, before it counts as dead
-# A model that uses the processor but ends no inference for longer than the longest legal run.
+# A model that uses the CPU but ends no inference for longer than the longest legal run.
 LONGEST_RUN_S = 600.0
 # A server that lives and takes no connection, as without a descriptor left, has callers that hold
 # them all: they may go. None of its own callers gets on either, since connections are renewed.
@@ -25,7 +25,7 @@ _TICKS_A_SECOND = 100
 class Liveness:
     """Judges the probes of one life of a server.
 
-    Progress of a model is any of: an answer, to whomever; processor time that its process uses.
+    Progress of a model is any of: an answer, to whomever; CPU time that its process uses.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Liveness:
         self._models = (board.model, *board.variants)
         self._misses = dict.fromkeys(self._models, 0)
         self._judged_s: dict[str, float] = {}  # when a late model was last judged
-        self._ticks: dict[str, tuple[float, int]] = {}  # processor time, and when it was read
+        self._ticks: dict[str, tuple[float, int]] = {}  # CPU time, and when it was read
         # Spread over the interval, so that probes never come as a burst beside real requests.
         self._step_s = interval_s / len(self._models)
         self._router_step_s = interval_s / 5
@@ -56,7 +56,7 @@ class Liveness:
             self._misses |= dict.fromkeys((*loading, self._board.model), 0)
 
     def silent(self) -> tuple[str, ...]:
-        """Whose process is to blame for what `look` found: the variants before the router."""
+        """Models to blame for what `look` found: the variants before the router."""
         # The router may be late because a variant is, and which was asked first is chance.
         variants = [name for name in self._board.variants if self._misses[name] >= MISSES - 1]
         return tuple(variants or [name for name in self._models if self._misses[name] >= MISSES])
@@ -110,7 +110,7 @@ class Liveness:
 
     def _late(self) -> dict[str, str]:
         """Why those whose probe is late count as silent, or `""` where they only are busy."""
-        found = {}
+        late = {}
         for model, out_s in self._prober.late().items():
             now = time.monotonic()
             if model in self._loading:
@@ -119,9 +119,9 @@ class Liveness:
                 continue
             self._judged_s[model] = now
             busy = self._goes_on(model, out_s)
-            found[model] = "" if busy else self._prober.late_probe(model).reason
+            late[model] = "" if busy else self._prober.late_probe(model).reason
             self._board.mark_busy(model, f"late by {out_s:.1f} s, but it goes on" if busy else "")
-        return found
+        return late
 
     def _goes_on(self, model: str, out_s: float) -> bool:
         states, ticks = self._used(model)
@@ -139,7 +139,7 @@ class Liveness:
         return self._computes(model, ticks) or (self.hangs and self._server_computes())
 
     def _computes(self, name: str, ticks: int) -> bool:
-        """Whether processor time went on since it was last looked at."""
+        """True if CPU time went on since it was last looked at."""
         now = time.monotonic()
         since, before = self._ticks.get(name, (now, ticks))
         self._ticks[name] = now, ticks
@@ -156,7 +156,7 @@ class Liveness:
         return self._server_busy
 
     def _used(self, model: str) -> tuple[str, int]:
-        """States and processor time, in ticks, of the processes in which a model runs."""
+        """States and CPU time, in ticks, of the processes in which a model runs."""
         states, ticks = "", 0
         for stub in self._process.stubs_of(model):
             state, used = process_time(stub.pid)
@@ -165,10 +165,10 @@ class Liveness:
 
     def _read_lanes(self, probe: Probe) -> str | None:
         """Note what waits; returns which lane has stood still for longer than any legal step."""
-        told: dict[str, list[dict[str, Any]]] = {}
+        by_variant: dict[str, list[dict[str, Any]]] = {}
         for lane in probe.lanes:
-            told.setdefault(str(lane["variant"]), []).append(lane)
-        for variant, lanes in told.items():
+            by_variant.setdefault(str(lane["variant"]), []).append(lane)
+        for variant, lanes in by_variant.items():
             for lane in lanes:
                 if lane["step_s"] > lane["longest_step_s"]:
                     return (

@@ -83,7 +83,7 @@ class ServerLog:
         return "\n".join(f"  | {text}" for text in chosen) or "  | (it wrote nothing)"
 
     def says(self, text: str) -> bool:
-        """Whether a kept line holds `text`."""
+        """True if a kept line holds `text`."""
         return any(text in line for _, line in list(self._last))
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class MetricsRelay(HttpEndpoint):
 
 
 def metrics(port: int, timeout_s: float = _TIMEOUT_S) -> tuple[int, bytes]:
-    """What a server says at its own port; 503 where it says nothing."""
+    """Metrics at a server's own port; 503 where it says nothing."""
     connection = http.client.HTTPConnection(address(OWN_HOST, port), timeout=timeout_s)
     try:
         connection.request("GET", "/metrics")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a server takes new callers; those it has it may answer all the same."""
+"""Check that a server takes new callers; those it has it may answer all the same."""
 
 import socket
 import threading
@@ -29,7 +29,7 @@ def refusal(host: str, port: int, timeout_s: float) -> str:
 
 
 class NewCaller:
-    """What someone who connects now would meet, looked at once a second at most."""
+    """Result that a new caller would meet, looked at once a second at most."""
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._place = (host, port, timeout_s)
@@ -38,7 +38,7 @@ class NewCaller:
         self._reason = ""
 
     def sees(self, known: Readiness) -> Readiness:
-        """What is known of the models, and not ready where nobody new gets through to them."""
+        """Readiness of the models, and not ready where nobody new gets through to them."""
         if not known:
             return known
         with self._lock:

@@ -29,9 +29,9 @@ from saccade.serving.repository.installation import (
 from saccade.serving.repository.requirements import (
     LIBRARIES,
     RELEASE,
-    Needs,
-    needs_of,
+    Requirements,
     refuse_unrunnable,
+    requirements_of,
 )
 from saccade.serving.server.addresses import (
     ServeOptions,
@@ -76,10 +76,10 @@ def print_command(
     _check_ports(options, _PORTS if container else listening(options))
     options = replace(options, host=numeric(options.host))
     read_repository(repository)
-    needs = needs_of(repository)
+    requirements = requirements_of(repository)
     if container:
-        return _container(repository.resolve(), options, needs)
-    return _embedded(repository, options, needs)
+        return _container(repository.resolve(), options, requirements)
+    return _embedded(repository, options, requirements)
 
 
 def as_text(words: tuple[str, ...]) -> str:
@@ -93,20 +93,22 @@ def as_text(words: tuple[str, ...]) -> str:
     return " \\\n  ".join(lines)
 
 
-def container_arguments(needs: Needs) -> list[str]:
-    """What the server in the container is told; the only place that says it."""
+def container_arguments(requirements: Requirements) -> list[str]:
+    """Arguments of the server in the container; the only place that says them."""
     arguments = server_arguments(INSIDE, Path(_BACKENDS), Path(MODELS), "saccade-")
-    return arguments + needs.arguments
+    return arguments + requirements.arguments
 
 
-def _container(repository: Path, options: ServeOptions, needs: Needs) -> tuple[str, ...]:
+def _container(
+    repository: Path, options: ServeOptions, requirements: Requirements
+) -> tuple[str, ...]:
     if not is_loopback(options.host) and not options.accept_risk:
         raise SaccadeError(
             f"--host {options.host}: others could reach the container there, which asks for no "
             "password, ends no TLS and takes a gRPC message of any size. Put a proxy before it "
             "(docs/production.md), or pass --accept-risk if you want that."
         )
-    for name in needs.op_libraries:
+    for name in requirements.op_libraries:
         if "/" in name and PurePosixPath(name).parent != LIBRARIES:
             raise SaccadeError(
                 f"{repository}: its models load {name}, which is on this machine and not in the "
@@ -123,9 +125,9 @@ def _container(repository: Path, options: ServeOptions, needs: Needs) -> tuple[s
         *(f"--user={_USER}", "--read-only", "--tmpfs=/tmp", f"--pids-limit={PIDS}"),
         *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
         *(f"--shm-size={SHARED_MEMORY_MIB}m", f"--stop-timeout={STOP_TIMEOUT_S}"),
-        *(["--gpus=all"] if needs.gpu else []),
+        *(["--gpus=all"] if requirements.gpu else []),
         *(f"--mount={_mount(repository, MODELS)}", *publish, IMAGE, "tritonserver"),
-        *container_arguments(needs),
+        *container_arguments(requirements),
     )
 
 
@@ -137,33 +139,35 @@ def _mount(source: Path, target: PurePosixPath) -> str:
     return line.getvalue()
 
 
-def _embedded(repository: Path, options: ServeOptions, needs: Needs) -> tuple[str, ...]:
-    found = find_installation()
-    refuse_unrunnable(repository, needs, found)
-    refuse_exposure(options, found)
-    check_repository(repository, needs, options)
-    check_installation(found)
-    folder = _prepared(found, repository)
-    backends = found.backends if found.has_onnxruntime else folder / "backends"
+def _embedded(
+    repository: Path, options: ServeOptions, requirements: Requirements
+) -> tuple[str, ...]:
+    installation = find_installation()
+    refuse_unrunnable(repository, requirements, installation)
+    refuse_exposure(options, installation)
+    check_repository(repository, requirements, options)
+    check_installation(installation)
+    folder = _prepared(installation, repository)
+    backends = installation.backends if installation.has_onnxruntime else folder / "backends"
     regions = f"saccade-printed-{secrets.token_hex(3)}-"
     changed = [
         f"{name}={value}"
-        for name, value in found.environment().items()
+        for name, value in installation.environment().items()
         if name == "ORT_DISABLE_TELEMETRY" or value != os.environ.get(name)
     ]
     arguments = server_arguments(options, backends, folder / "models", regions)
-    return ("env", *changed, *limited(found.binary), *arguments, *needs.arguments)
+    return ("env", *changed, *limited(installation.binary), *arguments, *requirements.arguments)
 
 
-def _prepared(found: Installation, repository: Path) -> Path:
+def _prepared(installation: Installation, repository: Path) -> Path:
     """A folder with the backends and a copy of the models, made once for a repository.
 
     The server leaves caches beside the models that it runs, which must not lie among hashed files.
     """
-    digest = hashlib.sha256(repr((found, repository.resolve())).encode())
+    digest = hashlib.sha256(repr((installation, repository.resolve())).encode())
     digest.update((repository / "saccade.json").read_bytes())
     backend = resources.files("saccade.model_repository") / "onnxruntime_backend"
-    for file in sorted(backend.iterdir(), key=lambda each: each.name):
+    for file in sorted(backend.iterdir(), key=lambda model: model.name):
         digest.update(file.read_bytes() if file.is_file() else b"")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     folder = home / "saccade" / f"served-{digest.hexdigest()[:16]}"
@@ -173,7 +177,7 @@ def _prepared(found: Installation, repository: Path) -> Path:
         if not folder.exists():
             # Whoever makes it at the same time makes the same.
             with new_folder(folder, force=True) as partial:
-                backend_folder(found, partial / "backends")
+                backend_folder(installation, partial / "backends")
                 link_models(repository, partial / "copy", partial / "models")
     _refuse_foreign(folder.parent)
     _refuse_foreign(folder)

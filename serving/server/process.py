@@ -19,7 +19,7 @@ from pathlib import Path
 from saccade.die_with_parent import dying_with_parent
 from saccade.errors import SaccadeError
 from saccade.serving.repository.installation import STUB, Installation
-from saccade.serving.repository.requirements import Needs
+from saccade.serving.repository.requirements import Requirements
 from saccade.serving.server import listeners
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.log import ServerLog
@@ -62,7 +62,7 @@ class ServerProcess:
         options: ServeOptions,
         folder: RunFolder,
         log: ServerLog,
-        needs: Needs,
+        requirements: Requirements,
         copy: str,
     ) -> None:
         """`copy` is the name, in the run's folder, of the bytes that are served."""
@@ -84,7 +84,7 @@ class ServerProcess:
         # Two servers can share every port but this one.
         self._options = replace(options, metrics_port=self._metrics_port.getsockname()[1])
         arguments = server_arguments(self._options, backends, models, self._regions)
-        arguments = [*supervised(arguments), *needs.arguments]
+        arguments = [*supervised(arguments), *requirements.arguments]
         self._process = subprocess.Popen(
             dying_with_parent([*limited(installation.binary), *arguments]),
             env=installation.environment(),
@@ -103,11 +103,11 @@ class ServerProcess:
 
     @property
     def metrics_port(self) -> int:
-        """Where this server's own metrics are."""
+        """Port of this server's own metrics."""
         return self._options.metrics_port
 
     def loaded(self) -> bool:
-        """Whether every model is loaded: its metrics are the last that the server opens."""
+        """True if every model is loaded: its metrics are the last that the server opens."""
         close_regions(self._regions)
         return metrics(self.metrics_port, timeout_s=1)[0] == 200
 
@@ -117,7 +117,8 @@ class ServerProcess:
         return self._stubs
 
     def exit_text(self) -> str | None:
-        """How the server ended, None while it runs; one that crashes and does not end is killed.
+        """Exit of the server in words, None while it runs; one that crashes and does not end is
+        killed.
 
         Where its memory is spoilt, the handler of the crash crashes as well, again and again: that
         uses the CPU, as work does, and answers nobody.
@@ -151,16 +152,16 @@ class ServerProcess:
         return [stub for stub in self._stubs if stub.model == model]
 
     def new_stubs(self, model: str) -> bool:
-        """Whether stubs of a model came up since it was last asked; they are known from now on."""
+        """True if stubs of a model came up since it was last asked; they are known from now on."""
         known = set(self._stubs)
-        new = [each for each in stubs_in(self.pid) if each.model == model and each not in known]
+        new = [stub for stub in stubs_in(self.pid) if stub.model == model and stub not in known]
         self._stubs = (*self._stubs, *new)
         close_regions(self._regions)
         return bool(new)
 
     def abandon(self, stub: Stub) -> None:
         """Leave a stub that is dead, or should be, and its shared memory behind."""
-        self._stubs = tuple(each for each in self._stubs if each != stub)
+        self._stubs = tuple(one_stub for one_stub in self._stubs if one_stub != stub)
         if is_alive(stub):
             with suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)
@@ -172,7 +173,7 @@ class ServerProcess:
         return self._options.grpc_port, self._options.http_port
 
     def callers(self) -> int:
-        """How many connections callers have to this very process."""
+        """Number of connections that callers have to this very process."""
         return sum(listeners.connections(port, self.pid) for port in self.ports())
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -208,7 +209,7 @@ class ServerProcess:
 def server_arguments(
     options: ServeOptions, backends: Path, models: Path, regions: str
 ) -> list[str]:
-    """What the server is told; there is no secret among it."""
+    """Arguments of the server; there is no secret among them."""
     restricted = f"{_RESTRICTED}:{CLOSED}"
     words = [
         f"--backend-directory={backends}",
@@ -257,7 +258,7 @@ def supervised(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def writable(folder: Path, variable: str) -> Iterator[None]:
-    """What the server needs is written inside the block, in a folder that a variable chooses.
+    """Make a folder for what the server writes inside the block, chosen by a variable.
 
     Raises: SaccadeError where the block cannot write.
     """

@@ -59,11 +59,11 @@ def keep_modes() -> None:
         _Step(_RETURN, 0, 0, _ANSWER_0),
         _Step(_RETURN, 0, 0, _ALLOW),
     )
-    found = _Filter(len(steps), steps)
+    program = _Filter(len(steps), steps)
     library = ctypes.CDLL(None)
     library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     # Without the flag older kernels slow down every process that has a filter.
-    library.syscall(seccomp, _SET_FILTER, _SPECULATION_ALLOWED, ctypes.byref(found))
+    library.syscall(seccomp, _SET_FILTER, _SPECULATION_ALLOWED, ctypes.byref(program))
 
 
 if __name__ == "__main__":

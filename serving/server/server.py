@@ -22,7 +22,7 @@ from saccade.serving.repository.installation import (
     find_installation,
 )
 from saccade.serving.repository.preflight.verb import preflight
-from saccade.serving.repository.requirements import Needs, needs_of, refuse_unrunnable
+from saccade.serving.repository.requirements import Requirements, refuse_unrunnable, requirements_of
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
 from saccade.serving.server.exposure import check_repository, notices
 from saccade.serving.server.handover import Replacement, Start
@@ -57,22 +57,22 @@ class Server:
         self._reloading = threading.Lock()
 
     def __enter__(self) -> "Server":
-        found = find_installation()
+        installation = find_installation()
         wanted = self.options
-        refuse_exposure(wanted, found)
+        refuse_exposure(wanted, installation)
         deployment = read_repository(self.repository)
-        needs = needs_of(self.repository)
-        refuse_unrunnable(self.repository, needs, found)
-        check_repository(self.repository, needs, wanted)
-        for level, text in notices(self.repository, needs, wanted):
+        requirements = requirements_of(self.repository)
+        refuse_unrunnable(self.repository, requirements, installation)
+        check_repository(self.repository, requirements, wanted)
+        for level, text in notices(self.repository, requirements, wanted):
             LOGGER.log(level, text)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
-            check_installation(found)
+            check_installation(installation)
             self._board = Board(deployment.model, deployment.variants)
             log = ServerLog(self.options.server_log)
             try:
-                self._start(found, needs, log)
+                self._start(installation, requirements, log)
                 break
             except ServerFailed:
                 # A port that was free a moment ago: only those that we chose are chosen again.
@@ -80,9 +80,11 @@ class Server:
                     raise
         return self
 
-    def _start(self, found: Installation, needs: Needs, log: ServerLog) -> None:
+    def _start(
+        self, installation: Installation, requirements: Requirements, log: ServerLog
+    ) -> None:
         options, self._log = self.options, log
-        start = self._starter(self.repository.resolve(), found, needs)
+        start = self._starter(self.repository.resolve(), installation, requirements)
         supervisor = Supervisor(start, options, self._board, log)
         self._new_caller = NewCaller(options.host, options.grpc_port, options.probe_timeout_s)
         self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
@@ -99,13 +101,15 @@ class Server:
             self._close()
             raise
 
-    def _starter(self, repository: Path, found: Installation, needs: Needs) -> Start:
+    def _starter(
+        self, repository: Path, installation: Installation, requirements: Requirements
+    ) -> Start:
         options, log = self.options, self._log
         # A restart serves the bytes of the first start; another repository gets a copy of its own.
         copy = f"{COPY}{secrets.token_hex(3)}"
 
         def start(folder: RunFolder) -> ServerProcess:
-            return ServerProcess(found, repository, options, folder, log, needs, copy)
+            return ServerProcess(installation, repository, options, folder, log, requirements, copy)
 
         return start
 
@@ -127,16 +131,16 @@ class Server:
             self._reloading.release()
 
     def _replace(self, repository: Path) -> None:
-        supervisor, found = self._supervisor, find_installation()
+        supervisor, installation = self._supervisor, find_installation()
         if supervisor is None:
             raise SaccadeError("No server runs that could be replaced. Start one first.")
-        deployment, needs = read_repository(repository), needs_of(repository)
-        refuse_unrunnable(repository, needs, found)
-        check_repository(repository, needs, self.options)
+        deployment, requirements = read_repository(repository), requirements_of(repository)
+        refuse_unrunnable(repository, requirements, installation)
+        check_repository(repository, requirements, self.options)
         report = preflight(repository)
         if not report.passed:
             raise SaccadeError(f"It is not fit to be served.\n{report.to_text()}")
-        start = self._starter(repository, found, needs)
+        start = self._starter(repository, installation, requirements)
         wanted = Replacement(start, deployment.model, deployment.variants)
         supervisor.replace(wanted)
         wanted.settled.wait()
@@ -170,7 +174,7 @@ class Server:
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus reads."""
+        """URL that Prometheus reads."""
         return f"http://{address(self.options.host, self.options.metrics_port)}/metrics"
 
     @property
@@ -185,21 +189,21 @@ class Server:
 
     @property
     def restarts(self) -> int:
-        """How often the whole server was restarted."""
+        """Number of restarts of the whole server."""
         return self._supervisor.restarts if self._supervisor else 0
 
     @property
     def reloads(self) -> int:
-        """How often a single model was loaded again, because its process had died."""
+        """Number of times that a single model was loaded again, because its process had died."""
         return self._supervisor.reloads if self._supervisor else 0
 
     @property
     def replacements(self) -> int:
-        """How often another server took over from one that ran."""
+        """Number of times that another server took over from one that ran."""
         return self._supervisor.replacements if self._supervisor else 0
 
     def ready(self) -> Readiness:
-        """Which variants answer, as the supervisor last saw it, and whether new callers do."""
+        """Variants that answer, as the supervisor last saw it, and whether new callers do."""
         return self._new_caller.sees(self._board.readiness())
 
     def wait(self) -> None:
@@ -262,7 +266,7 @@ def refuse_exposure(options: ServeOptions, installation: Installation) -> None:
 
 
 def risk_of(installation: Installation) -> str:
-    """What listening beyond loopback means."""
+    """Risk of listening beyond loopback."""
     whose = (
         f"The bundled server is the {BUNDLED_LINE} line, older than the security fixes of 2025. "
         if installation.bundled

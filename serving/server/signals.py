@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What signals do to `saccade serve`: an end, or another look at the repository."""
+"""Signals to `saccade serve`: an end, or another look at the repository."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ LOGGER = logging.getLogger("saccade.serve")
 
 
 class Reloads(Protocol):
-    """What can be told to read its repository again."""
+    """Interface of what can be told to read its repository again."""
 
     def reload(self) -> None:
         """Read it, check it, serve it."""

@@ -24,7 +24,7 @@ class Stub:
 
 def stubs_in(group: int) -> list[Stub]:
     """The stubs of a process group."""
-    found = []
+    stubs = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -33,8 +33,8 @@ def stubs_in(group: int) -> list[Stub]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
             if int(fields[2]) == group and words[0].endswith(STUB.encode()):
                 region = words[2].decode(errors="replace") if len(words) > 2 else ""
-                found.append(Stub(int(entry.name), int(fields[19]), _model_of(words), region))
-    return found
+                stubs.append(Stub(int(entry.name), int(fields[19]), _model_of(words), region))
+    return stubs
 
 
 def _model_of(words: list[bytes]) -> str:
@@ -47,13 +47,13 @@ def _model_of(words: list[bytes]) -> str:
 
 
 def _started(pid: int) -> int | None:
-    """When the living process `pid` began, in clock ticks; None if it is gone or a zombie."""
+    """Start of the living process `pid`, in clock ticks; None if it is gone or a zombie."""
     fields = process_fields(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def is_alive(stub: Stub) -> bool:
-    """Whether this very process runs, and not a later one of its number."""
+    """True if this very process runs, and not a later one of its number."""
     return _started(stub.pid) == stub.started
 
 

@@ -91,7 +91,7 @@ class Supervisor(threading.Thread):
 
     @property
     def metrics_port(self) -> int:
-        """Where the metrics of the server that runs now are, 0 if none does."""
+        """Port of the metrics of the server that runs now, 0 if none does."""
         process = self._process
         return process.metrics_port if process else 0
 
@@ -213,7 +213,7 @@ class Supervisor(threading.Thread):
         return None
 
     def _watch(self, process: ServerProcess, prober: Prober, folder: RunFolder) -> str | None:
-        """What is wrong with the server; None when it is to end, or another has taken over."""
+        """Reason to restart the server; None when it is to end, or another has taken over."""
         liveness = Liveness(process, prober, self._board, self._options.probe_interval_s)
         reload = VariantReload(process, self._board, self._options.start_timeout_s)
         while not self._ending.wait(LIVENESS_INTERVAL_S):

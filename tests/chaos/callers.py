@@ -84,7 +84,7 @@ class Callers:
         self._process.stdout.close()
 
     def answered_since(self, when: float, least: int = 3) -> bool:
-        """Whether the newest calls of every group began after `when` and were answered."""
+        """True if the newest calls of every group began after `when` and were answered."""
         for calls in self.calls.values():
             newest = [call for call in calls[-least:] if call.began > when]
             if len(newest) < least or any(call.status != "OK" for call in newest):

@@ -72,7 +72,7 @@ def one_byte_chunks(scene: Scene) -> None:
 
 
 def garbage_bytes(scene: Scene) -> None:
-    """What a scanner of ports sends, and worse."""
+    """Bytes that a scanner of ports sends, and worse."""
     for turn in range(200):
         place = scene.service.http if scene.service.http and turn % 2 else scene.service.grpc
         start = scene.rng.choice((b"", _PREFACE, b"GET / HTTP/1.1\r\n", b"\x16\x03\x01"))

@@ -89,7 +89,7 @@ def groups_of(row: Row, models: Models) -> dict[str, Group]:
 
 
 def pace_of(service: Service) -> float:
-    """How much slower this machine is now than a quiet one."""
+    """Slowness of this machine now, as a multiple of a quiet one."""
     return max(1.0, service.start_s / QUIET_START_S)
 
 
@@ -101,7 +101,7 @@ def untried(row: Row) -> str:
 
 
 def wrapping(row: Row) -> list[str]:
-    """What is put before the command of the service."""
+    """Prefix of the command of the service."""
     return small_disk(DISK_MIB) if row.fault == "disk_full" else []
 
 
@@ -123,7 +123,7 @@ def _refused(row: Row, service: Service, seed: int) -> Observation:
 
 
 def _recovered_s(row: Row, service: Service, callers: Callers, ended: float) -> float | None:
-    """When all callers were answered and `/ready` said yes, counted from the fault's end."""
+    """Time when all callers were answered and `/ready` said yes, counted from the fault's end."""
     if not row.survives:
         return None
     latest = LATEST_S * min(2.0, pace_of(service))

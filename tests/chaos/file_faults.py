@@ -24,12 +24,12 @@ pathlib.Path({mark!r}).write_text("ran")
 
 
 def small_disk(mib: int) -> list[str]:
-    """What is put before a command to give it a temporary folder on a disk of this size."""
+    """Prefix that gives a command a temporary folder on a disk of this size."""
     return ["unshare", "-rm", "sh", "-c", _SMALL_DISK.format(mib=mib), "sh"]
 
 
 def namespaces_allowed() -> bool:
-    """Whether this machine lets us mount a small disk for one process."""
+    """True if this machine lets us mount a small disk for one process."""
     with suppress(OSError):
         command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m disk /mnt"]
         return subprocess.run(command, capture_output=True).returncode == 0
@@ -93,7 +93,7 @@ def change_repository(scene: Scene) -> None:
 
 
 def remove_repository(scene: Scene) -> None:
-    """What is served does not depend on the place that it was read from."""
+    """Remove the repository: serving does not depend on the place that it was read from."""
     scene.service.repository.rename(scene.service.repository.with_name("elsewhere"))
     kill_variant(scene)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages say of commands: killed at any moment, and given changed files."""
+"""Tables of the pages about commands: killed at any moment, and given changed files."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def killed(result: dict[str, Any]) -> str:
     run, planned, effect = (
         sum(each[key] for each in every) for key in ("run", "planned", "took_effect")
     )
-    disks = sorted({each["full_disk"] for each in result["runs"].values()} - {"none"})
+    disks = sorted({run["full_disk"] for run in result["runs"].values()} - {"none"})
     said = (
         f"{run:,} trials were run of {planned:,} planned, {effect:,} took effect: in the others "
         "the command was done before its moment, or had room enough. Full disks: "
@@ -43,7 +43,7 @@ def _counts(tally: dict[str, Any] | None) -> str:
 
 
 def _wrong(tallies: dict[str, dict[str, Any]]) -> str:
-    faults = [each for tally in tallies.values() for each in tally["faults"]]
+    faults = [fault for tally in tallies.values() for fault in tally["faults"]]
     if not any(tally["run"] for tally in tallies.values()):
         return "not run yet"
     if not faults:
@@ -53,13 +53,13 @@ def _wrong(tallies: dict[str, dict[str, Any]]) -> str:
 
 
 def fuzzed(readers: dict[str, Any], graphs: dict[str, Any]) -> str:
-    """How many changed files every reader was given, and how they ended."""
+    """Number of changed files that every reader was given, and how they ended."""
     lines = []
-    for title, found in (
+    for title, counts in (
         ("Readers of files", readers["readers"]),
-        ("ONNX graphs and manifests", {f"{name}s": each for name, each in graphs["kinds"].items()}),
+        ("ONNX graphs and manifests", {f"{name}s": kind for name, kind in graphs["kinds"].items()}),
     ):
-        every = found.values()
+        every = counts.values()
         total, failed = (
             sum(each.get(key, 0) for each in every) for key in ("examples", "failed")
         )  # fmt: skip
@@ -67,11 +67,11 @@ def fuzzed(readers: dict[str, Any], graphs: dict[str, Any]) -> str:
         largest = max(each.get("largest_mib", 0) for each in every)
         short = [
             f"{name} {each['examples']:,}"
-            for name, each in found.items()
+            for name, each in counts.items()
             if each["examples"] < EXAMPLES
         ]
         lines.append(
-            f"- **{title}**, {len(found)} kinds: {total:,} files, {failed:,} traces. The slowest "
+            f"- **{title}**, {len(counts)} kinds: {total:,} files, {failed:,} traces. The slowest "
             f"file took {slowest:.1f} s, the largest process held {largest:,} MiB. Fewer than "
             f"{EXAMPLES:,}: {', '.join(short) or 'none'}."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was seen of a row against what its row allows: one check for each thing that is wanted."""
+"""Judgement of a row by what its row allows: one check for each thing that is wanted."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ FEWEST = 30  # calls on each side of a ratio of 99th percentiles
 
 @dataclass
 class Observation:
-    """What the driver saw of one row.
+    """Observation of one row by the driver.
 
     Units: times by time.monotonic() in seconds, memory in MiB; start_s is what the start took.
     """
@@ -75,7 +75,7 @@ def judge(row: Row, seen: Observation, *, strict: bool = True) -> list[Check]:
 
 
 def outage_s(calls: Sequence[Call], seen: Observation) -> float:
-    """How long after the fault's end the last call failed that had begun before or then."""
+    """Time after the fault's end of the last failed call that had begun before or then."""
     failed = [call.ended for call in calls if call.status != "OK" and call.ended >= seen.began]
     return max(0.0, max(failed, default=seen.ended) - seen.ended)
 
@@ -129,9 +129,9 @@ def _noticed(
     if pace is None:
         return checks
     if notice.for_s:
-        allowed, found = notice.for_s * pace, outage_s(calls, seen)
+        allowed, outage = notice.for_s * pace, outage_s(calls, seen)
         checks.append(Check(f"{name} notice it for", f"at most {allowed:.0f} s",
-                            f"{found:.1f} s", found <= allowed))  # fmt: skip
+                            f"{outage:.1f} s", outage <= allowed))  # fmt: skip
     times = p99_times(calls, seen)
     if notice.p99_times is not None and times is not None:
         checks.append(Check(f"{name} wait (p99)", f"at most {notice.p99_times:g} times",
@@ -143,5 +143,5 @@ def _names(statuses: frozenset[str]) -> str:
     return ", ".join(sorted(statuses)) or "answers only"
 
 
-def _counts(found: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "answers only"
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "answers only"

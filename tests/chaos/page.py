@@ -43,20 +43,20 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
     }
     for name in names:
         start, end = f"<!-- {name}: written by `python -m chaos page` -->", f"<!-- end {name} -->"
-        head, found, rest = text.partition(start)
-        if not found:
+        head, block, rest = text.partition(start)
+        if not block:
             raise ValueError(f"the page has no block {start}")
         text = f"{head}{start}\n{blocks[name]()}\n{end}{rest.partition(end)[2]}"
     return text
 
 
 def faults(chaos: dict[str, Any]) -> str:
-    """What may be noticed, and what was."""
+    """Table of faults: what may be noticed, and what was."""
     lines = [
         "| fault | when | its callers may notice | others may notice | seen |",
         "|---|---|---|---|---|",
     ]
-    found = chaos.get("rows", {})
+    rows = chaos.get("rows", {})
     for row in ROWS:
         what = row.what[0].upper() + row.what[1:]
         others = "nobody else calls" if row.victim == "all" else _words(row.others)
@@ -67,9 +67,9 @@ def faults(chaos: dict[str, Any]) -> str:
         else:
             callers = _words(row.callers)
         when = "under overload" if row.load == "open loop" else row.moment
-        seen = _seen(row, found.get(row.name))
+        seen = _seen(row, rows.get(row.name))
         lines.append(f"| {what} | {when} | {callers} | {others} | {seen} |")
-    return "\n".join([*lines, "", _machine(found.values())]).rstrip()
+    return "\n".join([*lines, "", _machine(rows.values())]).rstrip()
 
 
 def soak(chaos: dict[str, Any]) -> str:
@@ -78,13 +78,13 @@ def soak(chaos: dict[str, Any]) -> str:
         return UNMEASURED
     lines = ["| | requests | memory | failed | restarts | judged |", "|---|---|---|---|---|---|"]
     for name, title in (("soak", "the service"), ("control", "a router that leaks on purpose")):
-        found = chaos[name]
-        memory = next(each for each in found["checks"] if each["what"] == "memory grows")
+        result = chaos[name]
+        memory = next(check for check in result["checks"] if check["what"] == "memory grows")
         verdict = "flat" if memory["passed"] else "leaks"
-        failed = sum(found["failed"].values())
+        failed = sum(result["failed"].values())
         lines.append(
-            f"| {title} | {found['requests']:,} | {memory['found']} more | {failed} | "
-            f"{found['restarts']} | {verdict} |"
+            f"| {title} | {result['requests']:,} | {memory['found']} more | {failed} | "
+            f"{result['restarts']} | {verdict} |"
         )
     return "\n".join([*lines, "", _machine([chaos["soak"]])])
 
@@ -124,7 +124,7 @@ def overload_table(overload: dict[str, Any]) -> str:
 
 
 def _refusals(overload: dict[str, Any]) -> str:
-    """What refusing alone takes of the machine at the highest load: a bound of what can be had."""
+    """Cost of refusing alone at the highest load: a bound of what can be had."""
     cost, cores = overload.get("refusal"), overload["machine"]["cores"]
     if not cost:
         return ""
@@ -133,7 +133,7 @@ def _refusals(overload: dict[str, Any]) -> str:
     each_us = cost["service_cpu_us"] + cost["generator_cpu_us"]
     return (
         f"\nA request that is refused takes {cost['service_cpu_us']:.0f} us of the service's "
-        f"processor time and {cost['generator_cpu_us']:.0f} us of the generator's. At "
+        f"CPU time and {cost['generator_cpu_us']:.0f} us of the generator's. At "
         f"{worst['times']:g} times the capacity of `{worst['budgets']}`, refusing "
         f"{refused:,.0f} requests a second is work for {1e-6 * refused * each_us:.1f} of the "
         f"{cores} cores, before a single answer is computed.\n"
@@ -147,23 +147,23 @@ def _words(notice: Notice) -> str:
     return f"{names}, at most {notice.for_s:g} s" if notice.for_s else names
 
 
-def _seen(row: Row, found: dict[str, Any] | None) -> str:
-    if found is None:
+def _seen(row: Row, observed: dict[str, Any] | None) -> str:
+    if observed is None:
         return "not measured yet"
-    if "untried" in found:
-        return f"not tried: {found['untried']}"
-    tries = [each for each in found["tries"] if "untried" not in each]
-    held = sum(each["passed"] for each in tries)
+    if "untried" in observed:
+        return f"not tried: {observed['untried']}"
+    tries = [attempt for attempt in observed["tries"] if "untried" not in attempt]
+    held = sum(attempt["passed"] for attempt in tries)
     outages = [
-        group["outage_s"] for each in tries for group in each.get("callers", {}).values()
+        group["outage_s"] for attempt in tries for group in attempt.get("callers", {}).values()
     ]  # fmt: skip
     often = f"as wanted {held} of {len(tries)} times" if len(tries) > 1 or held else "not as wanted"
     often = "as wanted" if held == len(tries) == 1 else often
     if held < len(tries):
         wrong = {
             check["what"] + ": " + check["found"].replace("|", "/").replace("\n", " ")
-            for each in tries
-            for check in each["checks"]
+            for attempt in tries
+            for check in attempt["checks"]
             if not check["passed"]
         }
         often = f"**{often}** ({'; '.join(sorted(wrong))[:200]})"
@@ -172,10 +172,10 @@ def _seen(row: Row, found: dict[str, Any] | None) -> str:
     return often if quiet else f"{often}, {worst:.1f} s"
 
 
-def _machine(found: Any) -> str:
+def _machine(machine: Any) -> str:
     machines = {
         f"{each['machine']['device']}, {each['machine']['runtime']}"
-        for each in found
+        for each in machine
         if "machine" in each
     }
     return f"Measured on {'; '.join(sorted(machines))}." if machines else UNMEASURED

@@ -31,7 +31,7 @@ class Process:
     model: str = ""  # of a stub, whose model it runs
 
     def lives(self) -> bool:
-        """Whether it still runs: a zombie does not."""
+        """True if it still runs: a zombie does not."""
         fields = _stat(self.pid)
         return bool(fields) and fields[0] not in "ZX" and int(fields[19]) == self.started
 
@@ -42,7 +42,7 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """What runs under this number now; None if nothing does."""
+    """Process that runs under this number now; None if nothing does."""
     fields = _stat(pid)
     try:
         words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -52,12 +52,12 @@ def process(pid: int) -> Process | None:
         return None
     program = Path(words[0]).name
     instances = [re.fullmatch(r"([a-z0-9-]+)_\d+_\d+", word) for word in words[2:]]
-    models = [found[1] for found in instances if found] if program == STUB else []
+    models = [instance[1] for instance in instances if instance] if program == STUB else []
     return Process(pid, int(fields[19]), program, int(fields[1]), models[0] if models else "")
 
 
 def descriptors(pid: int) -> int:
-    """How many files and connections a process has open."""
+    """Number of files and connections that a process has open."""
     try:
         return sum(1 for _ in (_PROC / str(pid) / "fd").iterdir())
     except OSError:
@@ -99,12 +99,12 @@ class Watch:
     def living(self) -> list[Process]:
         """Those that run now, whoever their parent is; the oldest first."""
         with self._lock:
-            alive = {each.pid for each in self.seen.values() if each.lives()}
+            alive = {process.pid for process in self.seen.values() if process.lives()}
             for pid in _below({self._root, *alive}):
                 # Read anew each time: a process may become another program.
-                if found := process(pid):
-                    self.seen[found.pid, found.started] = found
-            living = [each for each in self.seen.values() if each.lives()]
+                if running := process(pid):
+                    self.seen[running.pid, running.started] = running
+            living = [process for process in self.seen.values() if process.lives()]
         return sorted(living, key=lambda each: each.started)
 
     def servers(self) -> list[Process]:
@@ -113,17 +113,17 @@ class Watch:
         A child of it that is about to become a stub looks like it for a moment.
         """
         with self._lock:
-            found = [each for each in self.seen.values() if each.program == SERVER]
-        pids = {each.pid for each in found}
-        return [each for each in found if each.parent not in pids]
+            servers = [process for process in self.seen.values() if process.program == SERVER]
+        pids = {each.pid for each in servers}
+        return [each for each in servers if each.parent not in pids]
 
     def stub(self, model: str) -> Process:
         """The process in which a model runs now, the newest if there are two."""
-        return [each for each in self.living() if each.model == model][-1]
+        return [process for process in self.living() if process.model == model][-1]
 
     def server(self) -> Process:
         """The server that runs now, the newest if there are two."""
-        return [each for each in self.servers() if each.lives()][-1]
+        return [server for server in self.servers() if server.lives()][-1]
 
     def memory_mib(self) -> float:
         """Of all of them together, now."""
@@ -138,13 +138,13 @@ class Watch:
         while not self._ended.wait(EVERY_S):
             living = self.living()
             if turn % MEMORY_TURNS == 0:
-                self.regions |= {path for each in living for path in regions_of(each.pid)}
+                self.regions |= {path for process in living for path in regions_of(process.pid)}
                 self.memory.append((time.monotonic(), _sum_mib(living)))
             turn += 1
 
 
 def _sum_mib(living: list[Process]) -> float:
-    return sum(memory_mib(each.pid for each in living).values())
+    return sum(memory_mib(process.pid for process in living).values())
 
 
 def _below(roots: set[int]) -> set[int]:
@@ -153,12 +153,12 @@ def _below(roots: set[int]) -> set[int]:
     for entry in _PROC.glob("[0-9]*"):
         if fields := _stat(int(entry.name)):
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, ahead = set(roots), list(roots)
+    below, ahead = set(roots), list(roots)
     while ahead:
-        new = [pid for pid in children.get(ahead.pop(), ()) if pid not in found]
-        found.update(new)
+        new = [pid for pid in children.get(ahead.pop(), ()) if pid not in below]
+        below.update(new)
         ahead += new
-    return found
+    return below
 
 
 def _stat(pid: int) -> list[str]:

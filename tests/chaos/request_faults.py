@@ -58,7 +58,7 @@ def broken_texts(scene: Scene) -> None:
 
 
 def big_messages(scene: Scene) -> None:
-    """What no caller needs, and what would fill the memory if there were more of them."""
+    """Messages that no caller needs, and that would fill the memory if there were more of them."""
     message = picture_request(scene.models, scene.models.cheap)
     message.raw_input_contents[0] = bytes(256 * MIB)
     whole = message.SerializeToString()
@@ -112,8 +112,8 @@ def _overload(scene: Scene, variants: list[str]) -> None:
     requests = _requests(scene, variants, timeout_us=int(1e6 * DEADLINE_S))
     seed = scene.rng.randrange(2**31)
     with OpenLoad(scene.service.grpc) as load:
-        found = load.run(Arrivals(requests, rate, OVERLOAD_S, DEADLINE_S + 0.1, seed=seed))
-    scene.heard += found.statuses()
+        result = load.run(Arrivals(requests, rate, OVERLOAD_S, DEADLINE_S + 0.1, seed=seed))
+    scene.heard += result.statuses()
 
 
 def _capacity(scene: Scene, variants: list[str]) -> float:
@@ -121,8 +121,8 @@ def _capacity(scene: Scene, variants: list[str]) -> float:
     requests = _requests(scene, variants, timeout_us=0)
     stream = Stream("all", scene.models.router, _CLIENTS, requests)
     with LoadGenerator(scene.service.grpc) as load:
-        found = load.run([stream], seconds=_CAPACITY_S, warmup_s=0.5)
-    return max(1.0, len(found.streams["all"].latencies_ms) / found.seconds)
+        result = load.run([stream], seconds=_CAPACITY_S, warmup_s=0.5)
+    return max(1.0, len(result.streams["all"].latencies_ms) / result.seconds)
 
 
 def _requests(scene: Scene, variants: list[str], *, timeout_us: int) -> tuple[bytes, ...]:

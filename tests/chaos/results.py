@@ -28,10 +28,10 @@ def run_rows(given: argparse.Namespace) -> bool:
     passed = True
     for row in rows(tuple(given.rows)):
         tries = [one_try(row, repository, given.seed + turn) for turn in range(given.times)]
-        held = all(each["passed"] for each in tries if "untried" not in each)
+        held = all(attempt["passed"] for attempt in tries if "untried" not in attempt)
         passed &= held
         entry = {"what": row.what, "passed": held, "tries": tries}
-        if all("untried" in each for each in tries):
+        if all("untried" in attempt for attempt in tries):
             entry = {"what": row.what, "untried": tries[0]["untried"]}
         add(given.out, ("rows", row.name), entry | {"machine": this_machine().to_dict()})
     return passed
@@ -48,16 +48,16 @@ def one_try(row: Row, repository: Path, seed: int) -> dict[str, Any]:
     except (ServiceFailed, OSError, IndexError) as error:
         traceback.print_exc()
         checks: Sequence[Check] = [Check("the row can be run", "yes", repr(error)[:300], False)]
-        found: dict[str, Any] = {}
+        attempt: dict[str, Any] = {}
     else:
-        checks, found = judge(row, seen), summary(seen)
+        checks, attempt = judge(row, seen), summary(seen)
     passed = all(check.passed for check in checks)
     took_s = time.monotonic() - began
     print(f"{'ok' if passed else 'NO'} {row.name} ({took_s:.0f} s)", flush=True)
     for check in checks:
         if not check.passed:
             print(f"   {check.what}: {check.found}; wanted {check.wanted}", flush=True)
-    return {"seed": seed, "passed": passed, "took_s": took_s, "checks": plain(checks), **found}
+    return {"seed": seed, "passed": passed, "took_s": took_s, "checks": plain(checks), **attempt}
 
 
 def repository_of(build: Path) -> Path:

@@ -88,7 +88,7 @@ def models_of(repository: Path) -> Models:
 
 def budget_of(variant: str) -> float:
     """The share in a variant's name: `nac-b0250-fp32` is 0.25."""
-    (part,) = [each for each in variant.split("-") if each[0] == "b" and each[1:].isdigit()]
+    (part,) = [word for word in variant.split("-") if word[0] == "b" and word[1:].isdigit()]
     return int(part[1:]) / 1000
 
 

@@ -88,21 +88,23 @@ class Service:
         return self.exit_code
 
     def leftovers(self) -> list[str]:
-        """What is still there of it: processes, shared memory, run folders."""
-        processes = [f"process {each.program} {each.model}" for each in self.watch.living()]
+        """Leftovers of it: processes, shared memory, run folders."""
+        processes = [
+            f"process {process.program} {process.model}" for process in self.watch.living()
+        ]
         regions = [f"shared memory {path.name}" for path in self.watch.regions if path.exists()]
         folders = [f"folder {path.name}" for path in self.temporary.iterdir()]
         return [text.strip() for text in (*processes, *regions, *folders)]
 
     def leftovers_after(self, within_s: float) -> list[str]:
-        """What is still there after at most this long."""
+        """Leftovers that are still there after at most this long."""
         end = time.monotonic() + within_s
-        while (found := self.leftovers()) and time.monotonic() < end:
+        while (left := self.leftovers()) and time.monotonic() < end:
             time.sleep(0.05)
-        return found
+        return left
 
     def ready(self) -> bool:
-        """What `/ready` says; False too where nobody answers."""
+        """Answer of `/ready`; False too where nobody answers."""
         try:
             with urllib.request.urlopen(self.ready_url, timeout=5) as answer:
                 return bool(answer.status == 200)
@@ -110,7 +112,7 @@ class Service:
             return False
 
     def servers_begun(self) -> int:
-        """How many processes of the server there have been."""
+        """Number of the server's processes so far."""
         return len(self.watch.servers())
 
     def last_words(self, lines: int = 12) -> str:
@@ -120,8 +122,8 @@ class Service:
     def close(self) -> None:
         """Kill whatever is left and remove every trace."""
         self.stop(within_s=20)
-        for each in self.watch.living():
-            each.kill(signal.SIGKILL)
+        for process in self.watch.living():
+            process.kill(signal.SIGKILL)
         self.watch.close()
         for region in self.watch.regions:
             region.unlink(missing_ok=True)

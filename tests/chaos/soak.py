@@ -60,7 +60,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Soaked:
-    """What a soak came to."""
+    """Result of a soak."""
 
     requests: int
     seconds: float
@@ -81,19 +81,19 @@ def run_soak(given: argparse.Namespace) -> bool:
         for name, place, requests in (
             ("control", leaking, least), ("soak", repository, given.requests)
         ):  # fmt: skip
-            found = soak(place, requests, most_s=60 * given.minutes)
-            checks = judge_soak(found)
+            result = soak(place, requests, most_s=60 * given.minutes)
+            checks = judge_soak(result)
             grew = [check for check in checks if not check.passed]
             wanted = (
                 [check.what for check in grew] == ["memory grows"]
                 if name == "control"
                 else not grew
             )
-            print(f"{'ok' if wanted else 'NO'} {name}: {found.requests} requests in "
-                  f"{found.seconds:.0f} s", flush=True)  # fmt: skip
+            print(f"{'ok' if wanted else 'NO'} {name}: {result.requests} requests in "
+                  f"{result.seconds:.0f} s", flush=True)  # fmt: skip
             for check in checks:
                 print(f"   {check.what}: {check.found}; allowed {check.wanted}", flush=True)
-            entry = {"passed": wanted, "checks": plain(checks), **asdict(found)}
+            entry = {"passed": wanted, "checks": plain(checks), **asdict(result)}
             add(given.out, (name,), entry | {"machine": this_machine().to_dict()})
             passed &= wanted
     return passed
@@ -112,11 +112,11 @@ def soak(repository: Path, requests: int, *, most_s: float = math.inf) -> Soaked
         with LoadGenerator(service.grpc) as load:
             while done < requests and time.monotonic() - began < most_s:
                 result = load.run(streams, seconds=seconds, warmup_s=0.2)
-                here = sum(len(each.latencies_ms) for each in result.streams.values())
-                for name, each in result.streams.items():
+                here = sum(len(stream.latencies_ms) for stream in result.streams.values())
+                for name, stream in result.streams.items():
                     if name == "refused":  # what this stream asks for is an error, of one kind
-                        here += each.errors.pop("INVALID_ARGUMENT", 0)
-                    failed.update(each.errors)
+                        here += stream.errors.pop("INVALID_ARGUMENT", 0)
+                    failed.update(stream.errors)
                 done += here
                 samples.append(sample(service, done))
                 per_s = max(1.0, here / result.seconds)
@@ -147,16 +147,18 @@ def sample(service: Service, requests: int) -> Sample:
     """Memory and descriptors, now."""
     living = service.watch.living()
     memory = {
-        f"{each.program} {each.model}".strip(): sum(memory_mib([each.pid], files=False).values())
-        for each in living
+        f"{process.program} {process.model}".strip(): sum(
+            memory_mib([process.pid], files=False).values()
+        )
+        for process in living
     }
-    return Sample(requests, memory, sum(descriptors(each.pid) for each in living))
+    return Sample(requests, memory, sum(descriptors(process.pid) for process in living))
 
 
-def judge_soak(found: Soaked) -> list[Check]:
-    """Whether anything grew, failed, or was left."""
-    grown_mib, per_request = growth(found.samples)
-    first, last = found.samples[len(found.samples) // 3], found.samples[-1]
+def judge_soak(result: Soaked) -> list[Check]:
+    """Judgement of a soak: whether anything grew, failed, or was left."""
+    grown_mib, per_request = growth(result.samples)
+    first, last = result.samples[len(result.samples) // 3], result.samples[-1]
     leaks = grown_mib > FLOOR_MIB and per_request > ALLOWED_BYTES
     most = first.descriptors + 16
     return [
@@ -164,10 +166,10 @@ def judge_soak(found: Soaked) -> list[Check]:
               f"{per_request:.0f} bytes a request, {grown_mib:.1f} MiB", not leaks),
         Check("descriptors grow", f"to {most}", f"to {last.descriptors}",
               last.descriptors <= most),
-        Check("requests fail", "none", str(found.failed or "none"), not found.failed),
-        Check("restarts", "none", str(found.restarts), not found.restarts),
-        Check("left at the end", "nothing", ", ".join(found.leftovers) or "nothing",
-              not found.leftovers),
+        Check("requests fail", "none", str(result.failed or "none"), not result.failed),
+        Check("restarts", "none", str(result.restarts), not result.restarts),
+        Check("left at the end", "nothing", ", ".join(result.leftovers) or "nothing",
+              not result.leftovers),
     ]  # fmt: skip
 
 

@@ -18,7 +18,8 @@ REFUSED = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "RESOURCE_EXHAUSTED"})
 
 @dataclass(frozen=True)
 class Notice:
-    """What callers may notice: which statuses instead of answers, for how long, how much slower.
+    """Limits on what callers may notice: statuses instead of answers, for how long, how much
+    slower.
 
     Units: for_s is seconds after the fault's end on a quiet machine (one start takes QUIET_START_S
     there); p99_times is the 99th percentile of their waits, in that of before the fault.

@@ -45,7 +45,7 @@ def test_every_control_is_written_out(code: int) -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: Any) -> Any:
-    """What the command line prints of an answer, or of an error."""
+    """Output of the command line for an answer, or for an error."""
 
     def dispatch(arguments: object) -> tuple[Answer, bool]:
         if isinstance(answer, Exception):

@@ -41,13 +41,16 @@ def test_folder(tiny_folder: Path, tiny_checkpoint: Path) -> None:
     assert (tiny_folder / "nac.safetensors").read_bytes() == tiny_checkpoint.read_bytes()
     manifests = ArtefactFolder(tiny_folder).manifests
     checkpoint = load(tiny_checkpoint)
-    assert [each.variant.name for each in manifests] == NAMES
-    assert [each.variant.kept for each in manifests] == [16, 8, 4, 2]
-    for each in manifests:
-        assert each.parent.sha256 == checkpoint.sha256
-        assert (each.labels, each.preprocessing) == (checkpoint.labels, checkpoint.preprocessing)
-        assert each.parity.passed and each.parity.real_inputs >= 256
-        assert each.parity.overridden == ()
+    assert [manifest.variant.name for manifest in manifests] == NAMES
+    assert [manifest.variant.kept for manifest in manifests] == [16, 8, 4, 2]
+    for manifest in manifests:
+        assert manifest.parent.sha256 == checkpoint.sha256
+        assert (manifest.labels, manifest.preprocessing) == (
+            checkpoint.labels,
+            checkpoint.preprocessing,
+        )
+        assert manifest.parity.passed and manifest.parity.real_inputs >= 256
+        assert manifest.parity.overridden == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,7 +59,7 @@ def test_file_is_clean(name: str, tiny_folder: Path) -> None:
     proto = onnx.load_from_string(data)
     onnx.checker.check_model(proto, full_check=True)
     assert proto.ir_version == 10
-    assert [(each.domain, each.version) for each in proto.opset_import] == [("", 20)]
+    assert [(opset.domain, opset.version) for opset in proto.opset_import] == [("", 20)]
     graph = proto.graph
     described = [
         (
@@ -104,7 +107,7 @@ def test_failing_gate_leaves_everything_as_it_was(
     tiny_checkpoint: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = onnx.load(tiny_folder / f"{NAMES[2]}.onnx")
-    monkeypatch.setattr("saccade.export.graph.tracing.trace_part", lambda *arguments: wrong)
+    monkeypatch.setattr("saccade.export.graph.tracing.trace_component", lambda *arguments: wrong)
     out = tmp_path / "nac"
     with pytest.raises(GateFailed, match=r"nac-b0125-fp32: .* relative error is") as failed:
         export(tiny_checkpoint, ExportOptions(out, budget=(0.25, 0.125)))
@@ -244,5 +247,5 @@ def test_an_epsilon_of_1e_8_stays_in_the_graph() -> None:
 
     tiny = np.full((3, 4), 1e-9, np.float32)
     proto = trace_module(Share(), {"x": torch.from_numpy(tiny)}, ("share",))
-    (found,) = onnx_session(proto.SerializeToString()).run(None, {"x": tiny})
-    np.testing.assert_allclose(found, 1e-9 / 1.4e-8, rtol=1e-5)
+    (answers,) = onnx_session(proto.SerializeToString()).run(None, {"x": tiny})
+    np.testing.assert_allclose(answers, 1e-9 / 1.4e-8, rtol=1e-5)

@@ -115,8 +115,8 @@ class Builder:
             return None
         _record("verbosity", config.profiling_verbosity.name)
         specs = {
-            kind: [[each.name, each.dtype.name, list(each.shape)] for each in found]
-            for kind, found in (("inputs", network.inputs), ("outputs", network.outputs))
+            kind: [[each.name, each.dtype.name, list(each.shape)] for each in tensors]
+            for kind, tensors in (("inputs", network.inputs), ("outputs", network.outputs))
         }
         return json.dumps({"calls": _CALLS, **specs}).encode()
 
@@ -165,18 +165,18 @@ class OnnxParser:
 
 def _fill(network, model):
     graph = onnx.shape_inference.infer_shapes(model).graph
-    kinds = {each.name: each.data_type for each in graph.initializer}
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
     values = (*graph.input, *graph.value_info, *graph.output)
-    kinds |= {each.name: each.type.tensor_type.elem_type for each in values}
+    kinds |= {value.name: value.type.tensor_type.elem_type for value in values}
 
     def tensor(name):
         return SimpleNamespace(name=name, dtype=_TYPES[kinds[name]])
 
     def binding(value):
-        found = tensor(value.name)
+        bound = tensor(value.name)
         axes = value.type.tensor_type.shape.dim
-        found.shape = tuple(-1 if axis.dim_param else axis.dim_value for axis in axes)
-        return found
+        bound.shape = tuple(-1 if axis.dim_param else axis.dim_value for axis in axes)
+        return bound
 
     def layer(node):
         inputs, outputs = [tensor(n) for n in node.input], [tensor(n) for n in node.output]
@@ -192,8 +192,8 @@ def _fill(network, model):
     layers = [layer(node) for node in graph.node]
     network.model = model
     network.num_layers, network.get_layer = len(layers), layers.__getitem__
-    network.inputs = [binding(each) for each in graph.input]
-    network.outputs = [binding(each) for each in graph.output]
+    network.inputs = [binding(value) for value in graph.input]
+    network.outputs = [binding(value) for value in graph.output]
     network.num_inputs, network.get_input = len(network.inputs), network.inputs.__getitem__
     network.num_outputs, network.get_output = len(network.outputs), network.outputs.__getitem__
 
@@ -266,9 +266,9 @@ class Context:
             (ctypes.c_ubyte * int(np.prod(shape))).from_address(self.addresses[name])
         )
         total = float(row.reshape(shape[0], -1)[0].sum())
-        for each, (mode, _, _) in self.tensors.items():
+        for tensor, (mode, _, _) in self.tensors.items():
             if mode == "OUTPUT":
-                count = int(np.prod(self.get_tensor_shape(each)))
-                floats = (ctypes.c_float * count).from_address(self.addresses[each])
+                count = int(np.prod(self.get_tensor_shape(tensor)))
+                floats = (ctypes.c_float * count).from_address(self.addresses[tensor])
                 floats[:] = [total] * count
         return True

@@ -26,12 +26,12 @@ def check(folder: Path) -> list[str]:
     """One line for each array that is further from ours than the manifest allows."""
     manifest = json.loads((folder / "manifest.json").read_text())
     failures = [line for case in ours(manifest) for line in check_case(folder, case)]
-    lists = [each["file"] for each in manifest["key_lists"]]
+    lists = [keys["file"] for keys in manifest["key_lists"]]
     return failures + [line for name in lists for line in check_keys(folder / name)]
 
 
 def count(folder: Path) -> int:
-    """How many cases `check` runs."""
+    """Number of cases that `check` runs."""
     manifest = json.loads((folder / "manifest.json").read_text())
     return len(ours(manifest)) + len(manifest["key_lists"])
 
@@ -44,19 +44,22 @@ def ours(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 def check_case(folder: Path, case: dict[str, Any]) -> Iterator[str]:
     """One line for each array of a case that is too far off."""
     arrays = _arrays(folder, case)
-    found = computed(case, arrays, _weights(folder, case))
-    draws = {each["name"] for each in case.get("draws") or ()}
+    computed_values = computed(case, arrays, _weights(folder, case))
+    draws = {draw["name"] for draw in case.get("draws") or ()}
     given = {*case["inputs"], *draws, "probe", *case.get("not_unique", ())}
     for name in sorted(set(arrays) - given):
-        if name not in found:
+        if name not in computed_values:
             yield f"{case['id']}: {name} was not computed"
             continue
-        found_here, theirs = np.broadcast_to(found[name], arrays[name].shape), arrays[name]
+        found_here, theirs = (
+            np.broadcast_to(computed_values[name], arrays[name].shape),
+            arrays[name],
+        )
         atol, rtol = case["tolerance"]["atol"].get(name, 0.0), case["tolerance"]["rtol"]
         if not np.allclose(found_here, theirs, rtol=rtol, atol=atol):
             yield f"{case['id']}: {name} is off by {np.nanmax(np.abs(found_here - theirs)):.2e}"
     for name in case.get("grad_none", ()):
-        if np.any(found.get(f"grad/{name}", np.zeros(1))):
+        if np.any(computed_values.get(f"grad/{name}", np.zeros(1))):
             yield f"{case['id']}: {name} has a gradient"
 
 
@@ -79,13 +82,13 @@ def computed(
 ) -> dict[str, np.ndarray]:
     """The case's outputs and the gradients of what is recorded, in float64."""
     if case["kind"] not in RUNS:
-        found: dict[str, np.ndarray] = parts.RUNS[case["kind"]](case, arrays, weights)
-        return found
+        values: dict[str, np.ndarray] = parts.RUNS[case["kind"]](case, arrays, weights)
+        return values
     leaves = {name: value.double().requires_grad_() for name, value in weights.items()}
     inputs = {name: torch.from_numpy(arrays[name]) for name in case["inputs"]}
     for value in inputs.values():
         value.requires_grad_(value.is_floating_point())
-    draws = [torch.from_numpy(arrays[each["name"]]) for each in case.get("draws") or ()]
+    draws = [torch.from_numpy(arrays[draw["name"]]) for draw in case.get("draws") or ()]
     made = RUNS[case["kind"]](case | {"drawn": draws}, inputs, leaves)
     (made[case["grad_of"]] * torch.from_numpy(arrays["probe"])).sum().backward()
     answers = {name: value.detach().numpy() for name, value in made.items()}

@@ -45,7 +45,7 @@ def _far(name: str, run: "Callable[[], Errors]") -> Iterator[str]:
 
 
 def count(folder: Path) -> int:
-    """How many cases `check` runs."""
+    """Number of cases that `check` runs."""
     return len(_cases(folder)) + len(_manifest(folder).get("fg_ari", {}).get("cases", ()))
 
 
@@ -60,8 +60,8 @@ def errors(folder: Path, case: dict[str, Any]) -> Errors:
     }[case["kind"]]
     for dtype, name in ((torch.float64, "float64"), (torch.float32, "float32")):
         allowed = case["tolerance"][name]["atol"]
-        for what, found, expected in run(case, data, dtype):
-            error = np.abs(np.asarray(found, np.float64) - expected).max()
+        for what, actual, expected in run(case, data, dtype):
+            error = np.abs(np.asarray(actual, np.float64) - expected).max()
             scale = max(1.0, float(np.abs(expected).max()))
             if what.startswith("gradient") and dtype == torch.float32:
                 continue  # of some weights it cancels to rounding noise, in the recording too
@@ -82,8 +82,8 @@ def fg_ari_errors(folder: Path) -> Errors:
         name = case["id"]
         parts = [data[f"{name}/{part}"] for part in ("true", "pred", "padding_mask")]
         for key, foreground in (("fg_ari", True), ("ari", False)):
-            found = adjusted_rand_index(*parts[:2], foreground=foreground, valid=parts[2])
-            error = np.abs(found - data[f"{name}/{key}"]).max()
+            scores = adjusted_rand_index(*parts[:2], foreground=foreground, valid=parts[2])
+            error = np.abs(scores - data[f"{name}/{key}"]).max()
             yield f"{name} {key}", float(error), section["tolerance"]["float64"]["atol"]
 
 
@@ -139,8 +139,8 @@ def _attention(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.d
     official.attention(translation, "", "", config)
     module.load_state_dict(translation.weights)
     module.to(dtype)
-    found, attention = module(inputs, state)
-    yield "slots_out", found.joined().detach(), data["out/slots_out"]
+    attended, attention = module(inputs, state)
+    yield "slots_out", attended.joined().detach(), data["out/slots_out"]
     yield "attention", torch.stack(attention).detach(), data["out/attn_softmax_over_slots"]
     folded, folded_attention = fold_attention(module)(inputs, state)
     yield "folded slots_out", folded.joined().detach(), data["out/slots_out"]
@@ -151,7 +151,7 @@ def _attention(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.d
         if key in data:
             module.config = SlotConfig.from_dict(config.to_dict() | {"rounds": rounds})
             yield f"after {rounds} rounds", module(inputs, state)[0].joined().detach(), data[key]
-    (found.joined() * torch.from_numpy(data["inputs/cotangent"]).to(dtype)).sum().backward()
+    (attended.joined() * torch.from_numpy(data["inputs/cotangent"]).to(dtype)).sum().backward()
     yield "gradient of inputs", inputs.grad, data["out/grad_inputs"]
     yield "gradient of the state", state.grad, data["out/grad_slots"]
     gradients = Translation("", parameters(data, "out/grad_params/"))
@@ -203,8 +203,8 @@ def _model(case: dict[str, Any], data: dict[str, np.ndarray], dtype: torch.dtype
     model.to(dtype)
     image = 255 * torch.from_numpy(data["inputs/video"]).to(dtype)[:, 0]
     state = torch.from_numpy(data["inputs/initial_slots"]).to(dtype)
-    found, _, painting = model(image, state)
-    yield "states", found.joined().detach()[:, None], data["out/states"]
+    answer, _, painting = model(image, state)
+    yield "states", answer.joined().detach()[:, None], data["out/states"]
     yield from _painted(Painting(*(part.detach() for part in painting)), data)
     target = torch.from_numpy(data["inputs/target"]).to(dtype)[:, 0]
     loss = (painting.reconstruction - target).square().sum((1, 2, 3)).mean()
@@ -270,7 +270,7 @@ def decoder_fields(recorded: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_fields(case: dict[str, Any]) -> dict[str, Any]:
-    """What a user says with --config to convert the recorded model."""
+    """Fields that a user gives with --config to convert the recorded model."""
     recorded = case["config"]
     attention = attention_fields(recorded["att"])
     fields = {

@@ -48,28 +48,28 @@ def check(folder: Path) -> list[str]:
 
 
 def count(folder: Path) -> int:
-    """How many cases `check` runs."""
+    """Number of cases that `check` runs."""
     manifest = json.loads((folder / "manifest.json").read_text())
     return len(manifest["cases"]) + len(manifest["key_lists"])
 
 
 def failures(folder: Path, case: dict[str, Any]) -> list[str]:
-    """What one case answers that is further off than its manifest allows."""
+    """Failures of one case: answers further off than its manifest allows."""
     arrays = _arrays(folder, case)
     with torch.random.fork_rng(devices=[]):
-        found = _KINDS[case["kind"]](case, arrays, _weights(folder, case))
+        actual = _KINDS[case["kind"]](case, arrays, _weights(folder, case))
     if case.get("compare") is False:
         # Rounding noise decides these; only that there is an answer can be said.
-        found = {name: each for name, each in found.items() if not np.isfinite(each).all()}
-        return [f"{case['id']}: {name} is not finite" for name in found]
+        actual = {name: each for name, each in actual.items() if not np.isfinite(each).all()}
+        return [f"{case['id']}: {name} is not finite" for name in actual]
     lines = []
     for name, atol in case["tolerance"]["atol"].items():
-        if name not in found:
+        if name not in actual:
             lines.append(f"{case['id']}: {name} was not computed")
             continue
         expected = arrays[name]
-        excess = np.abs(found[name] - expected) - case["tolerance"]["rtol"] * np.abs(expected)
-        if not (found[name].shape == expected.shape and (excess <= atol).all()):
+        excess = np.abs(actual[name] - expected) - case["tolerance"]["rtol"] * np.abs(expected)
+        if not (actual[name].shape == expected.shape and (excess <= atol).all()):
             lines.append(f"{case['id']}: {name} is {excess.max():.2e} off, allowed {atol:.2e}")
     return lines
 
@@ -83,16 +83,16 @@ def check_keys(path: Path) -> list[str]:
     lines = []
     for wanted, keys in zip(counts, (entries, newer), strict=True):
         tensors = {
-            each["key"]: torch.empty(each["shape"], dtype=getattr(torch, each["dtype"]))
-            for each in keys
+            key["key"]: torch.empty(key["shape"], dtype=getattr(torch, key["dtype"]))
+            for key in keys
         }
         converted = official.convert(Official(path.name, tensors))
         model = SoT(converted.config, fresh=False)
         model.load_state_dict(converted.weights)
         left = sorted(set(tensors) - set(converted.names.values()))
         lines += [f"{path.name}: {key} was not taken" for key in left]
-        if (found := sum(each.numel() for each in model.parameters())) != wanted:
-            lines.append(f"{path.name}: {found} parameters, expected {wanted}")
+        if (count := sum(parameter.numel() for parameter in model.parameters())) != wanted:
+            lines.append(f"{path.name}: {count} parameters, expected {wanted}")
     return lines
 
 
@@ -111,19 +111,19 @@ def _weights(folder: Path, case: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _numpy(**tensors: Tensor) -> dict[str, np.ndarray]:
-    return {name: each.detach().numpy() for name, each in tensors.items()}
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
 
 
 def _with_gradients(
     arrays: Arrays, output: Tensor, of: Mapping[str, Tensor], shown: str = "output"
 ) -> dict[str, np.ndarray]:
-    found = _numpy(**{shown: output})
+    values = _numpy(**{shown: output})
     if "probe" in arrays:
         output.backward(torch.from_numpy(arrays["probe"]))
         for name, tensor in of.items():
             if tensor.grad is not None:
-                found[f"grad/{name}"] = tensor.grad.numpy()
-    return found
+                values[f"grad/{name}"] = tensor.grad.numpy()
+    return values
 
 
 def _leaf(arrays: Arrays, name: str = "input") -> Tensor:
@@ -149,7 +149,7 @@ def _covariance(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]
     y = leaves.get("input2", x)
     if config["conv"]:
         # Maps [b c h w] lose the mean of each channel, and are averaged over places.
-        x, y = (each.flatten(2).mT for each in (x, y))
+        x, y = (matrix.flatten(2).mT for matrix in (x, y))
     kind = "channel" if config["conv"] else "scalar"
     divisor = x.shape[1] if config["cross"] else x.shape[2]
     removal = kind if config["remove_mean"] else "none"
@@ -161,13 +161,13 @@ def _mpn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> An
     x = _leaf(arrays)
     root = square_root(x, case["config"]["iterNum"])
     rows, columns = torch.triu_indices(*root.shape[-2:])
-    found = _with_gradients(arrays, root[:, rows, columns], {"input": x}) | _numpy(sqrt=root)
-    if "grad/input" in found:
+    values = _with_gradients(arrays, root[:, rows, columns], {"input": x}) | _numpy(sqrt=root)
+    if "grad/input" in values:
         # The authors wrote this gradient by hand: theirs and ours agree in the symmetric part.
-        for each in (found, arrays):
+        for each in (values, arrays):
             gradient = each["grad/input"]
             each["grad/input"] = (gradient + gradient.swapaxes(1, 2)) / 2  # type: ignore[index]
-    return found
+    return values
 
 
 def _covariance_mpn(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
@@ -207,7 +207,7 @@ def _loaded(module: Any, reading: Reading, prefix: str) -> Any:
 def _mgcrp(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
     config, x = case["config"], _leaf(arrays)
     side, heads, dim = config["wr_dim"], config["num_heads"], config["dim"]
-    named = {f"representation.{name}": each for name, each in weights.items()}
+    named = {f"representation.{name}": weight for name, weight in weights.items()}
     for name, width in (("visual_fc", heads * side * side), ("cls_fc", dim)):
         named |= {f"{name}.weight": torch.zeros(2, width), f"{name}.bias": torch.zeros(2)}
     reading = _read(named, case)
@@ -248,7 +248,7 @@ def _sinusoid(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) 
 
 def _block(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> Any:
     config = case["config"]
-    reading = _read({f"blocks.0.{name}": each for name, each in weights.items()}, case)
+    reading = _read({f"blocks.0.{name}": weight for name, weight in weights.items()}, case)
     fields = block_fields(reading)
     reading.rename(BLOCK)
     block = Block(
@@ -259,8 +259,8 @@ def _block(case: dict[str, Any], arrays: Arrays, weights: dict[str, Tensor]) -> 
         # A scale of its own instead of 1 / sqrt(width of a head) goes into the queries.
         own = config["qk_scale"] * (fields["dim"] // config["num_heads"]) ** 0.5
         with torch.no_grad():
-            for each in block.attention.qkv.parameters():
-                each[: fields["dim"]] *= own
+            for parameter in block.attention.qkv.parameters():
+                parameter[: fields["dim"]] *= own
     return _numpy(output=block(torch.from_numpy(arrays["input"])))
 
 

@@ -37,7 +37,7 @@ def check(folder: Path) -> list[str]:
 
 
 def count(folder: Path) -> int:
-    """How many cases `check` runs."""
+    """Number of cases that `check` runs."""
     manifest = json.loads((folder / "manifest.json").read_text())
     return len(manifest["cases"]) + len(manifest["key_lists"])
 
@@ -45,12 +45,12 @@ def count(folder: Path) -> int:
 def _check_case(folder: Path, case: dict[str, Any]) -> Iterator[str]:
     arrays = _arrays(folder, case)
     runs = {"sparo_module": run_module, "sparo_type": run_type}
-    found = runs.get(case["kind"], run_clip)(case, arrays, _weights(folder, case))
+    values = runs.get(case["kind"], run_clip)(case, arrays, _weights(folder, case))
     recorded = set(arrays) - {"input", "probe", "eos_indices", "image", "text"}
-    for name in sorted(recorded - set(found)):
+    for name in sorted(recorded - set(values)):
         yield f"{case['id']}: {name} was not computed"
-    for name in sorted(recorded & set(found)):
-        error = np.abs(found[name] - arrays[name])
+    for name in sorted(recorded & set(values)):
+        error = np.abs(values[name] - arrays[name])
         allowed = case["tolerance"]["atol"][name] + case["tolerance"]["rtol"] * abs(arrays[name])
         if not np.all(error <= allowed):
             yield f"{case['id']}: {name} is off by {error.max():.2e}"
@@ -85,12 +85,12 @@ def run_module(
     end = torch.from_numpy(arrays["eos_indices"]) if case["config"]["eos"] else None
     slots, attention = model(x, end)
     (slots * torch.from_numpy(arrays["probe"])).sum().backward()
-    found = {"slots": slots, "attn": attention, "grad/input": x.grad}
+    values = {"slots": slots, "attn": attention, "grad/input": x.grad}
     for name, parameter in model.named_parameters():
         theirs = f"grad/{PARAMETERS[name]}"
         if theirs in arrays:
-            found[theirs] = parameter.grad.reshape(arrays[theirs].shape)
-    return {name: value.detach().numpy() for name, value in found.items()}
+            values[theirs] = parameter.grad.reshape(arrays[theirs].shape)
+    return {name: value.detach().numpy() for name, value in values.items()}
 
 
 def module_shape(config: dict[str, Any], shapes: dict[str, Any]) -> ReadOutShape:
@@ -146,7 +146,7 @@ def run_clip(
     logits = model(pixels, tokens)
     target = torch.arange(len(tokens))
     losses = [torch.nn.functional.cross_entropy(each, target) for each in (logits, logits.mT)]
-    found = {
+    values = {
         "logits_per_image": logits,
         "logits_per_text": logits.mT,
         "logit_scale_exp": model.logit_scale.exp(),
@@ -158,11 +158,11 @@ def run_clip(
     for name, pooled, trunk in ends:
         pool = getattr(model, f"{name}_pool")
         if pooled.slots is None:
-            found[f"{name}_features_unnormalized"] = pooled.feature
+            values[f"{name}_features_unnormalized"] = pooled.feature
         else:
-            found[f"{name}_slots"], found[f"{name}_attn"] = pooled.slots, pooled.attention
-            found[f"{name}_raw_slots"], found[f"{name}_tokens"] = pooled.raw, pool.norm(trunk)
-    return {name: np.asarray(value) for name, value in found.items()}
+            values[f"{name}_slots"], values[f"{name}_attn"] = pooled.slots, pooled.attention
+            values[f"{name}_raw_slots"], values[f"{name}_tokens"] = pooled.raw, pool.norm(trunk)
+    return {name: np.asarray(value) for name, value in values.items()}
 
 
 def check_keys(path: Path) -> list[str]:
@@ -186,7 +186,7 @@ def check_keys(path: Path) -> list[str]:
     read = (set(converted.names.values()) | set(converted.ignored)) - {""}
     if read != set(tensors):
         failures.append(f"{path.name}: keys not read {sorted(set(tensors) ^ read)[:4]}")
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters != listed["num_params"]:
         failures.append(f"{path.name}: {parameters} parameters, not {listed['num_params']}")
     return failures

@@ -39,7 +39,7 @@ def check(folder: Path) -> list[str]:
 
 
 def count(folder: Path) -> int:
-    """How many cases a folder has."""
+    """Number of cases in a folder."""
     manifest = json.loads((folder / "manifest.json").read_text())
     layers = len(manifest["tv2d_layer"]["cases"]) if "tv2d_layer" in manifest else 0
     return layers + len(TOLERANCES) * len(manifest["models"])
@@ -107,8 +107,8 @@ def _of_model(
 def _layer(data: Any, case: str) -> Iterator[str]:
     x = torch.from_numpy(data[f"{case}/x"]).double()[None].requires_grad_()
     sizes = torch.tensor([x.shape[1:]])
-    found = tv_dykstra(x, sizes, torch.zeros_like(x, dtype=torch.bool), LAM)
-    yield _far("y_official", found[0], data[f"{case}/y_official"], LAYER_TOLERANCE)
+    solved = tv_dykstra(x, sizes, torch.zeros_like(x, dtype=torch.bool), LAM)
+    yield _far("y_official", solved[0], data[f"{case}/y_official"], LAYER_TOLERANCE)
     # The exact layer is TVMAX before its sparsemax, so it is asked through the whole of it.
     exact = torch.from_numpy(data[f"{case}/y_exact"])
     weights = tvmax(x, LAM, tolerance=SOLVED_TOLERANCE)
@@ -119,16 +119,16 @@ def _layer(data: Any, case: str) -> Iterator[str]:
 def _network(model: VQA, data: Any, function: str, tolerance: float) -> Iterator[str]:
     inputs = inputs_of(data, torch.float64)
     inputs["features"].requires_grad_()
-    found = model.details(**inputs)
+    answer = model.details(**inputs)
     wanted = {
         "probabilities": data[f"{function}/output"],
         "logits": data[f"{function}/logits"],
         "attention": _as_grid(data[f"{function}/img_attention"], inputs["sizes"], model),
     }
-    lines = [_far(name, found[name], value, tolerance) for name, value in wanted.items()]
+    lines = [_far(name, answer[name], value, tolerance) for name, value in wanted.items()]
     if function != "tvmax":
         cotangent = torch.from_numpy(data["cotangent"])
-        (found["probabilities"] * cotangent).sum().backward()  # type: ignore[no-untyped-call]
+        (answer["probabilities"] * cotangent).sum().backward()  # type: ignore[no-untyped-call]
         parameters = dict(model.named_parameters())
         gradients = {theirs: parameters[ours].grad for ours, theirs in GRADIENTS.items()}
         gradients["img_feat"] = inputs["features"].grad
@@ -150,9 +150,9 @@ def _as_grid(rows: np.ndarray, sizes: torch.Tensor, model: VQA) -> np.ndarray:
     return grids
 
 
-def _far(name: str, found: Any, expected: Any, tolerance: float) -> str:
+def _far(name: str, actual: Any, expected: Any, tolerance: float) -> str:
     """Empty, or how far apart the two are."""
-    found = found.detach().numpy() if isinstance(found, torch.Tensor) else found
+    actual = actual.detach().numpy() if isinstance(actual, torch.Tensor) else actual
     expected = expected.detach().numpy() if isinstance(expected, torch.Tensor) else expected
-    apart = float(np.abs(found - expected).max())
+    apart = float(np.abs(actual - expected).max())
     return "" if apart <= tolerance else f"{name} is off by {apart:.2e}, at most {tolerance:g}"

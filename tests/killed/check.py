@@ -62,7 +62,7 @@ def _each(
     from saccade.machine import this_machine
 
     chosen = [COMMANDS[name] for name in options.commands or COMMANDS]
-    inputs(root / "given", {need for each in chosen for need in each.needs})
+    inputs(root / "given", {need for each in chosen for need in each.requirements})
     if any("exported" in each.changes for each in chosen):
         _exported(root)
     disk = _disk() if options.full else "none"
@@ -156,7 +156,7 @@ class _Bench:
             full.trial(self.command, self.expected, index, self.options)
             for index in range(tally.planned)
         ]
-        return tally, [partial(self._try, tally, *each) for each in trials]
+        return tally, [partial(self._try, tally, *trial) for trial in trials]
 
     def _try(self, tally: Tally, trial: Any, disk: Any = None) -> None:
         from forks import Place

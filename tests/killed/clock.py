@@ -24,7 +24,9 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 @dataclass(frozen=True)
 class Moment:
-    """When and what: `clock` is call, file, import or none; `fault` a signal's name or ENOSPC."""
+    """Moment and kind of a fault: `clock` is call, file, import or none; `fault` a signal or
+    ENOSPC.
+    """
 
     clock: str
     number: int
@@ -80,13 +82,13 @@ class Clock:
 @contextmanager
 def clock(moment: Moment, folders: tuple[Path, ...]) -> Iterator[Clock]:
     """Count inside the block; only for a process that ends after it, for hooks stay."""
-    found = Clock(moment, folders)
-    sys.addaudithook(found.audit)
+    ticking = Clock(moment, folders)
+    sys.addaudithook(ticking.audit)
     if moment.clock == "call":
-        sys.setprofile(found.profile)
-    found.running = True
+        sys.setprofile(ticking.profile)
+    ticking.running = True
     try:
-        yield found
+        yield ticking
     finally:
-        found.running = False
+        ticking.running = False
         sys.setprofile(None)

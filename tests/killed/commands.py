@@ -20,7 +20,7 @@ class Command:
     name: str
     words: tuple[str, ...]
     results: tuple[str, ...]  # in {out}: whole, or as they were before
-    needs: tuple[str, ...]  # of the inputs
+    requirements: tuple[str, ...]  # of the inputs
     prepare: Callable[[], None] = lambda: None  # in the process, before it begins
     keeps: tuple[str, ...] = ()  # what an unfinished run leaves to go on from
     resume: tuple[str, ...] = ()  # words for a run that goes on, where `keeps` is there
@@ -29,15 +29,15 @@ class Command:
 
     @property
     def replaces(self) -> bool:
-        """Whether it has a --force with which an older result is replaced whole."""
+        """True if it has a --force with which an older result is replaced whole."""
         return bool(self.results) and not self.resumes_alone
 
 
-def inputs(given: Path, needs: set[str]) -> None:
-    """What the commands read, in one folder: tiny models and data; only what is needed."""
+def inputs(given: Path, requirements: set[str]) -> None:
+    """Inputs of the commands, in one folder: tiny models and data; only what is needed."""
     sys.path[:0] = [str(TESTS), str(TESTS / "plugins")]
     given.mkdir(parents=True)
-    for need in sorted(needs):
+    for need in sorted(requirements):
         _MAKERS[need](given)
 
 

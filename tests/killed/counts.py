@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came of the trials, as JSON: how many were planned, how many were run, what was wrong."""
+"""Counts of the trials, as JSON: how many were planned, how many were run, what was wrong."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,12 +30,12 @@ class Tally:
 
 def result_of(tallies: list[Tally], run: dict[str, Any]) -> dict[str, Any]:
     """The result of one run; `run` says how it was made."""
-    return _result([vars(each) for each in tallies], {each.command: run for each in tallies})
+    return _result([vars(tally) for tally in tallies], {tally.command: run for tally in tallies})
 
 
 def merged(before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """The new counts of their commands, beside those of the others."""
-    kept = [each for each in before["results"] if each["command"] not in new["runs"]]
+    kept = [result for result in before["results"] if result["command"] not in new["runs"]]
     runs = {name: before["runs"][name] for name in {each["command"] for each in kept}}
     return _result([*kept, *new["results"]], {**runs, **new["runs"]})
 
@@ -49,8 +49,8 @@ def with_missing(result: dict[str, Any], commands: Iterable[str]) -> dict[str, A
 def _result(results: list[dict[str, Any]], runs: dict[str, Any]) -> dict[str, Any]:
     return {
         "benchmark": "commands ended at seeded moments, and on full disks",
-        "complete": all(each["run"] == each["planned"] for each in results),
-        "faults": sum(len(each["faults"]) for each in results),
+        "complete": all(result["run"] == result["planned"] for result in results),
+        "faults": sum(len(result["faults"]) for result in results),
         "runs": runs,
         "results": results,
     }

@@ -26,7 +26,7 @@ class Place:
 
     @property
     def out(self) -> Path:
-        """Where results go."""
+        """Folder of the results."""
         return self.root / "out"
 
     @property
@@ -41,8 +41,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a child ended: exit code, or minus a signal; what it said; what it counted."""
+class ProcessExit:
+    """Ending of a child: exit code, or minus a signal; what it said; what it counted."""
 
     code: int
     said: str
@@ -57,11 +57,11 @@ def run(
     *more: str,
     moment: Moment = NEVER,
     limit: Callable[[], None] = lambda: None,
-) -> Ended:
+) -> ProcessExit:
     """Fork, run the command line to its end, and say how that was."""
-    words = [each.format(given=given, out=place.out) for each in (*command.words, *more)]
+    words = [word.format(given=given, out=place.out) for word in (*command.words, *more)]
     said, counts = (
-        place.root.with_suffix(each) for each in (".said", ".counts")
+        place.root.with_suffix(suffix) for suffix in (".said", ".counts")
     )  # not on its disk
     pid = os.fork()
     if not pid:
@@ -76,11 +76,13 @@ def run(
     code = _wait(pid)
     numbers = counts.read_text().split() if counts.exists() else ["0", "0"]
     counts.unlink(missing_ok=True)
-    return Ended(code, said.read_text(errors="replace"), *map(int, numbers))
+    return ProcessExit(code, said.read_text(errors="replace"), *map(int, numbers))
 
 
 def modules(command: Command, given: Path, place: Place) -> list[str]:
-    """What the command imports: the parent imports the same, and every further child has it."""
+    """Modules that the command imports: the parent imports the same, and every further child has
+    it.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -88,17 +90,17 @@ def modules(command: Command, given: Path, place: Place) -> list[str]:
         try:
             _become(place, place.root.with_suffix(".said"))
             command.prepare()
-            words = [each.format(given=given, out=place.out) for each in command.words]
+            words = [word.format(given=given, out=place.out) for word in command.words]
             _main(words)
         finally:
-            with os.fdopen(writer, "w") as told:
-                told.write("\n".join(sys.modules))
+            with os.fdopen(writer, "w") as pipe:
+                pipe.write("\n".join(sys.modules))
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as told:
-        found = told.read().split("\n")
+    with os.fdopen(reader) as pipe:
+        names = pipe.read().split("\n")
     _wait(pid)
-    return found
+    return names
 
 
 def _become(place: Place, said: Path) -> None:
@@ -157,22 +159,22 @@ def survivors(place: Place, patience_s: float = 10.0) -> list[int]:
     """Processes of a trial that are there after a while; ended, so that the next trial is alone."""
     wanted = f"TMPDIR={place.temporary}".encode()
     end = time.monotonic() + patience_s
-    while (found := _with(wanted)) and time.monotonic() < end:
+    while (pids := _with(wanted)) and time.monotonic() < end:
         time.sleep(0.02)
-    for pid in found:
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return found
+    return pids
 
 
 def _with(wanted: bytes) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             zombie = b"\nState:\tZ" in (entry / "status").read_bytes()
             if not zombie and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def imported(names: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from clock import Moment
 from commands import Command
-from forks import Ended, Place
+from forks import Place, ProcessExit
 from trial import FULL, Reference, Trial, lay_out
 
 _NEW_MOUNTS, _PRIVATE, _REMOUNT = 0x20000, 1 << 18 | 1 << 14, 32
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @cache
 def kind() -> str:
-    """Which of the two this process can have."""
+    """Kind of the two that this process can have."""
     private = _libc.unshare(_NEW_MOUNTS) == 0 and _mount(b"none", b"/", None, _PRIVATE, None)
     return "tmpfs" if private else "RLIMIT_FSIZE, and ENOSPC at events"
 
@@ -35,7 +35,7 @@ class Disk:
 
     def run(
         self, trial: Trial, given: Path, place: Place, expected: Reference
-    ) -> tuple[Ended, list[str]]:
+    ) -> tuple[ProcessExit, list[str]]:
         """The trial on it; the next run has room."""
         place.root.mkdir(parents=True)
         target = os.fsencode(place.root)
@@ -57,11 +57,11 @@ class Disk:
 
 @dataclass(frozen=True)
 class NoDisk:
-    """Where nothing can be mounted: the trial has a limit, or its moment finds no room."""
+    """No disk can be mounted: the trial has a limit, or its moment finds no room."""
 
     def run(
         self, trial: Trial, given: Path, place: Place, expected: Reference
-    ) -> tuple[Ended, list[str]]:
+    ) -> tuple[ProcessExit, list[str]]:
         """The trial."""
         return trial.run(given, place, expected)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clock import Moment
 from commands import Command
-from forks import Ended, Place, run, survivors
+from forks import Place, ProcessExit, run, survivors
 
 Tree = dict[str, str]
 FULL = "ENOSPC"
@@ -24,28 +24,28 @@ _TRACES = ("Traceback", "Exception ignored", "bug in saccade", "Fatal Python err
 
 def tree(folder: Path) -> Tree:
     """Every visible file below a folder and its hash; empty folders count too."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if any(part.startswith(".") for part in name.parts):
             continue
         if path.is_file():
-            found[str(name)] = hashlib.sha256(path.read_bytes()).hexdigest()
+            files[str(name)] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif not any(path.iterdir()):
-            found[str(name)] = "empty folder"
-    return found
+            files[str(name)] = "empty folder"
+    return files
 
 
 def hidden(place: Place) -> list[str]:
-    """What is left of half-made things, there and among temporary files."""
-    found = [path for path in place.out.rglob("*") if path.name.startswith(".")]
-    found = [path for path in found if path.name != ".lock"] + list(place.temporary.iterdir())
-    return sorted(str(path.relative_to(place.root)) for path in found)
+    """Leftovers of half-made things, there and among temporary files."""
+    paths = [path for path in place.out.rglob("*") if path.name.startswith(".")]
+    paths = [path for path in paths if path.name != ".lock"] + list(place.temporary.iterdir())
+    return sorted(str(path.relative_to(place.root)) for path in paths)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a run leaves that nobody disturbs, and how many moments it has."""
+    """Reference of a run that nobody disturbs: its files, and how many moments it has."""
 
     tree: Tree
     stable: frozenset[str]  # files whose bytes are the same in every run
@@ -54,16 +54,16 @@ class Reference:
     pages: int  # of memory that the result takes
     largest: int  # bytes of its largest file
 
-    def fits(self, found: Tree) -> bool:
-        """Whether the files are those, and the bytes where they do not hold a time."""
-        return found.keys() == self.tree.keys() and all(
-            found[name] == self.tree[name] for name in self.stable
+    def fits(self, files: Tree) -> bool:
+        """True if the files are those, and the bytes where they do not hold a time."""
+        return files.keys() == self.tree.keys() and all(
+            files[name] == self.tree[name] for name in self.stable
         )
 
 
 def reference(command: Command, given: Path, root: Path) -> Reference:
     """Two runs that nobody disturbs; one counts calls, the other is as fast as it can be."""
-    found, ends = [], []
+    runs, ends = [], []
     for clock in ("none", "call"):
         place = Place(root / f"reference-{clock}")
         lay_out(command, given, place, old=False)
@@ -72,8 +72,8 @@ def reference(command: Command, given: Path, root: Path) -> Reference:
             raise SystemExit(f"{command.name} does not run at all:\n{ends[-1].said}")
         if left := hidden(place):
             raise SystemExit(f"{command.name} leaves {left} when all goes well")
-        found.append(tree(place.out))
-    one, other = found
+        runs.append(tree(place.out))
+    one, other = runs
     stable = frozenset(name for name in one if one[name] == other.get(name))
     sizes = [path.stat().st_size for path in place.out.rglob("*")]
     pages = sum(1 + size // 4096 for size in sizes)
@@ -106,8 +106,8 @@ class Trial:
     old: bool
     limit: Callable[[], None] = lambda: None
 
-    def run(self, given: Path, place: Place, expected: Reference) -> tuple[Ended, list[str]]:
-        """How it ended, and what is wrong with it."""
+    def run(self, given: Path, place: Place, expected: Reference) -> tuple[ProcessExit, list[str]]:
+        """Ending of the trial, and what is wrong with it."""
         lay_out(self.command, given, place, old=self.old)
         return self.run_laid_out(given, place, expected)
 
@@ -117,7 +117,7 @@ class Trial:
         place: Place,
         expected: Reference,
         make_room: Callable[[], None] = lambda: None,
-    ) -> tuple[Ended, list[str]]:
+    ) -> tuple[ProcessExit, list[str]]:
         """The same in a place that is laid out already."""
         before = tree(place.out)
         first = ("--force",) if self.old else ()
@@ -141,7 +141,7 @@ class Trial:
             wrong.append(f"after the next run there still is {left}")
         return ended, wrong
 
-    def _ending(self, ended: Ended) -> list[str]:
+    def _ending(self, ended: ProcessExit) -> list[str]:
         wrong = [f"says {word}: {ended.said[-900:]}" for word in _TRACES if word in ended.said]
         # A moment that this run did not come to, and room that was enough.
         if ended.code not in (CODES[self.moment.fault], 0):
@@ -152,16 +152,16 @@ class Trial:
         known = (*self.command.results, *self.command.keeps)
         wrong = [f"{name} is visible" for name in now if not _below(name, known)]
         for name in self.command.results:
-            found, old, new = (
+            actual, old, new = (
                 {each: digest for each, digest in one.items() if _below(each, (name,))}
                 for one in (now, before, expected.tree)
             )
-            whole = found.keys() == new.keys() and all(
-                found[each] == new[each] for each in found if each in expected.stable
+            whole = actual.keys() == new.keys() and all(
+                actual[each] == new[each] for each in actual if each in expected.stable
             )
             kept = name in self.command.keeps or self.command.resumes_alone
-            if not (found == old or whole or kept):
-                wrong.append(f"half of {name} is visible: {sorted(found)}")
+            if not (actual == old or whole or kept):
+                wrong.append(f"half of {name} is visible: {sorted(actual)}")
         return wrong
 
     def _next_words(self, now: Tree, expected: Reference) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ class Trial:
 
 
 def _below(name: str, folders: tuple[str, ...]) -> bool:
-    return any(name == each or name.startswith(each + "/") for each in folders)
+    return any(name == folder or name.startswith(folder + "/") for folder in folders)
 
 
 def broken_json(place: Place) -> list[str]:
@@ -198,6 +198,6 @@ def moments(expected: Reference, fault: str, count: int, rng: random.Random) -> 
     most = min(expected.events, count // 2)
     events = sorted(rng.sample(range(1, expected.events + 1), most))
     calls = sorted(rng.randint(1, max(1, expected.calls)) for _ in range(count - most))
-    return [Moment("file", each, fault) for each in events] + [
-        Moment("call", each, fault) for each in calls
+    return [Moment("file", event, fault) for event in events] + [
+        Moment("call", call, fault) for call in calls
     ]

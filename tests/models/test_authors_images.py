@@ -52,7 +52,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Sizes:
-    """What a model's configuration says of its images."""
+    """Sizes that a model's configuration says of its images."""
 
     channels = 3
 
@@ -79,19 +79,19 @@ def preprocessing_of(case: dict[str, Any]) -> Preprocessing:
     usual = authors_images(source, Sizes(case)).preprocessing
     config = SoTConfig(channels=3, mean=usual.mean, std=usual.std)
     converted = Converted("sot", config, {}, {}, usual)
-    found = with_published(converted, Official("", {}, {name: fields})).preprocessing
-    assert found is not None
-    return found
+    preprocessing = with_published(converted, Official("", {}, {name: fields})).preprocessing
+    assert preprocessing is not None
+    return preprocessing
 
 
 def photograph(name: str) -> bytes:
     said = GOLDEN["photographs"][name]
     path = FOLDER / said["path"]
     if said.get("package"):
-        found = find_spec(said["package"])  # not imported: that takes seconds
-        if found is None or found.origin is None:
+        spec = find_spec(said["package"])  # not imported: that takes seconds
+        if spec is None or spec.origin is None:
             pytest.skip(f"{said['package']} is not installed: pip install 'saccade[export]'")
-        path = Path(found.origin).parent / said["path"]
+        path = Path(spec.origin).parent / said["path"]
     data = path.read_bytes()
     assert hashlib.sha256(data).hexdigest() == said["sha256"]
     return data
@@ -99,24 +99,24 @@ def photograph(name: str) -> bytes:
 
 def largest_difference(case: dict[str, Any], preprocessing: Preprocessing) -> int:
     """Of the pixels, from 0 to 255."""
-    found = decode(photograph(case["photograph"]), preprocessing.wanted())
-    if hashlib.sha256(found.tobytes()).hexdigest() == case["sha256"]:
+    actual = decode(photograph(case["photograph"]), preprocessing.wanted())
+    if hashlib.sha256(actual.tobytes()).hexdigest() == case["sha256"]:
         return 0
     with np.load(FOLDER / "pixels.npz") as tensors:
         expected = tensors[case.get("pixels") or case["thin"]]
-    kept = found if "pixels" in case else found[::THIN, ::THIN]
+    kept = actual if "pixels" in case else actual[::THIN, ::THIN]
     assert kept.shape == expected.shape
     # All that is not stored differs by its hash alone: as much as one can tell, and more than 0.
     return max(1, int(np.abs(kept.astype(int) - expected).max()))
 
 
-PIPELINES = sorted({each["pipeline"] for each in GOLDEN["cases"]})
+PIPELINES = sorted({case["pipeline"] for case in GOLDEN["cases"]})
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_pixels_are_the_authors(pipeline: str) -> None:
-    cases = [each for each in GOLDEN["cases"] if each["pipeline"] == pipeline]
-    assert len({each["photograph"] for each in cases}) >= (6 if pipeline in PUBLISHED else 12) or (
+    cases = [case for case in GOLDEN["cases"] if case["pipeline"] == pipeline]
+    assert len({case["photograph"] for case in cases}) >= (6 if pipeline in PUBLISHED else 12) or (
         pipeline == "torchvision crop beyond"
     )
     worst = {}
@@ -130,12 +130,12 @@ def test_pixels_are_the_authors(pipeline: str) -> None:
         said = replace(usual, **opened, conversion=before)  # type: ignore[arg-type]
         name = f"{case['photograph']} {case['height_px']} x {case['width_px']}"
         worst[name] = largest_difference(case, said)
-    assert {name: found for name, found in worst.items() if found > 1} == {}
+    assert {name: difference for name, difference in worst.items() if difference > 1} == {}
 
 
 @pytest.mark.parametrize("pipeline", ["invariant-slot-attention", "tf.image.resize", "cv2.resize"])
 def test_pixels_without_antialiasing_are_the_authors(pipeline: str) -> None:
-    cases = [each for each in UNALIASED["cases"] if each["pipeline"] == pipeline]
+    cases = [case for case in UNALIASED["cases"] if case["pipeline"] == pipeline]
     with np.load(FOLDER / "unaliased.npz") as levels:
         for case in cases:
             if (pipeline, case["interpolation"]) == ("cv2.resize", "nearest"):
@@ -146,9 +146,9 @@ def test_pixels_without_antialiasing_are_the_authors(pipeline: str) -> None:
                 usual, cut=tuple(case.get("crop", ())), resize_mode="squash",
                 interpolation=case["interpolation"],
             )  # fmt: skip
-            found = decode(photograph(case["photograph"]), said.wanted()).astype(float)
+            actual = decode(photograph(case["photograph"]), said.wanted()).astype(float)
             expected = levels[case["levels"]].astype(float)
-            kept = found if found.shape == expected.shape else found[::THIN, ::THIN]
+            kept = actual if actual.shape == expected.shape else actual[::THIN, ::THIN]
             assert np.abs(kept - expected).max() <= 1, case
 
 
@@ -176,11 +176,15 @@ FULL = {
 @pytest.mark.parametrize("source", FULL)
 def test_what_convert_assumes_of_each_source(source: str) -> None:
     case = {"pipeline": "vit", "height_px": 224, "width_px": 224}
-    found = authors_images(source, Sizes(case)).preprocessing
+    preprocessing = authors_images(source, Sizes(case)).preprocessing
     mode, side, interpolation, conversion, antialias = FULL[source]
-    assert (found.resize_mode, found.resize_px) == (mode, (side, side))
-    assert (found.interpolation, found.antialias) == (interpolation, antialias)
-    assert (found.conversion, found.alpha, found.exif) == (conversion, "dropped", True)
+    assert (preprocessing.resize_mode, preprocessing.resize_px) == (mode, (side, side))
+    assert (preprocessing.interpolation, preprocessing.antialias) == (interpolation, antialias)
+    assert (preprocessing.conversion, preprocessing.alpha, preprocessing.exif) == (
+        conversion,
+        "dropped",
+        True,
+    )
 
 
 def test_sizes_that_are_resized_in_another_way() -> None:

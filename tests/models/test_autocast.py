@@ -34,7 +34,7 @@ def losses(folder: Path, precision: Any) -> np.ndarray:
         run = Run(task(options), options)
         for _ in range(STEPS):
             run.step()
-    assert {each.dtype for each in run.task.model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in run.task.model.parameters()} == {torch.float32}
     return np.array(run.losses)
 
 
@@ -58,14 +58,14 @@ def test_what_needs_float32_has_it_under_autocast() -> None:
         model.graph_loss(),
     ]
     with torch.autocast("cpu", torch.bfloat16):
-        found = [
+        actual = [
             signature_distance(near, near),
             masked_softmax(scores, None),
             model.graph_loss(),
         ]
         assert masked_softmax(scores.bfloat16(), None).dtype == torch.float32
         assert skmdpa(values, values, values, None).dtype == torch.bfloat16  # a product
-    for wanted, seen in zip(expected, found, strict=True):
+    for wanted, seen in zip(expected, actual, strict=True):
         assert seen.dtype == torch.float32
         assert torch.equal(wanted, seen)
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant import choose_settings, setting_text
+from saccade.export.artefact.variant import budget_option, choose_budgets
 from saccade.files import json_bytes
 from saccade.models.budget import Budget, budget_text
-from saccade.models.interface import Setting, fraction_setting
+from saccade.models.interface import ComputeBudget, fraction_budget
 from saccade.schema import typed
 from saccade.serving.client.wire import choice
 
@@ -42,8 +42,8 @@ class Modules:
     def __init__(self, total: int) -> None:
         self.total = total
 
-    def setting(self, text: str) -> Setting:
-        return fraction_setting(text, self.total, "modules")
+    def budget(self, text: str) -> ComputeBudget:
+        return fraction_budget(text, self.total, "modules")
 
 
 def routes(*budgets: float) -> Any:
@@ -74,12 +74,12 @@ def test_a_fraction_survives_every_step_to_the_manifest(budget: Fraction, total:
     for said in ways_to_say(budget)[:6]:
         assert Budget(budget_text(said)) == number
         if kept:
-            (setting,) = choose_settings(Modules(total), (said,))  # type: ignore[arg-type]
-            assert (setting.budget, setting.kept) == (number, kept)
-            # From a manifest or a sweep's point back to the setting.
-            assert fraction_setting(setting_text(setting.label, setting.budget), total, "") == (
-                Setting(setting.label, setting.budget, kept, total, "")
-            )
+            (budget_name,) = choose_budgets(Modules(total), (said,))  # type: ignore[arg-type]
+            assert (budget_name.share, budget_name.kept) == (number, kept)
+            # From a manifest or a sweep's point back to the budget.
+            assert fraction_budget(
+                budget_option(budget_name.label, budget_name.share), total, ""
+            ) == (ComputeBudget(budget_name.label, budget_name.share, kept, total, ""))
     read = typed(Budget, json.loads(json_bytes({"budget": Budget(number)}))["budget"], "")
     assert read == number and read.fraction == budget and read.label == Budget(number).label
     for copied in (deepcopy(read), pickle.loads(pickle.dumps(read))):
@@ -139,17 +139,17 @@ def test_six_digits_are_compared_and_no_fewer() -> None:
     ],
 )  # fmt: skip
 def test_bytes_and_names_are_those_of_the_float(budget: float, text: bytes, label: str) -> None:
-    found = choose_settings(Modules(256), (budget,))[0].budget  # type: ignore[arg-type]
-    assert json_bytes({"budget": found}) == b'{\n "budget": ' + text + b"\n}\n"
-    assert found.label == label
+    share = choose_budgets(Modules(256), (budget,))[0].share  # type: ignore[arg-type]
+    assert json_bytes({"budget": share}) == b'{\n "budget": ' + text + b"\n}\n"
+    assert share.label == label
 
 
 @pytest.mark.parametrize("total", [1, 3, 6, 7, 24, 48, 49, 256, 499])
 def test_the_smallest_budget_that_a_message_names_is_accepted(total: int) -> None:
     with pytest.raises(SaccadeError, match="keeps none") as caught:
-        fraction_setting("0.001", total, "modules")
+        fraction_budget("0.001", total, "modules")
     smallest = str(caught.value).rpartition(" ")[2].rstrip(".")
-    assert fraction_setting(smallest, total, "modules").kept == 1
+    assert fraction_budget(smallest, total, "modules").kept == 1
 
 
 WRONG = ("", "half", "1/0", "0/1", "4/3", "-1/2", "1e400", 10**400, None, [1], math.nan, "1/2/3")
@@ -158,10 +158,10 @@ WRONG = ("", "half", "1/0", "0/1", "4/3", "-1/2", "1e400", 10**400, None, [1], m
 @pytest.mark.parametrize("said", WRONG)
 def test_what_is_no_budget_is_refused(said: Any) -> None:
     with pytest.raises(SaccadeError, match="budget"):
-        choose_settings(Modules(16), (said,))  # type: ignore[arg-type]
+        choose_budgets(Modules(16), (said,))  # type: ignore[arg-type]
     with pytest.raises(rules.RequestRefused, match="budget is"):
         rules.number("budget", said)
 
 
 def test_whole_numbers_stay_whole_for_families_that_count() -> None:
-    assert [budget_text(each) for each in (3, 3.0, Fraction(2), "t2 ")] == ["3", "3", "2", "t2"]
+    assert [budget_text(given) for given in (3, 3.0, Fraction(2), "t2 ")] == ["3", "3", "2", "t2"]

@@ -20,10 +20,10 @@ PUBLISHED = {  # parameters of the authors' own models
 }
 
 
-def test_every_family_has_rows_that_name_their_parts_and_source() -> None:
+def test_every_family_has_rows_that_name_their_components_and_source() -> None:
     rows = catalogue()
-    assert {each.family for each in rows} == set(FAMILIES)
-    names = [each.name for each in rows]
+    assert {row.family for row in rows} == set(FAMILIES)
+    names = [row.name for row in rows]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in names)
     for each in rows:
@@ -37,8 +37,8 @@ def test_every_family_has_rows_that_name_their_parts_and_source() -> None:
         assert counted["parameters"] == each.parameters, each.name
         assert set(each.multiply_adds) == set(each.outputs), each.name
         assert all(count > 0 for count in each.multiply_adds.values()), each.name
-    assert {each.name: each.parameters for each in rows if each.name in PUBLISHED} == PUBLISHED
-    json.dumps([each.to_dict() for each in rows])
+    assert {row.name: row.parameters for row in rows if row.name in PUBLISHED} == PUBLISHED
+    json.dumps([row.to_dict() for row in rows])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -46,7 +46,7 @@ def test_counts_what_a_real_model_has(family: str) -> None:
     smallest = min(catalogue(family), key=lambda each: each.parameters)
     assert smallest.parameters < 100_000
     model = build(family, presets(family)[smallest.name].to_dict())
-    assert sum(each.numel() for each in model.parameters()) == smallest.parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == smallest.parameters
 
 
 # Tracing the others takes far longer, and what counts is the same code.

@@ -154,9 +154,16 @@ def test_a_checkpoint_from_before_resize_modes_squashes() -> None:
         written = json.loads(json.loads(head)["__metadata__"]["saccade"])["preprocessing"]
         if written is None or "resize_mode" in written:
             continue
-        found = Preprocessing.from_dict(written)
-        assert (found.resize_mode, found.interpolation) == ("squash", written["resize"])
-        assert (found.conversion, found.alpha, found.min_side_px) == ("before", "white", 1)
+        preprocessing = Preprocessing.from_dict(written)
+        assert (preprocessing.resize_mode, preprocessing.interpolation) == (
+            "squash",
+            written["resize"],
+        )
+        assert (preprocessing.conversion, preprocessing.alpha, preprocessing.min_side_px) == (
+            "before",
+            "white",
+            1,
+        )
     old = {"resize": "lanczos", **dict.fromkeys(("height_px", "width_px"), 8)}
     caps = {"max_image_mib": 1, "max_megapixels": 2, "max_side_px": 3, "max_images": 4}
     squashing = Preprocessing.from_dict(old | caps | {"channels": 1, "mean": [0.0], "std": [1.0]})

@@ -28,9 +28,11 @@ ROUTER = {path.name for path in (ROOT / "model_repository" / "router").glob("*.p
 
 def references(entry: FamilyEntry) -> list[str]:
     """Every `module:name` of an entry."""
-    tasks = [each for task in entry.own_tasks.values() for each in (task.score, task.inputs)]
-    values = [getattr(entry, each.name) for each in fields(entry)]
-    return [*tasks, *(each for each in values if isinstance(each, str) and ":" in each)]
+    tasks = [
+        reference for task in entry.own_tasks.values() for reference in (task.score, task.inputs)
+    ]
+    values = [getattr(entry, field.name) for field in fields(entry)]
+    return [*tasks, *(value for value in values if isinstance(value, str) and ":" in value)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,9 +54,9 @@ def test_what_runs_in_the_server_imports_nothing_of_saccade(family):
         assert "family.py" in entry.router and not ROUTER & set(entry.router)
     for source in entry.router.values():
         code = ast.parse((Path(package.__file__).parent / source).read_text())
-        found = [each for each in ast.walk(code) if isinstance(each, ast.Import | ast.ImportFrom)]
+        imports = [node for node in ast.walk(code) if isinstance(node, ast.Import | ast.ImportFrom)]
         # What is imported for its types alone is not there either.
-        assert not [each for each in found if "saccade" in ast.unparse(each)], source
+        assert not [each for each in imports if "saccade" in ast.unparse(each)], source
 
 
 def test_every_call_is_answered_by_a_family():

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from saccade.export.gate.gate import folded_float32
 from saccade.export.graph.canonical import serialize
 from saccade.export.graph.samples import random_inputs
-from saccade.export.graph.tracing import fold_constants, trace_module, trace_part
+from saccade.export.graph.tracing import fold_constants, trace_component, trace_module
 from saccade.models.fixed_order import FixedOrder, exponential, normal_cdf, power, product, sine
 from saccade.models.nac.model import NAC, NACConfig
 
@@ -42,10 +42,12 @@ def hashes(weights: str) -> list[str]:
     model.load_state_dict(load_file(weights))
     model.double().eval()
     folded = folded_float32(model)
-    (part,) = folded.parts()
-    samples = random_inputs(part, np.random.default_rng(0), 3)
-    data = serialize(trace_part(folded, part, samples, (*part.outputs, "link")))
-    loose = b"".join(each.numpy().tobytes() for each in model.fold().float().state_dict().values())
+    (component,) = folded.components()
+    samples = random_inputs(component, np.random.default_rng(0), 3)
+    data = serialize(trace_component(folded, component, samples, (*component.outputs, "link")))
+    loose = b"".join(
+        tensor.numpy().tobytes() for tensor in model.fold().float().state_dict().values()
+    )
     return [hashlib.sha256(each).hexdigest() for each in (data, loose)]
 
 
@@ -53,7 +55,7 @@ def test_an_export_has_the_same_bytes_on_an_older_cpu(tmp_path: Path) -> None:
     weights = str(tmp_path / "weights.safetensors")
     here, loose = hashes(weights)
     command = [sys.executable, __file__, weights]
-    paths = os.pathsep.join(each for each in sys.path if each)
+    paths = os.pathsep.join(place for place in sys.path if place)
     environment = {**os.environ, **OLDER, "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -68,24 +70,24 @@ def test_product_sums_from_the_first_term_to_the_last(shape: tuple[int, int, int
     rng = np.random.default_rng(0)
     m, k, n = shape
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
-    found = product(a, b)
-    assert found.shape == (m, n)
+    actual = product(a, b)
+    assert actual.shape == (m, n)
     for row, column in ((0, 0), (m - 1, n - 1)):
         expected = 0.0
         for x, y in zip(a[row].tolist(), b[:, column].tolist(), strict=True):
             expected += x * y
-        assert found[row, column] == expected
-    assert np.array_equal(product(np.stack([a, 2 * a]), np.stack([b, b]))[1], 2 * found)
+        assert actual[row, column] == expected
+    assert np.array_equal(product(np.stack([a, 2 * a]), np.stack([b, b]))[1], 2 * actual)
 
 
 def test_functions_are_those_of_the_standard_library() -> None:
     x = np.linspace(-30, 30, 4001)
     texts = x.tolist()
-    relative = exponential(20 * x) / [math.exp(20 * each) for each in texts] - 1
+    relative = exponential(20 * x) / [math.exp(20 * text) for text in texts] - 1
     assert np.abs(relative).max() <= 4e-16
-    assert np.abs(sine(90 * x) - [math.sin(90 * each) for each in texts]).max() <= 3e-16
-    assert np.abs(sine(90 * x, 1) - [math.cos(90 * each) for each in texts]).max() <= 3e-16
-    share = [math.erfc(-each / math.sqrt(2)) / 2 for each in texts]
+    assert np.abs(sine(90 * x) - [math.sin(90 * text) for text in texts]).max() <= 3e-16
+    assert np.abs(sine(90 * x, 1) - [math.cos(90 * text) for text in texts]).max() <= 3e-16
+    share = [math.erfc(-text / math.sqrt(2)) / 2 for text in texts]
     assert np.abs(normal_cdf(x) - share).max() <= 4e-16
     assert exponential(np.array([-1e300, 0.0, 1e300])).tolist() == [0, 1, math.inf]
     roots = power(7.0, np.array([[-0.5, 2.0]]))
@@ -106,9 +108,9 @@ def test_torch_computes_the_same_in_the_fixed_order() -> None:
 
     expected = computed()
     with FixedOrder() as order:
-        found = computed()
+        actual = computed()
     assert not order.others
-    for one, two in zip(expected, found, strict=True):
+    for one, two in zip(expected, actual, strict=True):
         torch.testing.assert_close(two, one, rtol=1e-14, atol=1e-14)
     with FixedOrder() as order:
         _ = x.tanh(), x.add(x, alpha=3), torch.arange(3).sum()

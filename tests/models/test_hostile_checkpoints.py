@@ -152,9 +152,9 @@ def test_checkpoint(case: str, sound: CheckpointFile, tmp_path: Path) -> None:
 
 
 def test_a_sound_checkpoint_is_read(sound: CheckpointFile, tmp_path: Path) -> None:
-    found = load(sound.write(tmp_path / "x.safetensors"))
-    model = found.build()
-    assert model.config.to_dict() | found.config == model.config.to_dict()
+    checkpoint = load(sound.write(tmp_path / "x.safetensors"))
+    model = checkpoint.build()
+    assert model.config.to_dict() | checkpoint.config == model.config.to_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(value, sound.tensors[f"weights/{name}"]), name
 

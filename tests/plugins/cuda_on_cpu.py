@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA kernels' C interface on arrays, with the kernels run on the processor."""
+"""The CUDA kernels' C interface on arrays, with the kernels run on the CPU."""
 
 import ctypes
 import subprocess
@@ -16,7 +16,7 @@ DTYPES = {"float32": 1, "float16": 10}
 
 
 def built(folder: Path) -> Path:
-    """Compiles the kernels for the processor; nvcc knows where CUDA's headers are."""
+    """Compiles the kernels for the CPU; nvcc knows where CUDA's headers are."""
     library = folder / "libcuda_on_cpu.so"
     stand_in = f"-Xcompiler=-include,{HERE / 'cuda_on_cpu.hpp'}"
     options = "-std=c++17 -O2 -x c++ -shared -cudart none -Xcompiler=-fPIC,-fvisibility=hidden,-w"
@@ -47,8 +47,8 @@ class CudaOnCpu:
     ) -> tuple[np.ndarray, ...]:
         ctypes.c_int.in_dll(self.library, "cuda_on_cpu_shared_bytes").value = shared_bytes
         ctypes.c_int.in_dll(self.library, "cuda_on_cpu_descending").value = int(descending)
-        x, *others = (np.ascontiguousarray(each) for each in arrays)
-        found = unwritten(op, [x, *others])
+        x, *others = (np.ascontiguousarray(array) for array in arrays)
+        outputs = unwritten(op, [x, *others])
         name = op.reference.__name__.removeprefix("masked_")
         rank = 1 if name == "sparsemax" else 2
         counted = [ctypes.c_int64(int(np.prod(x.shape[:-rank])))]
@@ -58,22 +58,22 @@ class CudaOnCpu:
         workspace = np.zeros(size(*counted) // 8 + 2)
         sizes = [None] if name == "tvmax" and not others else []
         numbers = [
-            ctypes.c_int64(each) if isinstance(each, int) else ctypes.c_float(each)
-            for each in op.defaults(given).values()
+            ctypes.c_int64(default) if isinstance(default, int) else ctypes.c_float(default)
+            for default in op.defaults(given).values()
         ]
         run = getattr(self.library, f"saccade_cuda_{name}")
         status = run(
             ctypes.c_int(DTYPES[x.dtype.name]),
             *map(pointer, (x, *others)),
             *sizes,
-            *map(pointer, found),
+            *map(pointer, outputs),
             *counted,
             *numbers,
             pointer(workspace),
             None,
         )
         assert status == 0
-        return found
+        return outputs
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
@@ -82,6 +82,6 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 
 def unwritten(op: Op, inputs: list[np.ndarray]) -> tuple[np.ndarray, ...]:
     """Outputs of the op; what a kernel forgets to write stays 7."""
-    shapes = op.output_shapes(*(each.shape for each in inputs))
+    shapes = op.output_shapes(*(value.shape for value in inputs))
     types = [inputs[0].dtype if port.dtype == "T" else port.dtype for port in op.outputs]
     return tuple(np.full(shape, 7, dtype) for shape, dtype in zip(shapes, types, strict=True))

@@ -17,7 +17,9 @@ class Case:
     dtypes: tuple[str, ...] = ("float64", "float32", "float16")
 
     def arrays(self, dtype: str) -> tuple[np.ndarray, ...]:
-        return tuple(each if each.dtype.kind == "i" else each.astype(dtype) for each in self.inputs)
+        return tuple(
+            value if value.dtype.kind == "i" else value.astype(dtype) for value in self.inputs
+        )
 
 
 _WIDE = ("float64", "float32")

@@ -84,7 +84,7 @@ def _torch(op: Op, *, kernels: bool, target: str | None = None) -> Run:
     run = op.implementation("eager")
 
     def call(arrays: Sequence[np.ndarray], attributes: dict[str, Any]) -> tuple[np.ndarray, ...]:
-        tensors = [torch.from_numpy(np.ascontiguousarray(each)) for each in arrays]
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         with torch.no_grad(), nullcontext() if kernels else bindings.without_kernels():
             if kernels and target is not None:
                 _choose(bindings, target)
@@ -104,7 +104,7 @@ def _torch(op: Op, *, kernels: bool, target: str | None = None) -> Run:
 
 def _choose(bindings: Any, target: str) -> None:
     if not bindings.kernels().choose_target(target):
-        pytest.skip(f"this processor has no {target}")
+        pytest.skip(f"this CPU has no {target}")
 
 
 @lru_cache(maxsize=512)

@@ -28,19 +28,19 @@ def table() -> list:
 
 @pytest.mark.parametrize("name", OPS)
 def test_rows_that_need_a_gpu(name: str) -> None:
-    """What this machine leaves out of the table, in one row an op."""
+    """Rows of the table that this machine leaves out, in one row an op."""
     skip_without_gpu(name, rows=sum(len(case.dtypes) for case in CASES[name].values()))
 
 
-def disagreement(op: Op, found: np.ndarray, expected: np.ndarray) -> float:
+def disagreement(op: Op, actual: np.ndarray, expected: np.ndarray) -> float:
     """Largest difference on the op's scale; NaN on one side only is infinitely far."""
-    assert found.shape == expected.shape
+    assert actual.shape == expected.shape
     if expected.size == 0:
         return 0.0
-    if (np.isnan(found) != np.isnan(expected)).any():
+    if (np.isnan(actual) != np.isnan(expected)).any():
         return np.inf
     known = np.where(np.isnan(expected), 0, expected)
-    return float(np.max(np.abs(np.nan_to_num(found) - known) / op.scale(known)))
+    return float(np.max(np.abs(np.nan_to_num(actual) - known) / op.scale(known)))
 
 
 @pytest.mark.parametrize(("name", "role", "case", "dtype"), table())
@@ -50,24 +50,24 @@ def test_agrees_with_reference(name: str, role: str, case: str, dtype: str) -> N
     expected = op.reference(*arrays, **as_read(role, op.defaults(given.attributes)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = implementation(op, role)(arrays, given.attributes)
-    assert found[0].dtype.name == dtype
+        actual = implementation(op, role)(arrays, given.attributes)
+    assert actual[0].dtype.name == dtype
     computed_in = "float32" if role.startswith("body") and dtype == "float64" else dtype
-    assert disagreement(op, found[0], expected[0]) <= op.tolerance[computed_in]
-    if len(found) == 2:
-        check_bound(op, found, expected, computed_in)
+    assert disagreement(op, actual[0], expected[0]) <= op.tolerance[computed_in]
+    if len(actual) == 2:
+        check_bound(op, actual, expected, computed_in)
 
 
-def check_bound(op: Op, found: tuple, expected: tuple, dtype: str) -> None:
+def check_bound(op: Op, actual: tuple, expected: tuple, dtype: str) -> None:
     """`error` is under the tolerance, and no smaller than the distance it bounds."""
-    error = np.asarray(found[1], np.float64)
-    assert found[1].dtype == np.float32
+    error = np.asarray(actual[1], np.float64)
+    assert actual[1].dtype == np.float32
     assert error.shape == expected[1].shape
     assert ((error >= 0) | np.isnan(expected[1])).all()
     allowed = {"float64": 1e-6, "float32": 1e-5, "float16": 1e-5}[dtype]
     assert (error <= allowed)[~np.isnan(expected[1])].all()
     if dtype == "float64":
-        away = np.sqrt(np.square(found[0] - expected[0]).sum(axis=(-2, -1)))
+        away = np.sqrt(np.square(actual[0] - expected[0]).sum(axis=(-2, -1)))
         assert (away <= error + 1e-9)[~np.isnan(expected[1])].all()
 
 

@@ -124,10 +124,10 @@ def test_the_command_lists_ops_and_says_what_is_missing():
     done = subprocess.run(
         [sys.executable, "-m", "saccade", "ops", "--json"], capture_output=True, text=True
     )
-    found = json.loads(done.stdout)
-    assert [each["name"] for each in found["ops"]] == [op.name for op in OPS.values()]
-    for each in found["implementations"]:
-        assert each["available"] or ":" in each["detail"], each
+    content = json.loads(done.stdout)
+    assert [op["name"] for op in content["ops"]] == [op.name for op in OPS.values()]
+    for implementation in content["implementations"]:
+        assert implementation["available"] or ":" in implementation["detail"], implementation
     table = subprocess.run(
         [sys.executable, "-m", "saccade", "ops"], capture_output=True, text=True
     ).stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the CUDA kernels compute, checked without a GPU: their threads run as coroutines.
+"""CUDA kernels' results, checked without a GPU: their threads run as coroutines.
 
 This proves arithmetic, control flow and barriers, not speed and not the compiler for the device;
 tests/plugins/native/harness_cases.py is the check on a GPU.
@@ -37,36 +37,36 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> CudaOnCpu:
 def inputs(node: str, case: str, dtype: str) -> tuple[np.ndarray, ...]:
     ports = OPS[node].inputs
     return tuple(
-        np.asarray(each, dtype if port.dtype == "T" else port.dtype)
-        for each, port in zip(CASES[node][case].inputs, ports, strict=True)
+        np.asarray(array, dtype if port.dtype == "T" else port.dtype)
+        for array, port in zip(CASES[node][case].inputs, ports, strict=True)
     )
 
 
-def assert_agrees(node: str, arrays: tuple, given: dict, found: tuple) -> None:
+def assert_agrees(node: str, arrays: tuple, given: dict, actual: tuple) -> None:
     op = OPS[node]
     expected = op.reference(*arrays, **op.defaults(given))
     tolerance = op.tolerance[arrays[0].dtype.name] * op.scale(np.nan_to_num(expected[0]))
-    np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(expected[0]))
-    away = np.abs(found[0].astype(np.float64) - expected[0])
+    np.testing.assert_array_equal(np.isnan(actual[0]), np.isnan(expected[0]))
+    away = np.abs(actual[0].astype(np.float64) - expected[0])
     assert (np.nan_to_num(away) <= tolerance).all()
-    if len(found) == 2:
+    if len(actual) == 2:
         broken = np.isnan(expected[1])
-        np.testing.assert_array_equal(np.isnan(found[1]), broken)
-        assert ((found[1] >= 0) & (found[1] <= 1e-5) | broken).all()
+        np.testing.assert_array_equal(np.isnan(actual[1]), broken)
+        assert ((actual[1] >= 0) & (actual[1] <= 1e-5) | broken).all()
 
 
 @pytest.mark.parametrize(("node", "case", "dtype"), TABLE)
 def test_agrees_with_reference(node: str, case: str, dtype: str, kernels: CudaOnCpu) -> None:
     arrays, given = inputs(node, case, dtype), CASES[node][case].attributes
-    found = kernels(OPS[node], arrays, given)
-    assert_agrees(node, arrays, given, found)
+    answers = kernels(OPS[node], arrays, given)
+    assert_agrees(node, arrays, given, answers)
     # A missing barrier shows in an answer that depends on the order of the threads, and the
     # workspace must not change a bit.
     for again in (
         kernels(OPS[node], arrays, given, descending=True),
         kernels(OPS[node], arrays, given, shared_bytes=NO_SHARED_BYTES),
     ):
-        for one, other in zip(found, again, strict=True):
+        for one, other in zip(answers, again, strict=True):
             np.testing.assert_array_equal(one, other)
 
 
@@ -89,8 +89,8 @@ def test_an_unfinished_search_says_how_far_it_may_be(kernels: CudaOnCpu) -> None
     exact = op.reference(*arrays, lam=0.1)[0]
     bounds = []
     for rounds in (1, 10, 50):
-        found, error = kernels(op, arrays, {"lam": 0.1, "max_iterations": rounds})
-        away = np.linalg.norm((found - exact).reshape(2, -1), axis=-1)
+        answers, error = kernels(op, arrays, {"lam": 0.1, "max_iterations": rounds})
+        away = np.linalg.norm((answers - exact).reshape(2, -1), axis=-1)
         assert (error > 1e-5).all()
         assert (away <= error).all()
         bounds.append(error)
@@ -100,12 +100,12 @@ def test_an_unfinished_search_says_how_far_it_may_be(kernels: CudaOnCpu) -> None
 def test_sizes_that_do_not_fit_break_their_grid_only(kernels: CudaOnCpu) -> None:
     z = normal(4, 3, 4, seed=3).astype(np.float32)
     sizes = np.array([[3, 4], [4, 4], [2, -1], [2, 2]])
-    found, error = kernels(OPS["MaskedTVMax"], (z, sizes), {})
-    assert np.isnan(found[1:3]).all()
+    actual, error = kernels(OPS["MaskedTVMax"], (z, sizes), {})
+    assert np.isnan(actual[1:3]).all()
     assert np.isnan(error[1:3]).all()
     for index in (0, 3):
         expected, _ = OPS["MaskedTVMax"].reference(z[index], sizes[index], lam=0.01)
-        np.testing.assert_allclose(found[index], expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(actual[index], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("node", CASES)

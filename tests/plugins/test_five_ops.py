@@ -62,7 +62,9 @@ def test_holds_each_op_once_with_its_body(model):
     assert sorted(function.name for function in model.functions) == nodes
     onnx.checker.check_model(model, full_check=True)
     alpha = {
-        node.op_type: {each.name: each.f for each in node.attribute if each.name == "alpha"}
+        node.op_type: {
+            attribute.name: attribute.f for attribute in node.attribute if attribute.name == "alpha"
+        }
         for node in model.graph.node
     }
     assert alpha["SvPN"] == {"alpha": pytest.approx(0.7)}
@@ -70,7 +72,7 @@ def test_holds_each_op_once_with_its_body(model):
 
 def test_kernels_and_bodies_agree_with_torch(model, inputs):
     with torch.no_grad():
-        expected = FiveOps()(*(torch.from_numpy(each) for each in inputs.values()))
+        expected = FiveOps()(*(torch.from_numpy(value) for value in inputs.values()))
     by_body = run(model, inputs)
     by_kernel = run(model, inputs, built_library())
     for name, value in zip(OUTPUTS, expected, strict=True):
@@ -86,4 +88,4 @@ def test_kernels_and_bodies_agree_with_torch(model, inputs):
 def test_builds_an_engine(model, tmp_path):
     (tmp_path / "five.onnx").write_bytes(model.SerializeToString())
     network = build(tmp_path / "five.onnx").network
-    assert {each["name"] for each in network.outputs} == set(OUTPUTS)
+    assert {value["name"] for value in network.outputs} == set(OUTPUTS)

@@ -30,9 +30,9 @@ def logits(*shape: int, seed: int = 0, scale: float = 0.2) -> Any:
 def test_agrees_with_the_exact_splitting_of_the_graph(graph: str, lam: float) -> None:
     z, edges = logits(4, 12), GRAPHS[graph]
     p, error = gfusedmax(z, edges, lam, return_error=True)
-    for row, found, bound in zip(z, p, error, strict=True):
+    for row, solution, bound in zip(z, p, error, strict=True):
         values, _, _ = fused(row.numpy(), edges.numpy(), lam)
-        distance = float((found - sparsemax(torch.from_numpy(values))).norm())
+        distance = float((solution - sparsemax(torch.from_numpy(values))).norm())
         assert distance <= float(bound) + 1e-9
         assert bound <= 1e-6
 

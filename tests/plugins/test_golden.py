@@ -30,7 +30,7 @@ RECORDED = {
 @lru_cache
 def manifest(name: str) -> dict[str, Any]:
     files = json.loads((GOLDEN / "manifest.json").read_text())["files"]
-    return next(each for each in files if each["file"] == name)
+    return next(file for file in files if file["file"] == name)
 
 
 @lru_cache
@@ -43,7 +43,7 @@ def ids(name: str) -> list[str]:
 
 
 def case_of(name: str, identity: str) -> dict[str, Any]:
-    return next(each for each in manifest(name)["cases"] if each["id"] == identity)
+    return next(case for case in manifest(name)["cases"] if case["id"] == identity)
 
 
 def run(
@@ -72,14 +72,14 @@ def test_sparsemax(role: str, identity: str) -> None:
     z, p = data[f"{identity}/z"], data[f"{identity}/p"]
     z, p = np.moveaxis(z, case["axis"], -1), np.moveaxis(p, case["axis"], -1)
     allowed = 1e-12 if computes_double(role) else 2e-7
-    (found,) = run("Sparsemax", role, [z.astype(np.float64)])
+    (answers,) = run("Sparsemax", role, [z.astype(np.float64)])
     if computes_double(role) or not case["needs_float64"]:
-        np.testing.assert_allclose(found, p, rtol=0, atol=allowed)
+        np.testing.assert_allclose(answers, p, rtol=0, atol=allowed)
     if computes_double(role):
-        np.testing.assert_array_equal((found > 0).sum(-1), data[f"{identity}/support_size"])
+        np.testing.assert_array_equal((answers > 0).sum(-1), data[f"{identity}/support_size"])
     if not case["needs_float64"]:
-        (found,) = run("Sparsemax", role, [z.astype(np.float32)])
-        np.testing.assert_allclose(found, p, rtol=0, atol=2e-7)
+        (answers,) = run("Sparsemax", role, [z.astype(np.float32)])
+        np.testing.assert_allclose(answers, p, rtol=0, atol=2e-7)
 
 
 @pytest.mark.parametrize("identity", ids("tvmax.npz"))
@@ -88,11 +88,13 @@ def test_tvmax(role: str, identity: str) -> None:
     case, data = case_of("tvmax.npz", identity), arrays("tvmax.npz")
     z, p = data[f"{case['input']}/z"], data[f"{identity}/p"]
     for dtype in types(role, lam=case["lam"]):
-        found, error = run("TVMax", role, [z.astype(dtype)], lam=case["lam"])
+        answers, error = run("TVMax", role, [z.astype(dtype)], lam=case["lam"])
         allowed = 1e-6 if dtype == "float64" else 1e-5
         assert 0 <= error <= allowed
-        assert np.linalg.norm(found - p) <= max(float(error), 1e-9 if dtype == "float64" else 1e-6)
-        np.testing.assert_allclose(found, p, rtol=0, atol=allowed)
+        assert np.linalg.norm(answers - p) <= max(
+            float(error), 1e-9 if dtype == "float64" else 1e-6
+        )
+        np.testing.assert_allclose(answers, p, rtol=0, atol=allowed)
 
 
 @pytest.mark.parametrize("identity", ids("tvmax_batch.npz"))
@@ -102,11 +104,11 @@ def test_masked_tvmax(role: str, identity: str) -> None:
     sizes = data[f"{identity}/sizes"].astype(np.int64)
     for dtype in types(role, lam=case["lam"]):
         z = data[f"{identity}/z"].astype(dtype)
-        found, error = run("MaskedTVMax", role, [z, sizes], lam=case["lam"])
+        answers, error = run("MaskedTVMax", role, [z, sizes], lam=case["lam"])
         allowed = 1e-6 if dtype == "float64" else 1e-5
         assert (error <= allowed).all()
-        np.testing.assert_allclose(found, data[f"{identity}/p"], rtol=0, atol=allowed)
-        assert (found[~data[f"{identity}/mask"]] == 0).all()
+        np.testing.assert_allclose(answers, data[f"{identity}/p"], rtol=0, atol=allowed)
+        assert (answers[~data[f"{identity}/mask"]] == 0).all()
 
 
 @pytest.mark.parametrize("identity", ids("svpn_exact.npz"))
@@ -121,9 +123,9 @@ def test_svpn(role: str, identity: str) -> None:
         y, x = data[f"{identity}/y_alpha{alpha:g}"], data[f"{identity}/x"]
         scale = max(largest**alpha, np.finfo(np.float64).tiny)
         for dtype in types(role, alpha=alpha):
-            (found,) = run("SvPN", role, [x.astype(dtype)], alpha=alpha)
+            (answers,) = run("SvPN", role, [x.astype(dtype)], alpha=alpha)
             allowed = 1e-12 if dtype == "float64" else 2e-5
-            assert np.abs(found - y).max() <= allowed * scale, f"alpha {alpha}, {dtype}"
+            assert np.abs(answers - y).max() <= allowed * scale, f"alpha {alpha}, {dtype}"
         checked += 1
     assert checked
 
@@ -145,11 +147,11 @@ def test_svpn_fast(role: str, identity: str) -> None:
             if f"{identity}/{key}" not in data:
                 continue
             expected = data[f"{identity}/{key}"]
-            (found,) = run("SvPNFast", role, inputs, **attributes, epsilon=epsilon)
+            (actual,) = run("SvPNFast", role, inputs, **attributes, epsilon=epsilon)
             exact = dtype == "float64" and types(role, epsilon=epsilon)[0] == dtype
             allowed = 1e-10 if exact else 2e-5
             scale = np.abs(expected).max() or 1.0
-            assert np.abs(found - expected).max() <= allowed * scale, f"{key}, {dtype}"
+            assert np.abs(actual - expected).max() <= allowed * scale, f"{key}, {dtype}"
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -163,7 +165,7 @@ def test_the_reference_has_the_recorded_point_and_its_groups(identity: str) -> N
     z = data[f"{case['input']}/z"].astype(np.float64)
     np.testing.assert_allclose(prox(z, case["lam"]), data[f"{identity}/prox"], rtol=0, atol=1e-9)
     if f"{identity}/groups" in data and case["lam"] > 0:
-        found, expected = groups(z, case["lam"]).ravel(), data[f"{identity}/groups"].ravel()
+        actual, expected = groups(z, case["lam"]).ravel(), data[f"{identity}/groups"].ravel()
         # Labels are arbitrary; which cells share one is not.
-        pairs = set(zip(found.tolist(), expected.tolist(), strict=True))
-        assert len(pairs) == len(set(found.tolist())) == len(set(expected.tolist()))
+        pairs = set(zip(actual.tolist(), expected.tolist(), strict=True))
+        assert len(pairs) == len(set(actual.tolist())) == len(set(expected.tolist()))

@@ -39,14 +39,14 @@ def test_output_and_gradients(identity, arrays, form):
         singular_values=config["svNum"] or 0,
         iterations=config["iterNum"],
     )
-    found = {"output": y.detach().flatten(1)}
+    actual = {"output": y.detach().flatten(1)}
     if case["grad"]:
         y.flatten(1).backward(torch.from_numpy(arrays[f"{identity}/probe"]))
-        found |= {"grad/input": q.grad, "grad/weight": v0.grad}
+        actual |= {"grad/input": q.grad, "grad/weight": v0.grad}
     allowed = case["tolerance"]["atol"]
-    assert set(allowed) <= set(found)
+    assert set(allowed) <= set(actual)
     for name, atol in allowed.items():
         expected = arrays[f"{identity}/{name}"]
         np.testing.assert_allclose(
-            found[name].numpy(), expected, rtol=case["tolerance"]["rtol"], atol=atol, err_msg=name
+            actual[name].numpy(), expected, rtol=case["tolerance"]["rtol"], atol=atol, err_msg=name
         )

@@ -76,7 +76,9 @@ def node_model(name: str, **attributes: Any) -> Any:
     node = model.graph.node[0]
     node.name = "here"
     del node.attribute[:]
-    node.attribute.extend(onnx.helper.make_attribute(*each) for each in attributes.items())
+    node.attribute.extend(
+        onnx.helper.make_attribute(*attribute) for attribute in attributes.items()
+    )
     return model
 
 
@@ -84,9 +86,9 @@ def executed(session: Any) -> list[str]:
     """Operator types of the nodes that ran, from the runtime's own profile."""
     events = json.loads(Path(session.end_profiling()).read_text())
     return [
-        each["args"]["op_name"]
-        for each in events
-        if each.get("cat") == "Node" and each["name"].endswith("_kernel_time")
+        event["args"]["op_name"]
+        for event in events
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
     ]
 
 
@@ -187,7 +189,7 @@ def test_a_wrong_shape_fails_the_run(
 ) -> None:
     made = session(node_model(name))
     with pytest.raises(Exception) as refused:
-        made.run(None, feeds(name, *(np.asarray(each) for each in arrays)))
+        made.run(None, feeds(name, *(np.asarray(array) for array in arrays)))
     assert f"saccade::{name} (node 'here'): " in str(refused.value)
     assert words in str(refused.value)
     # The session is as good as before.

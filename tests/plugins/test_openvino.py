@@ -46,7 +46,7 @@ def compiled(name: str, attributes: tuple[Any, ...], ranks: tuple[int, ...]) -> 
     }
     proto = inlined(one_node_model(op, DTYPE, dict(attributes), axes=axes))
     core = openvino.Core()
-    # On a processor with AMX it computes in bfloat16 otherwise.
+    # On a CPU with AMX it computes in bfloat16 otherwise.
     exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     return core.compile_model(core.read_model(proto.SerializeToString()), "CPU", exact)
 
@@ -57,9 +57,9 @@ def test_agrees_with_reference(name: str, case: str) -> None:
     arrays = given.arrays(DTYPE)
     expected = op.reference(*arrays, **as_read("body", op.defaults(given.attributes)))
     ranks = tuple(array.ndim for array in arrays)
-    found = compiled(name, tuple(sorted(given.attributes.items())), ranks)(arrays)
-    assert disagreement(op, np.array(found[0]), expected[0]) <= op.tolerance[DTYPE]
+    actual = compiled(name, tuple(sorted(given.attributes.items())), ranks)(arrays)
+    assert disagreement(op, np.array(actual[0]), expected[0]) <= op.tolerance[DTYPE]
     if len(op.outputs) == 2:
-        error = np.array(found[1])
+        error = np.array(actual[1])
         assert np.array_equal(np.isnan(error), np.isnan(expected[1]))
         assert (error[~np.isnan(error)] <= 1e-5).all()

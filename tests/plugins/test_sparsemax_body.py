@@ -57,16 +57,16 @@ def test_goes_on_until_the_slowest_row_is_done() -> None:
     easy = np.where(np.arange(50) < 3, 0.0, -np.arange(50))
     x = np.stack([easy, slow, np.full(50, np.nan), np.zeros(50)]).astype(np.float32)
     (expected,) = sparsemax.reference(x)
-    found = run(x)
-    np.testing.assert_allclose(found, expected, atol=2e-7, rtol=0)
-    for row, alone in zip(found, x, strict=True):
+    actual = run(x)
+    np.testing.assert_allclose(actual, expected, atol=2e-7, rtol=0)
+    for row, alone in zip(actual, x, strict=True):
         np.testing.assert_array_equal(row, run(alone[None])[0])
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-8, 1e-7, 1e-6, 1e-4])
 @pytest.mark.parametrize("winners", [1, 2, 30])
 def test_a_crowd_at_the_threshold(spread: float, winners: int) -> None:
-    """Where rounding takes a step past thousands of almost equal entries."""
+    """Rounding takes a step past thousands of almost equal entries."""
     generator = np.random.default_rng(winners)
     top = -generator.random((8, winners)) * 0.3 / winners
     top[:, 0] = 0

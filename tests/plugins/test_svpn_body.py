@@ -31,10 +31,10 @@ def inputs(name: str, *shape: int, seed: int = 0) -> list[np.ndarray]:
     return [q] if name == "SvPN" else [q, np.ones(shape[-1], np.float32)]
 
 
-def relative_error(name: str, found: np.ndarray, arrays: list[np.ndarray], **attributes) -> float:
+def relative_error(name: str, actual: np.ndarray, arrays: list[np.ndarray], **attributes) -> float:
     op = OPS[name]
     (expected,) = op.reference(*arrays, **op.defaults({**ATTRIBUTES[name], **attributes}))
-    return float(np.max(np.abs(found - expected) / op.scale(expected)))
+    return float(np.max(np.abs(actual - expected) / op.scale(expected)))
 
 
 @pytest.mark.parametrize("opset", [20, 21, 22, 23])
@@ -43,8 +43,8 @@ def test_every_opset(name: str, opset: int) -> None:
     arrays = inputs(name, 2, 6, 7)
     proto = one_node_model(OPS[name], attributes=ATTRIBUTES[name], axes=AXES, opset=opset)
     onnx.checker.check_model(proto, full_check=True)
-    found = run(name, *arrays, opset=opset)
-    assert relative_error(name, found, arrays) <= OPS[name].tolerance["float32"]
+    answer = run(name, *arrays, opset=opset)
+    assert relative_error(name, answer, arrays) <= OPS[name].tolerance["float32"]
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1), (3, 2), (5, 5), (6, 40), (40, 6), (33, 34)])
@@ -52,8 +52,8 @@ def test_every_opset(name: str, opset: int) -> None:
 def test_odd_and_even_sizes(name: str, shape: tuple[int, int]) -> None:
     arrays = inputs(name, 3, *shape)
     values = {} if name == "SvPN" else {"singular_values": min(2, *shape)}
-    found = run(name, *arrays, **values)
-    assert relative_error(name, found, arrays, **values) <= OPS[name].tolerance["float32"]
+    answer = run(name, *arrays, **values)
+    assert relative_error(name, answer, arrays, **values) <= OPS[name].tolerance["float32"]
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

@@ -90,7 +90,7 @@ print(json.dumps(found))
 
 def in_registry() -> dict:
     values = {
-        node: {name: each.default for name, each in op.attributes.items()}
+        node: {name: attribute.default for name, attribute in op.attributes.items()}
         for node, op in OPS.items()
     }
     command = [sys.executable, "-c", REGISTRY, str(LIBRARY), json.dumps(values)]
@@ -102,22 +102,22 @@ def in_registry() -> dict:
 @needs_library
 @needs_registry
 def test_a_registry_lists_and_creates_all_plugins() -> None:
-    found = in_registry()
-    refused, messages = found.pop("refused")
-    assert set(found) == set(OPS)
+    registered = in_registry()
+    refused, messages = registered.pop("refused")
+    assert set(registered) == set(OPS)
     for node, op in OPS.items():
-        assert found[node]["fields"] == list(op.attributes)
+        assert registered[node]["fields"] == list(op.attributes)
         # What the ONNX parser asks for: the node's type, version 1 and no namespace.
-        assert found[node]["named"] == [node, "1", ""]
-        assert found[node]["outputs"] == len(op.outputs)
-        assert found[node]["kinds"] == [
+        assert registered[node]["named"] == [node, "1", ""]
+        assert registered[node]["outputs"] == len(op.outputs)
+        assert registered[node]["kinds"] == [
             "PLUGIN_V3ONE_CORE",
             "PLUGIN_V3ONE_BUILD",
             "PLUGIN_V3ONE_RUNTIME",
         ]
-        assert found[node]["defaults"]
-        assert f"saccade::{node}" in found[node]["message"]
-        assert "'lamb'" in found[node]["message"]
+        assert registered[node]["defaults"]
+        assert f"saccade::{node}" in registered[node]["message"]
+        assert "'lamb'" in registered[node]["message"]
     assert refused
     assert messages == ["saccade::TVMax: lam is -1, expected a finite number >= 0."]
 
@@ -153,7 +153,7 @@ def test_the_library_needs_no_tensorrt_and_no_cuda_library() -> None:
     )
     needed = re.findall(r"NEEDED.*\[(.+?)\]", done.stdout)
     assert needed
-    assert not [each for each in needed if "nvinfer" in each or "cuda" in each]
+    assert not [plugin for plugin in needed if "nvinfer" in plugin or "cuda" in plugin]
 
 
 @pytest.mark.skipif(not REPORT.exists(), reason=f"no {REPORT.name} of the compiler: {BUILD}")

@@ -24,7 +24,7 @@ def data(name: str) -> dict[str, np.ndarray]:
 @lru_cache
 def cases(name: str) -> list[dict[str, Any]]:
     files = json.loads((GOLDEN / "manifest.json").read_text())["files"]
-    return next(each["cases"] for each in files if each["file"] == name)
+    return next(file["cases"] for file in files if file["file"] == name)
 
 
 def tensor(array: np.ndarray) -> Any:
@@ -32,13 +32,13 @@ def tensor(array: np.ndarray) -> Any:
 
 
 def pulled_back(answer: Any, inputs: Any, cotangent: np.ndarray) -> Any:
-    found = torch.autograd.grad(answer, inputs, tensor(cotangent))
-    return found if isinstance(inputs, list) else found[0].numpy()
+    gradients = torch.autograd.grad(answer, inputs, tensor(cotangent))
+    return gradients if isinstance(inputs, list) else gradients[0].numpy()
 
 
-def assert_close(found: Any, expected: np.ndarray, allowed: float, what: str) -> None:
+def assert_close(actual: Any, expected: np.ndarray, allowed: float, what: str) -> None:
     scale = max(float(np.abs(expected).max(initial=0)), 1e-3)
-    difference = float(np.abs(np.asarray(found) - expected).max(initial=0))
+    difference = float(np.abs(np.asarray(actual) - expected).max(initial=0))
     assert difference <= allowed * scale, f"{what}: {difference} of {scale}"
 
 
@@ -47,8 +47,8 @@ def test_sparsemax(form: str) -> None:
     for case in cases("sparsemax.npz"):
         name = case["id"]
         z = tensor(given[f"{name}/z"]).requires_grad_()
-        found = pulled_back(sparsemax(z, case["axis"]), z, given[f"{name}/v"])
-        assert_close(found, given[f"{name}/jvp"], 1e-13, name)
+        gradients = pulled_back(sparsemax(z, case["axis"]), z, given[f"{name}/v"])
+        assert_close(gradients, given[f"{name}/jvp"], 1e-13, name)
 
 
 def test_tvmax(form: str) -> None:
@@ -63,8 +63,8 @@ def test_tvmax(form: str) -> None:
     for (*_, lam), batch in alike.items():
         z = tensor(np.stack([given[f"{case['input']}/z"] for case in batch])).requires_grad_()
         cotangents = np.stack([given[f"{case['input']}/v"] for case in batch])
-        for found, case in zip(pulled_back(tvmax(z, lam), z, cotangents), batch, strict=True):
-            assert_close(found, given[f"{case['id']}/vjp_tvmax"], 1e-12, case["id"])
+        for gradient, case in zip(pulled_back(tvmax(z, lam), z, cotangents), batch, strict=True):
+            assert_close(gradient, given[f"{case['id']}/vjp_tvmax"], 1e-12, case["id"])
 
 
 def test_masked_tvmax(form: str) -> None:
@@ -73,8 +73,8 @@ def test_masked_tvmax(form: str) -> None:
         name = case["id"]
         z = tensor(given[f"{name}/z"]).requires_grad_()
         sizes = torch.tensor(given[f"{name}/sizes"].astype(np.int64))
-        found = pulled_back(tvmax(z, case["lam"], sizes), z, given[f"{name}/v"])
-        assert_close(found, given[f"{name}/vjp"], 1e-12, name)
+        gradients = pulled_back(tvmax(z, case["lam"], sizes), z, given[f"{name}/v"])
+        assert_close(gradients, given[f"{name}/vjp"], 1e-12, name)
 
 
 def test_svpn(form: str) -> None:
@@ -84,8 +84,8 @@ def test_svpn(form: str) -> None:
     for key in recorded:
         name, alpha = key.split("/vjp_alpha")
         q = tensor(given[f"{name}/x"]).requires_grad_()
-        found = pulled_back(svpn(q, alpha=float(alpha)), q, given[f"{name}/v"])
-        assert_close(found, given[key], 1e-8, key)
+        gradients = pulled_back(svpn(q, alpha=float(alpha)), q, given[f"{name}/v"])
+        assert_close(gradients, given[key], 1e-8, key)
 
 
 def test_svpn_fast(form: str) -> None:
@@ -95,16 +95,16 @@ def test_svpn_fast(form: str) -> None:
         name, source = case["id"], case.get("input")
         if f"{name}/vjp_x_official_eps" not in given:
             continue
-        inputs = [tensor(given[f"{source}/{each}"]).requires_grad_() for each in ("x", "v0")]
+        inputs = [tensor(given[f"{source}/{name}"]).requires_grad_() for name in ("x", "v0")]
         y = svpn_fast(
             *inputs,
             alpha=case["alpha"],
             singular_values=case["num_sv"],
             iterations=case["num_iter"],
         )
-        found = pulled_back(y, inputs, given[f"{source}/cotangent"])
-        assert_close(found[0].numpy(), given[f"{name}/vjp_x_official_eps"], 1e-10, name)
-        assert_close(found[1].numpy(), given[f"{name}/vjp_v0_official_eps"], 1e-10, name)
+        gradients = pulled_back(y, inputs, given[f"{source}/cotangent"])
+        assert_close(gradients[0].numpy(), given[f"{name}/vjp_x_official_eps"], 1e-10, name)
+        assert_close(gradients[1].numpy(), given[f"{name}/vjp_v0_official_eps"], 1e-10, name)
         compared += 1
     assert compared > 20
 
@@ -125,43 +125,43 @@ def test_svpn_where_singular_values_tie_or_vanish(case: str, alpha: float) -> No
     q = DEGENERATE[case].clone().requires_grad_()
     cotangent = torch.linspace(-1, 2, q.numel()).double().view_as(q)
     y = svpn(q, alpha=alpha)
-    (found,) = torch.autograd.grad(y, q, cotangent)
-    assert found.isfinite().all()
-    along, expected = (found * q).sum(), alpha * (cotangent * y).sum()
+    (actual,) = torch.autograd.grad(y, q, cotangent)
+    assert actual.isfinite().all()
+    along, expected = (actual * q).sum(), alpha * (cotangent * y).sum()
     torch.testing.assert_close(along, expected.detach(), atol=1e-11, rtol=1e-11)
     if alpha == 1.0 and case.startswith(("equal", "nearly")):
-        torch.testing.assert_close(found, cotangent, atol=1e-11, rtol=1e-11)
+        torch.testing.assert_close(actual, cotangent, atol=1e-11, rtol=1e-11)
 
 
 def test_svpn_at_equal_values_has_both_slopes() -> None:
     """At c I symmetric changes scale by alpha c^(alpha - 1), skew ones by c^(alpha - 1)."""
     q = (4.0 * torch.eye(3, dtype=torch.float64)).requires_grad_()
     g = torch.arange(9.0, dtype=torch.float64).view(3, 3)
-    (found,) = torch.autograd.grad(svpn(q, alpha=0.5), q, g)
+    (actual,) = torch.autograd.grad(svpn(q, alpha=0.5), q, g)
     expected = 0.25 * (g + g.T) / 2 + 0.5 * (g - g.T) / 2
-    torch.testing.assert_close(found, expected, atol=1e-13, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=1e-13, rtol=0)
 
 
 def test_svpn_fast_at_zero_has_a_finite_gradient() -> None:
     q = torch.zeros(2, 3, 4, dtype=torch.float64, requires_grad=True)
     v0 = torch.ones(4, dtype=torch.float64, requires_grad=True)
     for epsilon in (0.0, 1e-5):
-        found = torch.autograd.grad(svpn_fast(q, v0, epsilon=epsilon).sum(), [q, v0])
-        assert all(each.isfinite().all() for each in found)
+        gradients = torch.autograd.grad(svpn_fast(q, v0, epsilon=epsilon).sum(), [q, v0])
+        assert all(each.isfinite().all() for each in gradients)
 
 
 def test_tvmax_at_lam_0_fuses_nothing(form: str) -> None:
     z = torch.zeros(1, 2, 2, dtype=torch.float64, requires_grad=True)
     cotangent = np.array([[[1.0, 2.0], [3.0, 6.0]]])
-    found = pulled_back(tvmax(z, lam=0.0), z, cotangent)
-    np.testing.assert_allclose(found, cotangent - 3, atol=1e-15)
-    found = pulled_back(tvmax(z, lam=0.1), z, cotangent)
-    np.testing.assert_allclose(found, 0, atol=1e-15)
+    gradients = pulled_back(tvmax(z, lam=0.0), z, cotangent)
+    np.testing.assert_allclose(gradients, cotangent - 3, atol=1e-15)
+    gradients = pulled_back(tvmax(z, lam=0.1), z, cotangent)
+    np.testing.assert_allclose(gradients, 0, atol=1e-15)
 
 
 def test_masked_cells_have_no_gradient(form: str) -> None:
     z = torch.tensor([[[0.3, -torch.inf, 0.2], [0.1, 0.2, -1e9]]], dtype=torch.float64)
     z.requires_grad_()
-    found = pulled_back(tvmax(z, lam=0.05), z, np.arange(6.0).reshape(1, 2, 3))
-    assert found[0, 0, 1] == found[0, 1, 2] == 0
-    assert np.isfinite(found).all()
+    gradients = pulled_back(tvmax(z, lam=0.05), z, np.arange(6.0).reshape(1, 2, 3))
+    assert gradients[0, 0, 1] == gradients[0, 1, 2] == 0
+    assert np.isfinite(gradients).all()

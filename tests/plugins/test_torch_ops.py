@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 def wanted(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(each.clone().requires_grad_() for each in tensors)
+    return tuple(tensor.clone().requires_grad_() for tensor in tensors)
 
 
 def gradients(run: Callable[..., Any], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -73,11 +73,11 @@ def test_kernels_agree_with_the_torch_form(case: str, native_library: Any) -> No
 @pytest.mark.parametrize("case", CASES)
 def test_half_precision_computes_in_float32(case: str, form: str) -> None:
     run, tensors = CASES[case]
-    half = tuple(each.half() for each in tensors)
-    expected = gradients(run, tuple(each.float() for each in half))
-    for found, wide in zip(gradients(run, half), expected, strict=True):
-        assert found.dtype == torch.float16
-        torch.testing.assert_close(found.float(), wide, atol=4e-3, rtol=4e-3)
+    half = tuple(tensor.half() for tensor in tensors)
+    expected = gradients(run, tuple(tensor.float() for tensor in half))
+    for actual, wide in zip(gradients(run, half), expected, strict=True):
+        assert actual.dtype == torch.float16
+        torch.testing.assert_close(actual.float(), wide, atol=4e-3, rtol=4e-3)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_exports_as_one_node_with_a_dynamic_batch(case: str) -> None:
     run, tensors, node = NODES[case]
     batch = tuple({0: torch.export.Dim("b", min=1, max=64)} for _ in tensors)
     program = torch.export.export(Exported(run), tensors, dynamic_shapes=(batch,))
-    for each in (program, program.run_decompositions()):
-        ours = [str(n.target) for n in each.graph.nodes if "saccade" in str(n.target)]
+    for one_program in (program, program.run_decompositions()):
+        ours = [str(n.target) for n in one_program.graph.nodes if "saccade" in str(n.target)]
         assert ours == [node]
         larger = tuple(torch.cat([part] * 3) for part in tensors)
-        torch.testing.assert_close(each.module()(*larger), run(*larger))
+        torch.testing.assert_close(one_program.module()(*larger), run(*larger))
 
 
 OPERATORS = {
@@ -167,9 +167,9 @@ def test_torch_checks_the_operator(case: str) -> None:
     run, tensors = CASES[case]
     run(*tensors)  # registers it
     name, arguments = OPERATORS[case]
-    for each in arguments:
-        if isinstance(each, torch.Tensor) and each.is_floating_point():
-            each.requires_grad_()
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.is_floating_point():
+            argument.requires_grad_()
     torch.library.opcheck(getattr(torch.ops.saccade, name).default, arguments)
 
 
@@ -274,7 +274,7 @@ def test_half_precision_is_rounded_to_the_nearest_and_ties_to_even(target, nativ
     kernels = bindings.kernels()
     assert kernels.choose_target(target)
     try:
-        found = sparsemax(given)
+        actual = sparsemax(given)
     finally:
         kernels.choose_target(None)
-    np.testing.assert_array_equal(found.numpy(), expected)
+    np.testing.assert_array_equal(actual.numpy(), expected)

@@ -39,8 +39,8 @@ def test_every_way_to_the_jacobian_gives_the_same(case: str) -> None:
     close(torch.func.jacrev(run, which)(*tensors), expected)
     close(torch.func.jacfwd(run, which)(*tensors), expected)
     for strategy in ("reverse-mode", "forward-mode"):
-        found = torch.autograd.functional.jacobian(run, tensors, vectorize=True, strategy=strategy)
-        close(found, expected)
+        actual = torch.autograd.functional.jacobian(run, tensors, vectorize=True, strategy=strategy)
+        close(actual, expected)
     assert any(each.abs().max() > 0.01 for each in expected)
 
 
@@ -48,24 +48,24 @@ def test_every_way_to_the_jacobian_gives_the_same(case: str) -> None:
 def test_forward_and_backward_are_transposes(case: str) -> None:
     """<u, J t> = <J' u, t>, in plain forward mode, with and without a gradient beside it."""
     run, tensors = CASES[case]
-    tangents = tuple(normal(*each.shape, seed=60 + i) for i, each in enumerate(tensors))
+    tangents = tuple(normal(*tensor.shape, seed=60 + i) for i, tensor in enumerate(tensors))
     given = wanted(tensors)
     answer = run(*given)
     cotangent = normal(*answer.shape, seed=70)
     pulled = torch.autograd.grad(answer, given, cotangent)
-    expected = sum((each * t).sum() for each, t in zip(pulled, tangents, strict=True))
+    expected = sum((cotangent * t).sum() for cotangent, t in zip(pulled, tangents, strict=True))
     for start in (tensors, given):
         with forward_ad.dual_level():
             duals = [forward_ad.make_dual(*pair) for pair in zip(start, tangents, strict=True)]
             with torch.no_grad():
-                found = forward_ad.unpack_dual(run(*duals)).tangent
-        close((cotangent * found).sum(), expected)
+                actual = forward_ad.unpack_dual(run(*duals)).tangent
+        close((cotangent * actual).sum(), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_mapping_is_a_loop(case: str) -> None:
     run, tensors = CASES[case]
-    batch = tuple(torch.stack([each, each.flip(-1), 0.5 * each]) for each in tensors)
+    batch = tuple(torch.stack([tensor, tensor.flip(-1), 0.5 * tensor]) for tensor in tensors)
     expected = torch.stack([run(*each) for each in zip(*batch, strict=True)])
     close(torch.func.vmap(run)(*batch), expected)
     # Only the first argument, along its last axis.
@@ -82,10 +82,10 @@ def test_a_gradient_for_each_sample(case: str) -> None:
     run, tensors = CASES[case]
     which = tuple(range(len(tensors)))
     slope = torch.func.grad(lambda *given: run(*given).square().sum(), which)
-    batch = tuple(torch.stack([each, each.flip(-1), 0.5 * each]) for each in tensors)
+    batch = tuple(torch.stack([tensor, tensor.flip(-1), 0.5 * tensor]) for tensor in tensors)
     alone = [slope(*each) for each in zip(*batch, strict=True)]
-    for found, *parts in zip(torch.func.vmap(slope)(*batch), *alone, strict=True):
-        close(found, torch.stack(parts))
+    for gradients, *parts in zip(torch.func.vmap(slope)(*batch), *alone, strict=True):
+        close(gradients, torch.stack(parts))
 
 
 @pytest.mark.parametrize("case", ["sparsemax", "tvmax", "masked tvmax", "gfusedmax"])
@@ -93,14 +93,14 @@ def test_hessian_where_there_is_a_second_derivative(case: str) -> None:
     run, tensors = CASES[case]
     assert torch.autograd.gradgradcheck(run, wanted(tensors), check_fwd_over_rev=True)
     total = lambda *given: run(*given).square().sum()  # noqa: E731
-    found = torch.func.hessian(total)(*tensors)
-    close(found, torch.func.jacrev(torch.func.jacrev(total))(*tensors))
-    assert found.abs().max() > 0.01
+    hessian = torch.func.hessian(total)(*tensors)
+    close(hessian, torch.func.jacrev(torch.func.jacrev(total))(*tensors))
+    assert hessian.abs().max() > 0.01
     z, moved = tensors[0].clone().requires_grad_(), normal(*tensors[0].shape, seed=90)
     with forward_ad.dual_level():
         (slope,) = torch.autograd.grad(total(forward_ad.make_dual(z, moved)), z)
         along = forward_ad.unpack_dual(slope).tangent
-    close(along, torch.tensordot(found, moved, moved.dim()))
+    close(along, torch.tensordot(hessian, moved, moved.dim()))
 
 
 @pytest.mark.parametrize("case", ["svpn", "svpn fast"])
@@ -129,17 +129,17 @@ def test_compiles_under_transforms(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_bfloat16_computes_in_float32(case: str, form: str) -> None:
     run, tensors = CASES[case]
-    half = wanted(tuple(each.bfloat16() for each in tensors))
-    wide = wanted(tuple(each.detach().float() for each in half))
+    half = wanted(tuple(tensor.bfloat16() for tensor in tensors))
+    wide = wanted(tuple(tensor.detach().float() for tensor in half))
     answer, expected = run(*half), run(*wide)
     assert answer.dtype == torch.bfloat16
     # Rounded once, at the end.
     assert torch.equal(answer, expected.bfloat16()) or case in ("tvmax, small logits", "gfusedmax")
     close(answer.float(), expected, atol=4e-3, rtol=8e-3)
     cotangent = normal(*answer.shape, seed=80).bfloat16()
-    found = torch.autograd.grad(answer, half, cotangent)
+    actual = torch.autograd.grad(answer, half, cotangent)
     truth = torch.autograd.grad(expected, wide, cotangent.float())
-    for each, other in zip(found, truth, strict=True):
+    for each, other in zip(actual, truth, strict=True):
         assert each.dtype == torch.bfloat16
         close(each.float(), other, atol=3e-2, rtol=3e-2)
 
@@ -148,16 +148,16 @@ def test_bfloat16_computes_in_float32(case: str, form: str) -> None:
 def test_autocast_computes_in_float32(case: str) -> None:
     """As torch's softmax, so that a row of many small weights still sums to 1."""
     run, tensors = CASES[case]
-    half = wanted(tuple(each.bfloat16() for each in tensors))
+    half = wanted(tuple(tensor.bfloat16() for tensor in tensors))
     with torch.autocast("cpu", torch.bfloat16):
         answer = run(*half)
-        mixed = run(half[0], *(each.float() for each in half[1:]))
+        mixed = run(half[0], *(tensor.float() for tensor in half[1:]))
         assert run(*tensors).dtype == torch.float64
     assert answer.dtype == mixed.dtype == torch.float32
     if case not in ("tvmax, small logits", "gfusedmax"):  # which multiply in bfloat16
-        close(answer, run(*(each.float() for each in half)))
-    for each in torch.autograd.grad(answer.sum(), half):
-        assert each.dtype == torch.bfloat16
+        close(answer, run(*(tensor.float() for tensor in half)))
+    for gradient in torch.autograd.grad(answer.sum(), half):
+        assert gradient.dtype == torch.bfloat16
 
 
 def test_a_layer_trains_under_autocast() -> None:

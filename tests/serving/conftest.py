@@ -55,7 +55,7 @@ class TritonPythonModel:
 
 
 class ServerError(Exception):
-    """What the server's own module raises and sends, and an answer has."""
+    """Error that the server's own module raises and sends, and an answer has."""
 
     INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = (
         "invalid",
@@ -81,7 +81,7 @@ def pb(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module.Logger = SimpleNamespace(log_error=module.log.append, log_warn=module.log.append)
     module.Tensor = lambda name, array: SimpleNamespace(name=name, as_numpy=lambda: array)
     module.InferenceResponse = lambda tensors=(), error=None: SimpleNamespace(
-        tensors={each.name: each.as_numpy() for each in tensors}, error=error
+        tensors={tensor.name: tensor.as_numpy() for tensor in tensors}, error=error
     )
     module.get_input_tensor_by_name = lambda request, name: request.inputs[name]
     module.get_output_tensor_by_name = lambda response, name: module.Tensor(
@@ -190,7 +190,7 @@ def describe(folder: Path, model: str, variants: list[str]) -> None:
 
 @dataclass
 class Calls:
-    """What a client in a loop saw: when each call ended, how long it took, and its error."""
+    """Calls of a client in a loop: when each ended, how long it took, and its error."""
 
     ends: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -252,7 +252,7 @@ def eventually() -> Callable[..., None]:
 
 @pytest.fixture
 def leavings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
-    """What servers started in this test have left so far: run folders and shared memory.
+    """Leftovers so far of servers started in this test: run folders and shared memory.
 
     Servers of a child process are known if this is called while they run.
     """

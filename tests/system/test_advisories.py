@@ -94,7 +94,7 @@ CLASSES = {
     ), is_open=True),
 }  # fmt: skip
 # Files of tests that this tree does not have yet: empty once it does.
-TESTS = sorted({test for each in CLASSES.values() for test in each.tests})
+TESTS = sorted({test for class_ in CLASSES.values() for test in class_.tests})
 
 
 @pytest.mark.parametrize("test", TESTS)

@@ -78,7 +78,7 @@ def package_of(module: str) -> str:
 @cache
 def imported_modules(path: Path) -> frozenset[str]:
     """The modules of saccade that a file imports anywhere in it, late or for its types."""
-    found = set()
+    imports = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -89,14 +89,16 @@ def imported_modules(path: Path) -> frozenset[str]:
         for name in names:
             if name.partition(".")[0] == "saccade":
                 module = name.removeprefix("saccade").lstrip(".")
-                found.add(module if module in MODULES else module.rpartition(".")[0])
-    return frozenset(found - {""})
+                imports.add(module if module in MODULES else module.rpartition(".")[0])
+    return frozenset(imports - {""})
 
 
 def test_every_package_has_a_place():
     packages = {module.rpartition(".")[0] for module in MODULES if module.startswith(LAYERS)}
     packages -= {"", *LAYERS}
-    assert not {each for each in packages if package_of(each) in ("saccade", "models", "export")}
+    assert not {
+        package for package in packages if package_of(package) in ("saccade", "models", "export")
+    }
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -113,14 +115,14 @@ def test_imports_follow_the_arrows(module):
 def test_only_training_and_its_command_import_training():
     for module, path in MODULES.items():
         if ".training" not in module and not module.startswith("serving.commands"):
-            trained = {each for each in imported_modules(path) if ".training" in each}
+            trained = {module for module in imported_modules(path) if ".training" in module}
             assert not trained, f"{module} imports {sorted(trained)}"
 
 
 def test_no_circle_of_imports():
     """Late imports and those for types count: they hide a circle and do not end it."""
     graph = {
-        module: {each for each in imported_modules(path) if each in MODULES} - {module}
+        module: {module for module in imported_modules(path) if module in MODULES} - {module}
         for module, path in MODULES.items()
     }
     circles = circles_of(graph)
@@ -151,8 +153,8 @@ def test_files_that_one_other_imports(capsys):
             importers.setdefault(other, set()).add(module)
     single = sorted(
         module
-        for module, found in importers.items()
-        if len(found) == 1 and module in MODULES and MODULES[module].stem != "__init__"
+        for module, importer in importers.items()
+        if len(importer) == 1 and module in MODULES and MODULES[module].stem != "__init__"
     )
     with capsys.disabled():
         print(f" {len(single)} files with one importer", end="")
@@ -188,14 +190,14 @@ def texts_of(node: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_a_family_is_named_in_its_own_folder_alone(path):
-    """What differs between families is in their entries; converters name theirs as data."""
+    """Differences between families are in their entries; converters name theirs as data."""
     if path.is_relative_to(ROOT / "models" / "official") or name_of(path) == "models/families.py":
         return
     folders = {name: ROOT / "models" / name.replace("-", "_") for name in FAMILIES}
     others = {name for name, folder in folders.items() if not path.is_relative_to(folder)}
     names = others | {folders[name].name for name in others}
-    found = compared_texts(ast.parse(path.read_text())) & names
-    assert not found, f"asks for {sorted(found)}: put it into the FamilyEntry"
+    comparisons = compared_texts(ast.parse(path.read_text())) & names
+    assert not comparisons, f"asks for {sorted(comparisons)}: put it into the FamilyEntry"
 
 
 @pytest.mark.parametrize(
@@ -252,13 +254,13 @@ def names_of_runtimes(tree: ast.AST, *, only_compared: bool = False) -> list[int
         for argument in node.args
     }
     named = [] if only_compared else [node for node in nodes if node not in of_packages]
-    defaults = [each for each in compared if isinstance(each, ast.Name) and each.id == "DEFAULT"]
+    defaults = [name for name in compared if isinstance(name, ast.Name) and name.id == "DEFAULT"]
     constants = [
-        each
-        for each in (*compared, *named)
-        if isinstance(each, ast.Constant) and each.value in tuple(RUNTIMES)
+        name
+        for name in (*compared, *named)
+        if isinstance(name, ast.Constant) and name.value in tuple(RUNTIMES)
     ]
-    return sorted({each.lineno for each in (*defaults, *constants)})
+    return sorted({name.lineno for name in (*defaults, *constants)})
 
 
 def operands(node: ast.Compare) -> list[ast.expr]:
@@ -270,14 +272,14 @@ def called(node: ast.Call) -> str | None:
 
 
 def test_nobody_compares_the_name_of_a_runtime():
-    found = {}
+    comparisons = {}
     for path in SOURCES:
         name = name_of(path)
         if not name.startswith(OF_RUNTIMES):
             tree = ast.parse(path.read_text())
             lines = names_of_runtimes(tree, only_compared=name in NOT_THE_RUNTIME)
-            found |= {name: lines} if lines else {}
-    assert not found
+            comparisons |= {name: lines} if lines else {}
+    assert not comparisons
 
 
 @pytest.mark.parametrize(
@@ -331,11 +333,11 @@ def test_every_package_of_the_tree_is_listed():
     listed = set(
         tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     )
-    found = {"saccade"}
+    packages = {"saccade"}
     for folder in (*LAYERS, "model_repository"):
         for init in (ROOT / folder).rglob("__init__.py"):
-            found.add(".".join(("saccade", *init.parent.relative_to(ROOT).parts)))
-    assert found == listed
+            packages.add(".".join(("saccade", *init.parent.relative_to(ROOT).parts)))
+    assert packages == listed
 
 
 def run_python(code: str) -> str:
@@ -376,5 +378,5 @@ def test_repository_names_no_machine():
         path = ROOT / name
         if path.suffix in {".png", ".safetensors", ".npz"} or path == Path(__file__).resolve():
             continue
-        found = path.exists() and pattern.search(path.read_text(errors="replace"))
-        assert not found, f"{name}: {found.group(0) if found else ''}"
+        match = path.exists() and pattern.search(path.read_text(errors="replace"))
+        assert not match, f"{name}: {match.group(0) if match else ''}"

@@ -35,9 +35,9 @@ def result():
 
 @pytest.mark.parametrize("fault", ["SIGKILL", "SIGTERM", "SIGINT", "ENOSPC"])
 def test_nothing_half_made_is_seen_and_the_next_run_ends_well(result, fault):
-    found = [each for each in result["results"] if each["fault"] == fault]
-    assert [each["faults"] for each in found] == [[]] * len(found)
-    assert sum(each["took_effect"] for each in found) >= len(found)
+    faulty = [each for each in result["results"] if each["fault"] == fault]
+    assert [each["faults"] for each in faulty] == [[]] * len(faulty)
+    assert sum(each["took_effect"] for each in faulty) >= len(faulty)
 
 
 def test_counts_of_other_commands_stay_and_the_same_trials_go_on():
@@ -46,7 +46,7 @@ def test_counts_of_other_commands_stay_and_the_same_trials_go_on():
     spec.loader.exec_module(counts)
     train, export = (counts.Tally(name, "SIGKILL", 50, 6, 5) for name in ("train", "export"))
     before = counts.merged(counts.result_of([train], {"seed": 0}), counts.result_of([export], {}))
-    assert [each["command"] for each in before["results"]] == ["train", "export"]
+    assert [result["command"] for result in before["results"]] == ["train", "export"]
     assert not before["complete"]
 
     more = counts.Tally("train", "SIGKILL", 50)
@@ -54,8 +54,8 @@ def test_counts_of_other_commands_stay_and_the_same_trials_go_on():
     assert (more.run, more.took_effect) == (6, 5)
     more.run = 50
     after = counts.merged(before, counts.result_of([more], {"seed": 0}))
-    found = [(each["command"], each["run"]) for each in after["results"]]
-    assert found == [("export", 6), ("train", 50)]
+    runs = [(result["command"], result["run"]) for result in after["results"]]
+    assert runs == [("export", 6), ("train", 50)]
     missing = counts.with_missing(after, ["train", "export", "sweep"])
     assert missing["not_run"] == ["sweep"] and not missing["complete"]
     for other, seed in (

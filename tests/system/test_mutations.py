@@ -10,14 +10,14 @@ CORE = ("fold", "prune", "gate", "router", "ops", "kernels", "guards")
 
 
 def test_every_row_breaks_a_line_that_is_there():
-    assert [fault for each in ROWS if (fault := each.fault())] == []
-    assert len({each.what for each in ROWS}) == len(ROWS)
-    assert sum(each.group in CORE for each in ROWS) >= 60
+    assert [fault for row in ROWS if (fault := row.fault())] == []
+    assert len({row.what for row in ROWS}) == len(ROWS)
+    assert sum(row.group in CORE for row in ROWS) >= 60
 
 
 def test_results_are_of_this_table():
     content = json.loads((ROOT / "benchmarks" / "results" / "mutations.json").read_text())
-    assert [each["what"] for each in content["results"]] == [each.what for each in ROWS]
+    assert [result["what"] for result in content["results"]] == [row.what for row in ROWS]
     assert content["mutations"] == len(ROWS)
 
 
@@ -31,4 +31,4 @@ def test_a_later_run_keeps_what_the_first_one_found(tmp_path):
         later = merged(path, [{**missed[1], "noticed": True}], rows)
         path.write_text(json.dumps(later))
     assert (later["noticed"], later["not_noticed"]) == (1, [rows[0].what])
-    assert later["first_run"]["not_noticed"] == [each.what for each in rows]
+    assert later["first_run"]["not_noticed"] == [row.what for row in rows]

@@ -16,15 +16,15 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def shown_commands() -> list[str]:
     """Lines of code blocks that start with `saccade`, comments cut off."""
-    found = []
+    commands = []
     for document in DOCUMENTS:
         for block in re.findall(r"```(?:sh|console|bash)\n(.*?)```", document.read_text(), re.S):
             whole = block.replace("\\\n", " ").splitlines()
             lines = (line.removeprefix("$ ").split(" #")[0] for line in whole)
-            found += [
+            commands += [
                 line.strip().removesuffix(" &") for line in lines if line.startswith("saccade ")
             ]
-    return sorted(set(found))
+    return sorted(set(commands))
 
 
 def test_documents_show_every_command():

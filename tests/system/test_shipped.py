@@ -46,9 +46,9 @@ def test_file_is_the_one_on_its_card_and_small(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_file_knows_what_its_card_claims(path: Path) -> None:
-    (found,) = evaluate(path, EvaluateOptions(limit=100)).found
-    assert found.data == load(path).card["data"]
-    assert found.scores[0].value >= AT_LEAST[path.stem]
+    (results,) = evaluate(path, EvaluateOptions(limit=100)).results
+    assert results.data == load(path).card["data"]
+    assert results.scores[0].value >= AT_LEAST[path.stem]
 
 
 def test_a_name_that_is_not_there() -> None:

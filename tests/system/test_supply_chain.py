@@ -41,11 +41,11 @@ def answer(*dependencies):
 )  # fmt: skip
 def test_what_no_service_has_checked_is_said(script, answers, checked, known, words):
     module = script("advisories")
-    found = module.audit(answers, PINS, frozenset())
-    assert len(found.checked) == checked
-    assert sorted(each for every in found.known.values() for each in every) == known
-    assert found.exit_code == (1 if known else 0)
-    text = module.render(found)
+    audit = module.audit(answers, PINS, frozenset())
+    assert len(audit.checked) == checked
+    assert sorted(each for every in audit.known.values() for each in every) == known
+    assert audit.exit_code == (1 if known else 0)
+    text = module.render(audit)
     assert re.search(words, text)
     assert ("NOT CHECKED" in text) == (checked < len(PINS))
     assert checked or "0 with known" not in text
@@ -85,14 +85,14 @@ def test_the_page_of_licences_is_of_what_is_pinned(script):
         for line in (ROOT / "docs" / "licences.md").read_text().splitlines()
         if line.startswith("| ")
     ]
-    found = {name: (version, licence) for name, version, licence in rows if name != "package"}
+    pinned = {name: (version, licence) for name, version, licence in rows if name != "package"}
     for name, version in packages.pinned().items():
-        assert found[name][0] == version, "run: python supply_chain/licences.py"
-        assert found[name][1] not in ("", "not said")
+        assert pinned[name][0] == version, "run: python supply_chain/licences.py"
+        assert pinned[name][1] not in ("", "not said")
         if (packages.installed(name) or "").partition("+")[0] == version:
-            assert found[name][1] == licences.licence_of(name).replace("|", "/")
+            assert pinned[name][1] == licences.licence_of(name).replace("|", "/")
     # What is needed through an extra is there as well.
-    assert {"aiohttp", "typing-extensions"} <= set(found)
+    assert {"aiohttp", "typing-extensions"} <= set(pinned)
 
 
 def test_the_bill_is_of_the_wheel_and_of_no_machine(script, tmp_path):
@@ -109,8 +109,8 @@ def test_the_bill_is_of_the_wheel_and_of_no_machine(script, tmp_path):
     program.chmod(0o755)
     wheel.write_bytes(b"wheel")
     script("sbom").main(wheel, str(program))
-    found = json.loads((tmp_path / "saccade-0.1.0-py3-none-any.cdx.json").read_bytes())
-    (digest,) = found["metadata"]["component"]["hashes"]
+    content = json.loads((tmp_path / "saccade-0.1.0-py3-none-any.cdx.json").read_bytes())
+    (digest,) = content["metadata"]["component"]["hashes"]
     assert digest == {"alg": "SHA-256", "content": hashlib.sha256(b"wheel").hexdigest()}
-    assert found["components"] == [component]
-    assert found["dependencies"] == [{"ref": "root", "dependsOn": ["a==1"]}]
+    assert content["components"] == [component]
+    assert content["dependencies"] == [{"ref": "root", "dependsOn": ["a==1"]}]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user gets wrong: exit code 2, a message that says what to do, and nothing written."""
+"""User errors: exit code 2, a message that says what to do, and nothing written."""
 
 import json
 import pickle
@@ -253,11 +253,11 @@ WORDS = ("a", "red", "circle")
 def test_a_text_longer_than_the_context_is_cut_only_if_asked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    facts: dict[str, Any] = {"tokenizer": "words", "context_length": 4, "words": WORDS}
-    facts |= {"merges": (), "vocabulary": 7}
+    metadata: dict[str, Any] = {"tokenizer": "words", "context_length": 4, "words": WORDS}
+    metadata |= {"merges": (), "vocabulary": 7}
     with pytest.raises(SaccadeError, match=r"3 words, at most 2 fit.*truncation"):
-        text_tokens(["a red circle"], facts)
-    cut = text_tokens(["a red circle", "a red", "a"], facts, truncate=True)
+        text_tokens(["a red circle"], metadata)
+    cut = text_tokens(["a red circle", "a red", "a"], metadata, truncate=True)
     np.testing.assert_array_equal(cut, [[1, 4, 5, 2], [1, 4, 5, 2], [1, 4, 2, 0]])
     assert "1 of 3 texts cut to 4 tokens" in caplog.text
     questions = {"words": WORDS, "vocabulary": "listed", "question_length": 2}
@@ -268,7 +268,7 @@ def test_a_text_longer_than_the_context_is_cut_only_if_asked(
 
 def test_grids_and_counts_that_the_model_has_not() -> None:
     check = family_module("vqa").Family(None).check
-    facts = {"grid": [9, 10], "boxes": 4, "layout": "flat"}
+    metadata = {"grid": [9, 10], "boxes": 4, "layout": "flat"}
     features = np.zeros((2, 80, 3), np.float32)
     for name, rows, words in (
         ("sizes", [[9, 1], [10, 4]], "sizes of sample 1 is 10,4, expected 1 to 9,10"),
@@ -277,6 +277,6 @@ def test_grids_and_counts_that_the_model_has_not() -> None:
         ("box_count", [[4], [0]], "box_count of sample 1 is 0, expected 1 to 4"),
     ):
         with pytest.raises(Exception, match=words) as error:
-            check({name: np.array(rows), "features": features}, facts)
+            check({name: np.array(rows), "features": features}, metadata)
         assert type(error.value).__name__ == "RequestRefused"
-    check({"sizes": np.array([[8, 10], [1, 1]]), "features": features}, facts)
+    check({"sizes": np.array([[8, 10], [1, 1]]), "features": features}, metadata)

@@ -22,6 +22,7 @@ from saccade.export.runtimes.tensorrt.engine_manifest import (
     plan_bytes,
     write_engine_manifest,
 )
+from saccade.export.runtimes.tensorrt.expected_types import expected_types_of
 from saccade.export.runtimes.tensorrt.inspector import compare_with_inspector
 from saccade.export.runtimes.tensorrt.loading import look_inside
 from saccade.export.runtimes.tensorrt.modules import (
@@ -37,7 +38,6 @@ from saccade.export.runtimes.tensorrt.profiles import (
     read_axes,
     read_range,
 )
-from saccade.export.runtimes.tensorrt.promise import promise_of
 from saccade.export.runtimes.tensorrt.type_proof import check_bindings, layer_types, prove_types
 from saccade.files import (
     new_folder,
@@ -61,21 +61,21 @@ class Engines:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object."""
-        found = [each.to_dict() for each in self.manifests]
-        return {"folder": str(self.folder), "engines": found}
+        manifests = [manifest.to_dict() for manifest in self.manifests]
+        return {"folder": str(self.folder), "engines": manifests}
 
     def files(self) -> list[dict[str, Any]]:
-        """What is known of each plan without its manifest."""
+        """Entries about the plans that are known without their manifests."""
         return [
             {
-                "name": each.file.name,
-                "bytes": each.file.bytes,
-                "sha256": each.file.sha256,
-                "compute_capabilities": list(each.compute_capabilities),
-                "version": each.version,
-                "build_seconds": round(each.build_seconds, 3),
+                "name": manifest.file.name,
+                "bytes": manifest.file.bytes,
+                "sha256": manifest.file.sha256,
+                "compute_capabilities": list(manifest.compute_capabilities),
+                "version": manifest.version,
+                "build_seconds": round(manifest.build_seconds, 3),
             }
-            for each in self.manifests
+            for manifest in self.manifests
         ]
 
     def to_text(self) -> Any:
@@ -88,12 +88,14 @@ class Engines:
         words = ("variant", "matrix layers")
         for name in ("variant", "MiB", "matrix layers", "batch", "build s"):
             table.add_column(name, justify="left" if name in words else "right")
-        for each in self.manifests:
-            types = ", ".join(f"{count} {kind}" for kind, count in each.layer_types.items())
-            batch = next(iter(each.profiles.values()))
+        for manifest in self.manifests:
+            types = ", ".join(f"{count} {kind}" for kind, count in manifest.layer_types.items())
+            batch = next(iter(manifest.profiles.values()))
             shown = ":".join(str(batch[key][0]) for key in ("min", "opt", "max"))
-            size = f"{each.file.bytes / _MIB:.1f}"
-            table.add_row(each.variant.name, size, types, shown, f"{each.build_seconds:.1f}")
+            size = f"{manifest.file.bytes / _MIB:.1f}"
+            table.add_row(
+                manifest.variant.name, size, types, shown, f"{manifest.build_seconds:.1f}"
+            )
         return table
 
 
@@ -115,12 +117,12 @@ def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Engin
     with _no_empty_parent(out), new_folder(out, force=options.force) as folder:
         built = build_all(artefact, manifests, jobs, folder, cache)
         digest = None if cache is None else sha256_of(cache)
-        found = []
-        for manifest, job, each in zip(manifests, jobs, built, strict=True):
-            engine = _manifest(folder, manifest, job, each, digest)
-            found.append(_seen_on_gpu(folder, engine, artefact, manifest))
-            write_engine_manifest(folder, found[-1])
-    return Engines(out, tuple(found))
+        built_manifests = []
+        for manifest, job, result in zip(manifests, jobs, built, strict=True):
+            engine = _manifest(folder, manifest, job, result, digest)
+            built_manifests.append(_seen_on_gpu(folder, engine, artefact, manifest))
+            write_engine_manifest(folder, built_manifests[-1])
+    return Engines(out, tuple(built_manifests))
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def _no_empty_parent(out: Path) -> Iterator[None]:
 
 
 def default_out(artefact: ArtefactFolder, engine: str, capabilities: tuple[str, ...]) -> Path:
-    """Where engines of that kind lie unless `--out` says otherwise."""
+    """Default folder of engines of that kind, unless `--out` says otherwise."""
     return artefact.path / "engines" / f"{engine}-{'+'.join(capabilities)}"
 
 
@@ -145,7 +147,7 @@ def chosen_variants(artefact: ArtefactFolder, wanted: tuple[str, ...]) -> list[M
 
     Raises: SaccadeError for a name that the folder does not have, with the export that makes it.
     """
-    names = [each.variant.name for each in artefact.manifests]
+    names = [manifest.variant.name for manifest in artefact.manifests]
     for name in wanted:
         if name not in names:
             precision = name.rpartition("-")[2]
@@ -154,7 +156,9 @@ def chosen_variants(artefact: ArtefactFolder, wanted: tuple[str, ...]) -> list[M
                 f"{artefact}: has no variant {name!r}, only {', '.join(names)}. A variant's type "
                 f"lies in its graph, which is made with: saccade export CHECKPOINT{flag}"
             )
-    chosen = [each for each in artefact.manifests if not wanted or each.variant.name in wanted]
+    chosen = [
+        manifest for manifest in artefact.manifests if not wanted or manifest.variant.name in wanted
+    ]
     refuse_untried(artefact, chosen)
     return chosen
 
@@ -179,22 +183,22 @@ def build_all(
             work = folder / f".work-{job.name}"
             work.mkdir()
             proof = _proof(artefact, manifest)
-            each = build_in_child(replace(job, timing_cache=timing_cache), work, proof, advance)
-            each.plan.replace(folder / (job.name + PLAN_SUFFIX))
-            if timing_cache is not None and each.timing_cache is not None:
-                write_atomically(timing_cache, each.timing_cache.read_bytes())
-            write_atomically(folder / f"{job.name}.log", each.log.encode())
+            result = build_in_child(replace(job, timing_cache=timing_cache), work, proof, advance)
+            result.plan.replace(folder / (job.name + PLAN_SUFFIX))
+            if timing_cache is not None and result.timing_cache is not None:
+                write_atomically(timing_cache, result.timing_cache.read_bytes())
+            write_atomically(folder / f"{job.name}.log", result.log.encode())
             shutil.rmtree(work)
-            built.append(each)
+            built.append(result)
     return built
 
 
 def _proof(artefact: ArtefactFolder, manifest: Manifest) -> Callable[[Network], None]:
-    promise = promise_of(artefact, manifest)
+    expected_types = expected_types_of(artefact, manifest)
 
     def prove(network: Network) -> None:
-        check_bindings(promise.name, network, manifest.inputs, manifest.outputs)
-        prove_types(promise, network)
+        check_bindings(expected_types.name, network, manifest.inputs, manifest.outputs)
+        prove_types(expected_types, network)
         # What was parsed is what the plan's manifest will name, whoever exports meanwhile.
         artefact.file(manifest)
 
@@ -208,8 +212,8 @@ def _seen_on_gpu(
     gpu = gpu_at_hand()
     if gpu is None or gpu.capability not in engine.compute_capabilities:
         return engine
-    found = look_inside(folder / engine.file.name, engine, plan_bytes(folder, engine))
-    seen = compare_with_inspector(promise_of(artefact, manifest), found.inspector)
+    inspected = look_inside(folder / engine.file.name, engine, plan_bytes(folder, engine))
+    seen = compare_with_inspector(expected_types_of(artefact, manifest), inspected.inspector)
     return replace(engine, options={**engine.options, "inspector": seen})
 
 

@@ -35,7 +35,7 @@ Tell = Callable[[str, Any], None]
 
 
 class Refused(Exception):
-    """What TensorRT did not accept; `kind` says which step."""
+    """Refusal by TensorRT; `kind` is the step that it refused."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -94,7 +94,9 @@ def _config(trt: Any, builder: Any, network: Any, request: dict[str, Any], monit
     if config.add_optimization_profile(profile) < 0:
         raise Refused("profile", json.dumps(request["profiles"]))
     if request["engine"] == "tensorrt-rtx":
-        wanted = [f"SM{each.replace('.', '')}" for each in request["compute_capabilities"]]
+        wanted = [
+            f"SM{capability.replace('.', '')}" for capability in request["compute_capabilities"]
+        ]
         config.num_compute_capabilities = len(wanted)
         for index, name in enumerate(wanted):
             if not config.set_compute_capability(getattr(trt.ComputeCapability, name), index):
@@ -136,8 +138,8 @@ def _tensor(tensor: Any) -> dict[str, Any]:
 
 def _inputs(layer: Any) -> list[Any]:
     """The factors of a product; a bias is none."""
-    found = [layer.get_input(index) for index in range(layer.num_inputs)]
-    return [tensor for tensor in found[:2] if tensor is not None]
+    tensors = [layer.get_input(index) for index in range(layer.num_inputs)]
+    return [tensor for tensor in tensors[:2] if tensor is not None]
 
 
 def _origin(tensor: Any, makers: dict[str, Any]) -> str:
@@ -215,7 +217,7 @@ def main() -> None:
 
 
 def _fix_addresses() -> bool:
-    """Whether this process may choose; a container's seccomp profile may forbid it."""
+    """Fix the addresses, where the process may; a container's seccomp profile may forbid it."""
     libc = ctypes.CDLL(None)
     now = libc.personality(_ASK)
     return now >= 0 and libc.personality(now | _FIXED_ADDRESSES) >= 0

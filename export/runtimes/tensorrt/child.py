@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Network:
-    """What TensorRT's parser has made of the ONNX file.
+    """Network that TensorRT's parser has made of the ONNX file.
 
     `products` are its matrix layers: name, type, types of the inputs, where those come from.
     """
@@ -60,7 +60,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Done:
-    """What the child tells of a build that has ended well."""
+    """Result of a build that has ended well, as the child tells it."""
 
     seconds: float
     fixed_addresses: bool

@@ -119,7 +119,7 @@ def read_engines(folder: Path) -> list[EngineManifest]:
     manifests = [read_engine_manifest(path) for path in sorted(folder.glob("*" + SUFFIX))]
     if not manifests:
         raise SaccadeError(f"{folder}: no {SUFFIX} in it. Make it with: saccade build ARTEFACT")
-    known = {each.file.name for each in manifests}
+    known = {manifest.file.name for manifest in manifests}
     for plan in sorted(folder.glob("*" + PLAN_SUFFIX)):
         if plan.name not in known:
             raise _unknown_plan(plan)
@@ -156,10 +156,10 @@ def plan_bytes(folder: Path, manifest: EngineManifest) -> bytes:
             f"A plan is executable code: it is not loaded. {AGAIN}"
         )
     data = path.read_bytes()
-    if (found := hashlib.sha256(data).hexdigest()) != manifest.file.sha256:
+    if (digest := hashlib.sha256(data).hexdigest()) != manifest.file.sha256:
         raise SaccadeError(
-            f"{path}: SHA-256 is {found[:12]}..., its manifest says {manifest.file.sha256[:12]}... "
-            f"A plan is executable code: it is not loaded. {AGAIN}"
+            f"{path}: SHA-256 is {digest[:12]}..., its manifest says "
+            f"{manifest.file.sha256[:12]}... A plan is executable code: it is not loaded. {AGAIN}"
         )
     return data
 
@@ -205,9 +205,13 @@ def _check_hashes(manifest: EngineManifest) -> None:
     if manifest.timing_cache_sha256 is not None:
         digests.append(manifest.timing_cache_sha256)
     check_hashes(digests)
-    found = manifest.compute_capabilities
-    if not found or not all(_CAPABILITY.fullmatch(each) for each in found):
-        raise Contradiction(f"compute capabilities are {list(found)}, expected some like 8.9")
+    capabilities = manifest.compute_capabilities
+    if not capabilities or not all(
+        _CAPABILITY.fullmatch(capability) for capability in capabilities
+    ):
+        raise Contradiction(
+            f"compute capabilities are {list(capabilities)}, expected some like 8.9"
+        )
 
 
 def _check_profiles(manifest: EngineManifest) -> None:
@@ -218,6 +222,6 @@ def _check_profiles(manifest: EngineManifest) -> None:
         )
     for name, profile in manifest.profiles.items():
         shapes = [profile.get(key, ()) for key in ("min", "opt", "max")]
-        fits = len(profile) == 3 and all(len(each) == len(specs[name].shape) for each in shapes)
+        fits = len(profile) == 3 and all(len(shape) == len(specs[name].shape) for shape in shapes)
         if not fits or not all(0 < a <= b <= c for a, b, c in zip(*shapes, strict=True)):
             raise Contradiction(f"profile of {name!r} is {profile}, no range")

@@ -14,7 +14,7 @@ from saccade.models.interface import Arrays
 
 
 class Memory(Protocol):
-    """Where an engine's tensors lie; a handle keeps its memory alive."""
+    """Memory of an engine's tensors; a handle keeps its memory alive."""
 
     def put(self, array: np.ndarray) -> tuple[Any, int]:
         """Handle and address of a copy."""
@@ -61,8 +61,8 @@ class CudaMemory:
         return tensor, tensor.data_ptr()
 
     def get(self, handle: Any) -> np.ndarray:
-        found: np.ndarray = handle.cpu().numpy()
-        return found
+        array: np.ndarray = handle.cpu().numpy()
+        return array
 
     def stream(self) -> int:
         return int(self._stream.cuda_stream)

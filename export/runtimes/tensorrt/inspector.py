@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine inspector says of a finished engine's types: it needs a GPU."""
+"""Types of a finished engine by the engine inspector: it needs a GPU."""
 
 import json
 import re
 from typing import Any
 
 from saccade.errors import GateFailed, SaccadeError
-from saccade.export.runtimes.tensorrt.promise import Promise
+from saccade.export.runtimes.tensorrt.expected_types import ExpectedTypes
 
 _ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]|]+?)(?: \|[^\]]*)?\]")
 # TensorRT 10 has one text for layout and type, TensorRT 11 two.
@@ -23,21 +23,23 @@ _WORDS = {  # of those texts
 _WORD = re.compile("|".join(_WORDS))
 
 
-def compare_with_inspector(promise: Promise, said: str) -> dict[str, int]:
-    """How many matrix nodes the inspector shows in their type, and how many inside a fused layer.
+def compare_with_inspector(expected_types: ExpectedTypes, said: str) -> dict[str, int]:
+    """Count matrix nodes that the inspector shows in their type, and those inside a fused layer.
 
     A fused layer shows the types at its rim only, so it says nothing of what it computes with.
 
     Raises: GateFailed naming a layer of one matrix node that has another type.
     """
     agreed, fused, wrong = 0, 0, []
-    for layer in _layers(promise.name, said):
+    for layer in _layers(expected_types.name, said):
         inside = {
-            node for node in _ONNX_LAYER.findall(layer.get("Metadata", "")) if node in promise.nodes
+            node
+            for node in _ONNX_LAYER.findall(layer.get("Metadata", ""))
+            if node in expected_types.nodes
         }
         kinds = _kinds(layer)
         for node in inside:
-            expected = promise.of(node)
+            expected = expected_types.of(node)
             if expected in kinds:
                 agreed += 1
             elif len(inside) > 1 or not kinds or expected == "int8":
@@ -46,8 +48,9 @@ def compare_with_inspector(promise: Promise, said: str) -> dict[str, int]:
                 wrong.append(f"{node} takes and gives {', '.join(sorted(kinds))}, not {expected}")
     if wrong:
         raise GateFailed(
-            f"{promise.name}: the engine's inspector shows other types than the graph: {wrong[0]} "
-            f"({len(wrong)} such layers). Report it with the manifest: the plan is not kept."
+            f"{expected_types.name}: the engine's inspector shows other types than the graph: "
+            f"{wrong[0]} ({len(wrong)} such layers). Report it with the manifest: the plan is not "
+            "kept."
         )
     return {"agreed": agreed, "fused": fused}
 
@@ -64,8 +67,8 @@ def _layers(name: str, said: str) -> list[dict[str, Any]]:
 
 
 def _kinds(layer: dict[str, Any]) -> set[str]:
-    found = set()
+    kinds = set()
     for tensor in (*layer.get("Inputs", ()), *layer.get("Outputs", ())):
         text = " ".join(str(tensor.get(key, "")) for key in _KEYS).lower()
-        found |= {_WORDS[word] for word in _WORD.findall(text)}
-    return found
+        kinds |= {_WORDS[word] for word in _WORD.findall(text)}
+    return kinds

@@ -69,9 +69,9 @@ def main(plan: Plan) -> Contents:
     """Deserialise a plan."""
     trt = import_module(plan.module)
     runtime, engine = deserialize(trt, plan.data, plan.plugins)
-    found = _contents(trt, engine)
+    contents = _contents(trt, engine)
     del engine, runtime  # in this order
-    return found
+    return contents
 
 
 def _contents(trt: Any, engine: Any) -> Contents:
@@ -85,5 +85,5 @@ def _contents(trt: Any, engine: Any) -> Contents:
         modes[engine.get_tensor_mode(name)].append({"name": name, "type": kind, "shape": shape})
     inspector = engine.create_engine_inspector()
     said = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-    inputs, outputs = (tuple(each) for each in modes.values())
+    inputs, outputs = (tuple(mode) for mode in modes.values())
     return Contents(inputs, outputs, said)

@@ -86,10 +86,10 @@ def check_fits(plan: Path, manifest: EngineManifest) -> None:
                 f"{plan}: needs the plugin library {name}, which is not here. "
                 "Build it with: make plugins-tensorrt TENSORRT_INCLUDE_DIR=DIR"
             )
-        if (found := sha256_of(TENSORRT_LIBRARY)) != digest:
+        if (actual := sha256_of(TENSORRT_LIBRARY)) != digest:
             raise SaccadeError(
                 f"{plan}: was built with another {name} (SHA-256 {digest[:12]}..., here "
-                f"{found[:12]}...). Put that library back, or build again. {AGAIN}"
+                f"{actual[:12]}...). Put that library back, or build again. {AGAIN}"
             )
 
 
@@ -102,15 +102,15 @@ def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
     request = Plan(MODULES[manifest.engine], tuple(_libraries(manifest)), data)
     try:
         with Worker(loader.__name__) as worker:
-            found = worker.ask(request, Contents, _SECONDS)
+            answer = worker.ask(request, Contents, _SECONDS)
     except WorkerEnded as ended:
         said = f"the process that tried ended ({ended}) {ended.last_words}".strip()
         raise _refused(plan, manifest, said) from ended
     except SaccadeError as error:
         raise _refused(plan, manifest, str(error)) from error
-    network = Network(manifest.version, found.inputs, found.outputs, 0, ())
+    network = Network(manifest.version, answer.inputs, answer.outputs, 0, ())
     check_bindings(str(plan), network, manifest.inputs, manifest.outputs)
-    return found
+    return answer
 
 
 def _libraries(manifest: EngineManifest) -> list[str]:

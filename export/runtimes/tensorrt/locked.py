@@ -51,7 +51,7 @@ class LockedReport:
 
     @property
     def identical(self) -> bool:
-        """Whether every plan came out with the same bytes."""
+        """True if every plan came out with the same bytes."""
         return all(row.identical for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,22 +94,22 @@ def rebuild(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Loc
     folder = _folder(artefact, options)
     engines = read_engines(folder)
     if options.variant:
-        names = {each.variant.name for each in engines}
+        names = {engine.variant.name for engine in engines}
         if missing := sorted(set(options.variant) - names):
             raise SaccadeError(
                 f"--variant {missing[0]}: {folder} has no plan of it, only of "
                 f"{', '.join(sorted(names))}."
             )
-        engines = [each for each in engines if each.variant.name in options.variant]
-    manifests = chosen_variants(artefact, tuple(each.variant.name for each in engines))
-    by_name = {each.variant.name: each for each in manifests}
-    pairs = [(each, by_name[each.variant.name]) for each in engines]
+        engines = [engine for engine in engines if engine.variant.name in options.variant]
+    manifests = chosen_variants(artefact, tuple(engine.variant.name for engine in engines))
+    by_name = {manifest.variant.name: manifest for manifest in manifests}
+    pairs = [(engine, by_name[engine.variant.name]) for engine in engines]
     jobs = [_job(artefact, engine, manifest, options) for engine, manifest in pairs]
     with temporary_folder("locked") as place:
         cache = None
         if options.timing_cache is not None:
             cache = Path(shutil.copyfile(options.timing_cache, place / "timing_cache"))
-        built = build_all(artefact, [each for _, each in pairs], jobs, place, cache)
+        built = build_all(artefact, [pair for _, pair in pairs], jobs, place, cache)
         return LockedReport(folder, _rows(folder, place, engines, built))
 
 
@@ -120,14 +120,14 @@ def _folder(artefact: ArtefactFolder, options: BuildOptions) -> Path:
         engine = chosen_engine(options.engine)
         capabilities = chosen_capabilities(engine, options.compute_capability)
         return default_out(artefact, engine, capabilities)
-    found = sorted(each for each in (artefact.path / "engines").glob("[!.]*") if each.is_dir())
-    if len(found) != 1:
-        names = ", ".join(each.name for each in found) or "none"
+    folders = sorted(path for path in (artefact.path / "engines").glob("[!.]*") if path.is_dir())
+    if len(folders) != 1:
+        names = ", ".join(folder.name for folder in folders) or "none"
         raise SaccadeError(
             f"{artefact.path / 'engines'}: expected one folder of engines, found {names}. "
             "Name it with --out, or build it first with: saccade build ARTEFACT"
         )
-    return found[0]
+    return folders[0]
 
 
 def _job(
@@ -142,7 +142,11 @@ def _job(
     for what, then, now in (
         ("ONNX file", engine.parent.sha256, manifest.file.sha256),
         ("version", engine.version, module_of(engine.engine).__version__),
-        ("plugin libraries", engine.plugins, {each.name: sha256_of(each) for each in plugins}),
+        (
+            "plugin libraries",
+            engine.plugins,
+            {plugin.name: sha256_of(plugin) for plugin in plugins},
+        ),
         ("timing cache", engine.timing_cache_sha256, cache and sha256_of(cache)),
     ):
         if then != now:
@@ -165,7 +169,7 @@ def _rows(
     folder: Path, again: Path, engines: Sequence[EngineManifest], built: Sequence[Built]
 ) -> tuple[Rebuilt, ...]:
     rows = []
-    for engine, each in zip(engines, built, strict=True):
+    for engine, result in zip(engines, built, strict=True):
         old = (folder / engine.file.name).read_bytes()
         path = again / (engine.variant.name + PLAN_SUFFIX)
         new = path.read_bytes()
@@ -177,7 +181,7 @@ def _rows(
                 rebuilt_sha256=sha256_of(path),
                 different_bytes=sum(a != b for a, b in zip(old, new, strict=False)),
                 fixed_addresses=bool(engine.options.get("fixed_addresses"))
-                and each.fixed_addresses,
+                and result.fixed_addresses,
             )
         )
     return tuple(rows)

@@ -32,7 +32,7 @@ def chosen_engine(wanted: str | None) -> str:
 
 
 def takes_plugins(engine: str) -> bool:
-    """Whether it calls plugins of ours; TensorRT-RTX takes the function bodies."""
+    """True if it calls plugins of ours; TensorRT-RTX takes the function bodies."""
     return engine == "tensorrt"
 
 
@@ -72,19 +72,19 @@ def chosen_capabilities(engine: str, wanted: tuple[str, ...]) -> tuple[str, ...]
     supported = rtx_capabilities()
     at_hand = _USUAL if gpu is None else gpu.capability
     chosen = tuple(dict.fromkeys(wanted)) or (at_hand,)
-    for each in chosen:
-        if each not in supported:
+    for capability in chosen:
+        if capability not in supported:
             raise SaccadeError(
-                f"compute capability {each}: TensorRT-RTX builds for {', '.join(supported)}. "
+                f"compute capability {capability}: TensorRT-RTX builds for {', '.join(supported)}. "
                 "Choose of these with --compute-capability, or build with TensorRT on that GPU: "
                 "--engine tensorrt"
             )
-    return tuple(sorted(chosen, key=lambda each: supported.index(each)))
+    return tuple(sorted(chosen, key=lambda capability: supported.index(capability)))
 
 
 def rtx_capabilities() -> tuple[str, ...]:
-    """What the installed TensorRT-RTX can build for, as it says itself."""
+    """Capabilities that the installed TensorRT-RTX can build for, by its own list."""
     known = module_of("tensorrt-rtx").ComputeCapability.__members__
-    found = [_SM.fullmatch(name) for name in known]
-    pairs = sorted((int(each[1]), int(each[2])) for each in found if each)
+    matches = [_SM.fullmatch(name) for name in known]
+    pairs = sorted((int(match[1]), int(match[2])) for match in matches if match)
     return tuple(f"{major}.{minor}" for major, minor in pairs)

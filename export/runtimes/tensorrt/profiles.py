@@ -41,16 +41,16 @@ def read_axes(given: tuple[str, ...]) -> dict[str, Range]:
 
     Raises: SaccadeError if one is not written so, or names the batch.
     """
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for text in given:
         word, equals, numbers = text.partition("=")
-        if not equals or not _WORD.fullmatch(word) or word == BATCH or word in found:
+        if not equals or not _WORD.fullmatch(word) or word == BATCH or word in ranges:
             raise SaccadeError(
                 f"--axis {text!r}: expected another axis than the batch, once, such as k=1:7:16. "
                 "The batch has --batch."
             )
-        found[word] = read_range(numbers, f"--axis {word}")
-    return found
+        ranges[word] = read_range(numbers, f"--axis {word}")
+    return ranges
 
 
 def profiles_of(

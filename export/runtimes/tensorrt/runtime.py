@@ -65,7 +65,9 @@ class TensorRT:
             return "unknown"
 
     def has_kernels(self) -> bool:
-        """Where our plugins are: a plan that is built calls them, else it has the bodies inside."""
+        """True where our plugins are: a plan that is built calls them, else it has the bodies
+        inside.
+        """
         return takes_plugins(self.name) and TENSORRT_LIBRARY.exists()
 
     def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
@@ -76,33 +78,33 @@ class TensorRT:
     def load(
         self, folder: ArtefactFolder, manifest: Manifest, ops: Ops, *, threads: int = 1
     ) -> Runner:
-        found = self._plans(folder, manifest)
-        if not found:
+        plans = self._plans(folder, manifest)
+        if not plans:
             raise SaccadeError(
                 f"{folder}: has no plan of {manifest.variant.name} that runs here. Build it with: "
                 f"saccade build {folder} --engine {self.name}"
             )
-        return engine_runner(next(iter(found.values())))
+        return engine_runner(next(iter(plans.values())))
 
     def peers(self, folder: ArtefactFolder, manifest: Manifest) -> Mapping[str, Runner]:
         """The plans in `engines/` that are for this GPU, by the name of their folder.
 
         One of another GPU, version or ONNX file is not asked.
         """
-        found = self._plans(folder, manifest)
-        return {name: engine_runner(plan) for name, plan in found.items()}
+        plans = self._plans(folder, manifest)
+        return {name: engine_runner(plan) for name, plan in plans.items()}
 
     def _plans(self, folder: ArtefactFolder, manifest: Manifest) -> dict[str, Path]:
         gpu = gpu_at_hand()
         if gpu is None:
             return {}
-        found = {}
+        plans = {}
         for plan in sorted(folder.path.glob(f"engines/[!.]*/{manifest.variant.name}{PLAN_SUFFIX}")):
             engine = manifest_of(plan)
             is_ours = engine.engine == self.name and engine.parent.sha256 == manifest.file.sha256
             if is_ours and gpu.capability in engine.compute_capabilities and self._reads(engine):
-                found[plan.parent.name] = plan
-        return found
+                plans[plan.parent.name] = plan
+        return plans
 
     def _reads(self, engine: EngineManifest) -> bool:
         return self._version() == engine.version

@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.errors import GateFailed, SaccadeError
 from saccade.export.runtimes.tensorrt.child import Network
-from saccade.export.runtimes.tensorrt.promise import Promise
+from saccade.export.runtimes.tensorrt.expected_types import ExpectedTypes
 from saccade.models.interface import TensorSpec
 
 _NAMES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8"}
@@ -24,19 +24,19 @@ _SHOWN = 3
 
 
 def layer_types(network: Network) -> dict[str, int]:
-    """How many matrix layers of the network multiply in which precision."""
+    """Number of the network's matrix layers by the precision they multiply in."""
     return dict(sorted(Counter(map(type_of, network.products)).items()))
 
 
 def type_of(product: dict[str, Any]) -> str:
     """The precision of one matrix layer; both factors dequantised: integers are multiplied."""
-    if product["from"] and all(each == "DEQUANTIZE" for each in product["from"]):
+    if product["from"] and all(operator == "DEQUANTIZE" for operator in product["from"]):
         return "int8"
-    kinds = {_NAMES.get(each, each) for each in (*product["inputs"], product["type"])}
+    kinds = {_NAMES.get(dtype, dtype) for dtype in (*product["inputs"], product["type"])}
     return kinds.pop() if len(kinds) == 1 else "+".join(sorted(kinds))
 
 
-def prove_types(promise: Promise, network: Network) -> None:
+def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
     """Every matrix node of the graph is a layer of the type that the variant promises for it.
 
     Layers of other names are parts of a custom op's body, which computes in float32 by contract,
@@ -44,28 +44,32 @@ def prove_types(promise: Promise, network: Network) -> None:
 
     Raises: GateFailed naming layers that are of another type, or that the network lacks.
     """
-    name, nodes = promise.name, promise.nodes
-    again = f"Export it again with: saccade export CHECKPOINT --precision {promise.precision}"
-    found = {product["name"]: type_of(product) for product in network.products}
-    if lost := sorted(nodes - set(found)):
+    name, nodes = expected_types.name, expected_types.nodes
+    again = (
+        f"Export it again with: saccade export CHECKPOINT --precision {expected_types.precision}"
+    )
+    types = {product["name"]: type_of(product) for product in network.products}
+    if lost := sorted(nodes - set(types)):
         raise GateFailed(
             f"{name}: the parsed network has no matrix layer {_some(lost)}, though the graph has "
             f"that node, so its type cannot be proved. {again}"
         )
     wrong = [
-        f"{node} is {found[node]}, not {promise.of(node)}"
+        f"{node} is {types[node]}, not {expected_types.of(node)}"
         for node in sorted(nodes)
-        if found[node] != promise.of(node)
+        if types[node] != expected_types.of(node)
     ]
     if wrong:
         raise GateFailed(
             f"{name}: {len(wrong)} of {len(nodes)} matrix layers have another type than the "
             f"variant promises: {_some(wrong)}. {again}"
         )
-    all_float32 = promise.precision != "fp32" and nodes and nodes <= promise.float32_layers
-    if all_float32 and not promise.is_part:
+    all_float32 = (
+        expected_types.precision != "fp32" and nodes and nodes <= expected_types.float32_layers
+    )
+    if all_float32 and not expected_types.is_component:
         raise GateFailed(
-            f"{name}: none of its {len(nodes)} matrix layers is {promise.precision}. {again}"
+            f"{name}: none of its {len(nodes)} matrix layers is {expected_types.precision}. {again}"
         )
 
 
@@ -76,22 +80,22 @@ def check_bindings(
 
     Raises: SaccadeError naming the first that differs.
     """
-    for kind, specs, found in (
+    for kind, specs, actual in (
         ("inputs", inputs, network.inputs),
         ("outputs", outputs, network.outputs),
     ):
         expected = {spec.name: _binding(spec) for spec in specs}
-        real = {each["name"]: (each["type"], tuple(each["shape"])) for each in found}
+        real = {tensor["name"]: (tensor["type"], tuple(tensor["shape"])) for tensor in actual}
         if set(expected) != set(real):
             raise SaccadeError(
                 f"{name}: TensorRT's {kind} are {sorted(real)}, the manifest's {sorted(expected)}. "
                 "Export it again with: saccade export CHECKPOINT"
             )
-        for each, (dtype, shape) in expected.items():
-            if real[each][0] != dtype or not _same_shape(real[each][1], shape, kind):
+        for array, (dtype, shape) in expected.items():
+            if real[array][0] != dtype or not _same_shape(real[array][1], shape, kind):
                 raise SaccadeError(
-                    f"{name}: {each!r} of TensorRT's {kind} is {real[each][0]} "
-                    f"{list(real[each][1])}, the manifest says {dtype} {list(shape)}. "
+                    f"{name}: {array!r} of TensorRT's {kind} is {real[array][0]} "
+                    f"{list(real[array][1])}, the manifest says {dtype} {list(shape)}. "
                     "Export it again with: saccade export CHECKPOINT"
                 )
 
@@ -101,11 +105,11 @@ def _binding(spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
     return _BINDINGS.get(spec.dtype, spec.dtype), shape
 
 
-def _same_shape(found: tuple[int, ...], expected: tuple[int, ...], kind: str) -> bool:
-    if kind == "inputs" or len(found) != len(expected):
-        return found == expected
+def _same_shape(actual: tuple[int, ...], expected: tuple[int, ...], kind: str) -> bool:
+    if kind == "inputs" or len(actual) != len(expected):
+        return actual == expected
     # The parser may leave an output's axis open that the exporter has inferred.
-    return all(a in (b, -1) for a, b in zip(found, expected, strict=True))
+    return all(a in (b, -1) for a, b in zip(actual, expected, strict=True))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -81,7 +81,7 @@ class ImageBatches:
         }
 
     def state(self) -> dict[str, Any]:
-        """What the current epoch drew."""
+        """State of the current epoch's draws."""
         return {"epoch": None if self._epoch is None else torch.from_numpy(self._epoch)}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a NAC's training does on any data: module dropout, graph prior, a score by budget."""
+"""Training of a NAC on any data: module dropout, graph prior, a score by budget."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -63,12 +63,14 @@ class CircuitTask(Task):
     def report(self) -> dict[str, float]:
         """Top-1 by budget on all validation samples."""
         modules = self.model.config.modules
-        return self.scores([each for each in self.extra["budgets"] if Budget(each).of(modules)])
+        return self.scores(
+            [budget for budget in self.extra["budgets"] if Budget(budget).of(modules)]
+        )
 
     def scores(self, budgets: Sequence[float], *, most: int | None = None) -> dict[str, float]:
         """Top-1 by budget on the first `most` validation samples."""
         inputs, labels = self.scored
-        given = tuple(each[:most] for each in inputs)
+        given = tuple(name[:most] for name in inputs)
         return score(self.model, given, labels[:most], budgets, at_once=self.at_once)
 
     def finish(self) -> None:
@@ -80,7 +82,9 @@ class CircuitTask(Task):
     def rank(self) -> Tensor:
         """The modules' order; where each sample has its own circuit, that of training samples."""
         device = self.model.read_out_codes.device
-        return self.model.rank_modules(*(torch.from_numpy(each).to(device) for each in self.ranked))
+        return self.model.rank_modules(
+            *(torch.from_numpy(array).to(device) for array in self.ranked)
+        )
 
     def state(self) -> dict[str, Any]:
         """The graph prior's permutation."""
@@ -110,7 +114,7 @@ def score(
         small, right = model.prune(budget).eval().fold(), 0
         for at in range(0, len(labels), at_once):
             part = slice(at, at + at_once)
-            given = (torch.from_numpy(each[part]).to(device) for each in inputs)
+            given = (torch.from_numpy(name[part]).to(device) for name in inputs)
             right += int((small(*given).argmax(1).cpu().numpy() == labels[part]).sum())
         scores[f"{budget:g}"] = right / len(labels)
     return scores

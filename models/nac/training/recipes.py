@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a NAC learns each data set of images: the table of defaults behind `saccade train nac`."""
+"""Recipes of a NAC for each data set of images: the table of defaults of `saccade train nac`."""
 
 import math
 from collections.abc import Mapping

@@ -14,10 +14,10 @@ from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import Calls, InProcess
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
-from saccade.serving.bench.scored import embedding_bytes, entry_of_found
+from saccade.serving.bench.scored import embedding_bytes, entry_of_result
 from saccade.serving.bench.served import Place
 from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.ready import Ready
+from saccade.serving.bench.sweep.ready import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder
 from saccade.serving.bench.sweep.turns import in_process_turns, served_results
 
@@ -39,23 +39,23 @@ Figures = dict[str, Figure]
 
 
 def figures(
-    ready: Ready,
+    ready: ReadyPoint,
     inside: Sequence[Mapping[str, InProcess]],
     served: Mapping[Place, Sequence[LoadResult]],
     memory: Sequence[Mapping[str, int]],
     entry: Entry,
 ) -> Figures:
     """Every cost that was measured, or that the file itself says."""
-    found = {THROUGHPUT: _throughput(entry, inside, served)}
+    figures = {THROUGHPUT: _throughput(entry, inside, served)}
     if latency := _latency(entry, served):
-        found[LATENCY] = latency
-    resident = [float(each["resident_bytes"]) for each in memory]
+        figures[LATENCY] = latency
+    resident = [float(reading["resident_bytes"]) for reading in memory]
     batch = memory[0]["batch"]
     holds = f"resident in a process that holds the variant and has answered a batch of {batch}"
-    found[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", holds)
+    figures[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", holds)
     if numbers := embedding_bytes(ready.variant.main):
-        found[BYTES] = _figure(numbers, [numbers], "bytes", "of one embedding")
-    return found
+        figures[BYTES] = _figure(numbers, [numbers], "bytes", "of one embedding")
+    return figures
 
 
 def frontiers(
@@ -72,9 +72,9 @@ def frontiers(
         if all(name in costs[entry.variant] for entry in entries)
     ]
     # All at once: they share the comparisons of scores, which take the time.
-    own, *each = dominators(entries, values, [saved, *(_saving(name, costs) for name in names)])
+    own, *others = dominators(entries, values, [saved, *(_saving(name, costs) for name in names)])
     marked = tuple(replace(entry, dominated_by=own[entry.variant]) for entry in entries)
-    return marked, dict(zip(names, each, strict=True))
+    return marked, dict(zip(names, others, strict=True))
 
 
 def as_json(
@@ -107,7 +107,7 @@ def _throughput(
         points = [point for _, role, point in served if not role and point.startswith(kind)]
         if points:
             point = max(points, key=_clients)
-            rates = [_rate(each) for each in served[entry.variant, "", point]]
+            rates = [_rate(result) for result in served[entry.variant, "", point]]
             where = f"through {through}, clients at a time: {_clients(point)}"
             return _figure(entry.speed, rates, unit, where)
     rates = [round(turn[""].calls[best].inferences_per_second, 2) for turn in inside]
@@ -119,9 +119,11 @@ def _latency(entry: Entry, served: Mapping[Place, Sequence[LoadResult]]) -> Figu
         return None
     for point, through in (("router_concurrency_1", "the router"), ("concurrency_1", "gRPC")):
         if rounds := served.get((entry.variant, "", point)):
-            found = [round(float(np.percentile(_latencies(each), 95)), 4) for each in rounds]
+            percentiles = [
+                round(float(np.percentile(_latencies(one_round), 95)), 4) for one_round in rounds
+            ]
             where = f"95th percentile of a request through {through}, one client"
-            return _figure(entry.p95_ms, found, "ms", where)
+            return _figure(entry.p95_ms, percentiles, "ms", where)
     return None
 
 
@@ -144,29 +146,29 @@ def _latencies(result: LoadResult) -> Sequence[float]:
 
 
 def entry_without_server(
-    state: SweepFolder, each: Ready, options: SweepOptions, machine: Machine
+    state: SweepFolder, candidate: ReadyPoint, options: SweepOptions, machine: Machine
 ) -> Entry:
     """The frontier's entry before anything went through a server."""
-    inside = _joined(each, in_process_turns(state, each, options.rounds))
-    return entry_of_found(each.variant, each.found, inside, machine, _ops(options))
+    inside = _joined(candidate, in_process_turns(state, candidate, options.rounds))
+    return entry_of_result(candidate.variant, candidate.result, inside, machine, _ops(options))
 
 
 def assemble(
-    state: SweepFolder, ready: Sequence[Ready], options: SweepOptions, machine: Machine
+    state: SweepFolder, ready: Sequence[ReadyPoint], options: SweepOptions, machine: Machine
 ) -> tuple[dict[str, Any], tuple[Entry, ...]]:
     """The report, and the entries with who dominates whom."""
-    found = [_measurement(state, each, options, machine) for each in ready]
-    values = {each.variant.name: each.found.samples for each in ready}
-    costs = {one.entry.variant: each for one, each, _ in found}
-    entries, dominated = frontiers([one.entry for one, _, _ in found], costs, values)
+    measurements = [_measurement(state, candidate, options, machine) for candidate in ready]
+    values = {candidate.variant.name: candidate.result.samples for candidate in ready}
+    costs = {one.entry.variant: value for one, value, _ in measurements}
+    entries, dominated = frontiers([one.entry for one, _, _ in measurements], costs, values)
     measured = [
-        replace(one, entry=entry) for (one, _, _), entry in zip(found, entries, strict=True)
+        replace(one, entry=entry) for (one, _, _), entry in zip(measurements, entries, strict=True)
     ]
     full = content(measured, options)
     for variant in full["variants"]:
         name = variant["variant"]
         variant["costs"] = as_json(name, costs[name], dominated)
-    servers = {version for _, _, version in found if version}
+    servers = {version for _, _, version in measurements if version}
     full |= {"machine": machine.to_dict(), "server": ", ".join(sorted(servers)) or None}
     # A finished sweep that is asked for again was not measured now.
     full["date"] = datetime.fromtimestamp(state.last_written, UTC).isoformat(timespec="seconds")
@@ -174,47 +176,47 @@ def assemble(
 
 
 def _measurement(
-    state: SweepFolder, each: Ready, options: SweepOptions, machine: Machine
+    state: SweepFolder, candidate: ReadyPoint, options: SweepOptions, machine: Machine
 ) -> tuple[Measurement, Figures, str]:
-    turns = in_process_turns(state, each, options.rounds)
-    inside = _joined(each, turns)
-    entry = entry_of_found(each.variant, each.found, inside, machine, _ops(options))
-    samples = raw_samples(each.found, inside)
+    turns = in_process_turns(state, candidate, options.rounds)
+    inside = _joined(candidate, turns)
+    entry = entry_of_result(candidate.variant, candidate.result, inside, machine, _ops(options))
+    samples = raw_samples(candidate.result, inside)
     version = ""
     served: Mapping[Place, list[LoadResult]] = {}
     if options.server:
-        version, served = served_results(state, each, options.rounds)
+        version, served = served_results(state, candidate, options.rounds)
         entry = replace(entry, grpc=add_served(samples, served))
-    memory = [_memory(state, each, turn) for turn in range(options.rounds)]
+    memory = [_memory(state, candidate, turn) for turn in range(options.rounds)]
     samples["memory"] = memory
-    costs = figures(each, turns, served, memory, entry)
+    costs = figures(candidate, turns, served, memory, entry)
     entry = replace(entry, memory_bytes=int(costs["memory"].value))
-    return Measurement(each.variant, each.found, entry, samples), costs, version
+    return Measurement(candidate.variant, candidate.result, entry, samples), costs, version
 
 
 def _ops(options: SweepOptions) -> Ops:
     return "kernels" if options.op_library else "bodies"
 
 
-def _memory(state: SweepFolder, each: Ready, turn: int) -> dict[str, int]:
-    content = state.read(each.point, f"memory-{turn}")
+def _memory(state: SweepFolder, candidate: ReadyPoint, turn: int) -> dict[str, int]:
+    content = state.read(candidate.point, f"memory-{turn}")
     assert content is not None
     return content
 
 
 def _joined(
-    each: Ready, turns: Sequence[Mapping[str, InProcess]]
+    candidate: ReadyPoint, turns: Sequence[Mapping[str, InProcess]]
 ) -> dict[tuple[str, str], InProcess]:
     """All rounds together; a batch size that a round left out is left out."""
-    found = {}
+    joined = {}
     for role in turns[0]:
         sizes = [size for size in turns[0][role].calls if all(size in t[role].calls for t in turns)]
-        found[each.variant.name, role] = InProcess(
+        joined[candidate.variant.name, role] = InProcess(
             {size: _all_calls([turn[role].calls[size] for turn in turns]) for size in sizes}
         )
-    return found
+    return joined
 
 
 def _all_calls(calls: Sequence[Calls]) -> Calls:
-    seconds = [each for one in calls for each in one.seconds]
+    seconds = [seconds for one in calls for seconds in one.seconds]
     return Calls(calls[0].batch, seconds, sum(one.core_s for one in calls))

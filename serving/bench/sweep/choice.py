@@ -27,9 +27,9 @@ _COLUMNS = ("variant", "budget", "score", "at least", "per second", "p95 ms", "M
 
 @dataclass(frozen=True)
 class ChooseOptions(PathFields):
-    """What is asked of the router: exactly one of the first three."""
+    """Options for the router's choice: exactly one of the first three."""
 
-    budget: str | None = None  # the largest variant with at most this: 0.5, or a setting's name
+    budget: str | None = None  # the largest variant with at most this: 0.5, or a budget's name
     min_score: float | None = None  # the fastest whose lower 95 % bound is at least this
     max_latency_ms: float | None = None  # the best-scoring with a p95 of at most this
     device: str | None = None  # whose figures count, if the frontier has those of several
@@ -42,16 +42,16 @@ class ChooseOptions(PathFields):
         given = [(name, getattr(self, name)) for name in _ROUTER.RULES]
         given = [(name, value) for name, value in given if value is not None]
         if len(given) != 1:
-            found = " and ".join(_flag(name) for name, _ in given) or "none"
+            names = " and ".join(_flag(name) for name, _ in given) or "none"
             raise SaccadeError(
-                f"found {found}, expected exactly one of {', '.join(map(_flag, _ROUTER.RULES))}."
+                f"found {names}, expected exactly one of {', '.join(map(_flag, _ROUTER.RULES))}."
             )
         return given[0]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the router would answer with, why, and when it would not.
+    """Choice that the router would make, why, and when it would not.
 
     `chosen` and `runner_up` are names of variants; `changes` says at which values of the parameter
     the choice becomes another one; `measured_on` is whose figures decided.
@@ -101,7 +101,7 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
     rule = _ROUTER.RULES[parameter]
     _check_measured(routes, parameter, folder)
     try:
-        if parameter == "budget" and (named := _ROUTER.by_setting(routes, value)):
+        if parameter == "budget" and (named := _ROUTER.by_budget_name(routes, value)):
             value = named.budget
         value = _ROUTER.number(parameter, value, share=_ROUTER.scores_are_shares(routes))
     except _ROUTER.RequestRefused as error:
@@ -115,7 +115,7 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
         return name
 
     best = chosen(value)
-    rest = routes._replace(variants=tuple(each for each in routes.variants if each.name != best))
+    rest = routes._replace(variants=tuple(route for route in routes.variants if route.name != best))
     return Choice(
         parameter=parameter,
         value=value,
@@ -123,7 +123,7 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
         why=_why(routes, rule, value, best),
         runner_up=chosen(value, rest) if best and rest.variants else None,
         changes=tuple(_changes(routes, rule, value, chosen)),
-        variants=tuple(_figures(each, entries.get(each.name)) for each in routes.variants),
+        variants=tuple(_figures(route, entries.get(route.name)) for route in routes.variants),
         measured_on=_measured_on(list(entries.values())),
     )
 
@@ -131,7 +131,7 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
 def _measured_on(entries: Sequence[Entry]) -> str | None:
     if not entries:
         return None
-    ops = sorted({each.ops for each in entries if each.ops})
+    ops = sorted({entry.ops for entry in entries if entry.ops})
     by = f", custom ops by {' and '.join(ops)}" if ops else ""
     return f"{entries[0].device}, {entries[0].runtime}{by}"
 
@@ -159,15 +159,15 @@ def _routes(folder: ArtefactFolder, device: str | None) -> tuple[Any, dict[str, 
         labels=(),
         classes={},
         measured=measured,
-        run_batch={each.name: _ANY_BATCH for each in variants},
+        run_batch={variant.name: _ANY_BATCH for variant in variants},
     )
-    routes = tuple(_ROUTES.Route(**route_fields(plan, each)) for each in variants)
+    routes = tuple(_ROUTES.Route(**route_fields(plan, variant)) for variant in variants)
     return _ROUTES.Routes(plan.model, plan.family, None, {}, routes), measured
 
 
 def _check_measured(routes: Any, parameter: str, folder: ArtefactFolder) -> None:
     rule = _ROUTER.RULES[parameter]
-    if rule.measured and all(getattr(each, rule.figure) is None for each in routes.variants):
+    if rule.measured and all(getattr(route, rule.figure) is None for route in routes.variants):
         raise SaccadeError(
             f"{folder}: {_flag(parameter)} needs measured {rule.measured}, and it has none. "
             "Measure with: saccade sweep CHECKPOINT, or saccade bench FOLDER"
@@ -178,7 +178,7 @@ def _why(routes: Any, rule: Any, value: float, best: str | None) -> str:
     wanted = rule.wanted(routes, value)
     if best is None:
         return f"no variant has {wanted}"
-    count = sum(rule.fits(each, value) for each in routes.variants)
+    count = sum(rule.fits(route, value) for route in routes.variants)
     return f"{rule.best_words} of {count} variant{'s' if count != 1 else ''} with {wanted}"
 
 
@@ -189,12 +189,12 @@ def _changes(
 
     Between two figures of variants the choice is the same, so that they are all that is tried.
     """
-    figures = (getattr(each, rule.figure) for each in routes.variants)
-    steps = sorted({each for each in figures if each is not None})
+    figures = (getattr(route, rule.figure) for route in routes.variants)
+    steps = sorted({figure for figure in figures if figure is not None})
     now, changes = chosen(value), []
     for side in (-1, 1):
         beyond = [
-            each for each in steps if (rule.compared(each) - rule.compared(value)) * side >= 0
+            step for step in steps if (rule.compared(step) - rule.compared(value)) * side >= 0
         ]
         for step in beyond[::side]:
             # Just past the figure, on the side where its variant counts no more, or counts at last.
@@ -237,7 +237,7 @@ def _flag(name: str) -> str:
 
 
 def _rendered(choice: Choice) -> Any:
-    """What was chosen and why, what would change it, and every variant's figures."""
+    """Choice and its reason as text, what would change it, and every variant's figures."""
     import rich.box
     from rich.console import Group
     from rich.table import Table
@@ -245,13 +245,13 @@ def _rendered(choice: Choice) -> Any:
 
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
     # Only where a budget saves bytes of an embedding.
-    bytes_saved = any(each["embedding_bytes"] is not None for each in choice.variants)
+    bytes_saved = any(variant["embedding_bytes"] is not None for variant in choice.variants)
     shown = [index for index, name in enumerate(_COLUMNS) if name != "bytes" or bytes_saved]
     for index in shown:
         words = index in (0, len(_COLUMNS) - 1)
         table.add_column(_COLUMNS[index], justify="left" if words else "right", no_wrap=index == 0)
-    for each in choice.variants:
-        row = _row(each, choice)
+    for variant in choice.variants:
+        row = _row(variant, choice)
         table.add_row(*(row[index] for index in shown))
     return Group(Text("\n".join(_lines(choice))), "", table)
 
@@ -271,21 +271,21 @@ def _lines(choice: Choice) -> list[str]:
     return lines
 
 
-def _row(each: dict[str, Any], choice: Choice) -> tuple[str, ...]:
-    mark = {choice.chosen: "chosen", choice.runner_up: "without it"}.get(each["variant"], "")
-    if not mark and each["dominated_by"]:
-        mark = f"dominated by {each['dominated_by']}"
-    memory = each["memory_bytes"]
-    rate = each["inferences_per_second"]
+def _row(variant: dict[str, Any], choice: Choice) -> tuple[str, ...]:
+    mark = {choice.chosen: "chosen", choice.runner_up: "without it"}.get(variant["variant"], "")
+    if not mark and variant["dominated_by"]:
+        mark = f"dominated by {variant['dominated_by']}"
+    memory = variant["memory_bytes"]
+    rate = variant["inferences_per_second"]
     return (
-        each["variant"],
-        f"{each['budget']:g}",
-        _number(each["score"], ".4f"),
-        _number(each["lower_bound"], ".4f"),
+        variant["variant"],
+        f"{variant['budget']:g}",
+        _number(variant["score"], ".4f"),
+        _number(variant["lower_bound"], ".4f"),
         _number(rate, ",.0f" if rate and rate >= 10 else ".2g"),
-        _number(each["p95_ms"], ".2f"),
+        _number(variant["p95_ms"], ".2f"),
         _number(memory and memory / 2**20, ".1f"),
-        _number(each["embedding_bytes"], ",d"),
+        _number(variant["embedding_bytes"], ",d"),
         mark,
     )
 

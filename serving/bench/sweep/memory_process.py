@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process that holds one variant occupies."""
+"""Memory of a process that holds one variant."""
 
 import io
 import os
@@ -42,8 +42,8 @@ def main(task: Task) -> Memory:
     (variant,) = folder.variants
     folder.check_files()
     inputs = {
-        role: {name: np.load(io.BytesIO(file), allow_pickle=False) for name, file in each.items()}
-        for role, each in task.inputs.items()
+        role: {name: np.load(io.BytesIO(file), allow_pickle=False) for name, file in value.items()}
+        for role, value in task.inputs.items()
     }
     runtime.require()
     before = resident_bytes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asks of a sweep."""
+"""Options of a sweep."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from saccade.serving.bench.options import BenchOptions
 
 @dataclass(frozen=True)
 class SweepOptions(BenchOptions):
-    """Which budgets and precisions, measured as a benchmark does, and where everything goes."""
+    """Options of a sweep: budgets, precisions, those of a benchmark, and where everything goes."""
 
     out: Path  # folder of the sweep: artefacts, report, and what an interrupted run goes on from
     budget: tuple[BudgetLike, ...] = ()  # 1,2/3,0.5 or t3,t1 or exact,fast; default: the family's
@@ -34,7 +34,7 @@ class SweepOptions(BenchOptions):
                 f"--runtime {self.runtime}: a sweep measures what runs the exported files, and "
                 f"{measured.title} has to build its own. Leave it out; `saccade bench` measures it."
             )
-        anywhere = [each.name for each in runtimes() if each.builds_anywhere]
+        anywhere = [runtime.name for runtime in runtimes() if runtime.builds_anywhere]
         check_chosen("engine", self.engine, (self.runtime, *anywhere))
         if self.runtime not in self.engine:
             raise SaccadeError(

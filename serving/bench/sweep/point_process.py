@@ -11,7 +11,7 @@ from saccade.export.evaluation.evaluate import evaluate
 from saccade.export.evaluation.options import EvaluateOptions, TaskName
 from saccade.export.exported import ExportOptions, export
 from saccade.files import write_atomically
-from saccade.models.scores.results import Found
+from saccade.models.scores.results import EvaluationResult
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def main(task: Task) -> Refusal:
                 runtime=task.runtime,
                 op_library=task.op_library,
             )
-            (found,) = evaluate(folder, options).found
-            write_atomically(place / "score.json", json.dumps(as_json(found)).encode())
+            (result,) = evaluate(folder, options).results
+            write_atomically(place / "score.json", json.dumps(as_json(result)).encode())
     except SaccadeError as error:
         if isinstance(error.__cause__, OSError):  # a full disk says nothing about the point
             raise
@@ -65,9 +65,9 @@ def main(task: Task) -> Refusal:
     return Refusal()
 
 
-def as_json(found: Found) -> dict[str, Any]:
+def as_json(result: EvaluationResult) -> dict[str, Any]:
     """A score with each sample's value, as a sweep keeps it."""
-    return {**asdict(found), "samples": [float(each) for each in found.samples]}
+    return {**asdict(result), "samples": [float(value) for value in result.samples]}
 
 
 def _export_options(task: Task, folder: Path) -> ExportOptions:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.export.artefact.variant import (
-    choose_settings,
+    budget_option,
+    choose_budgets,
     default_model_name,
-    setting_text,
     variant_name,
 )
 from saccade.models.checkpoint import Checkpoint
@@ -44,11 +44,11 @@ def points_of(checkpoint: Checkpoint, options: SweepOptions) -> tuple[Point, ...
     name = options.name or default_model_name(checkpoint.path)
     return tuple(
         Point(
-            variant=variant_name(name, "", setting.label, precision),
-            setting=setting.label,
+            variant=variant_name(name, "", budget.label, precision),
+            setting=budget.label,
             precision=precision,
-            budget=setting_text(setting.label, setting.budget),
+            budget=budget_option(budget.label, budget.share),
         )
-        for setting in choose_settings(model, options.budget)
+        for budget in choose_budgets(model, options.budget)
         for precision in options.precision
     )

@@ -11,11 +11,11 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import SUFFIX
-from saccade.export.artefact.variant_files import VariantParts
+from saccade.export.artefact.variant_files import VariantFiles
 from saccade.export.graph.trial import refuse_untried
 from saccade.files import sha256_of
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.scores.results import Found, Score
+from saccade.models.scores.results import EvaluationResult, Score
 from saccade.progress import Advance
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.point_process import Refusal, Task
@@ -27,15 +27,15 @@ _PROCESS = "saccade.serving.bench.sweep.point_process"
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyPoint:
     """A point with its variant and its score."""
 
     point: Point
     folder: ArtefactFolder  # of that point alone
-    found: Found
+    result: EvaluationResult
 
     @property
-    def variant(self) -> VariantParts:
+    def variant(self) -> VariantFiles:
         """The one that the folder holds."""
         (variant,) = self.folder.variants
         return variant
@@ -60,11 +60,11 @@ def prepare(
             tasks[point.variant] = _task(state, point, checkpoint, options)
     known = {point.variant: point for point in points}
     crashed = {}
-    for name, found in each_alone(_PROCESS, tasks, Refusal, at_a_time=options.processes):
-        if not isinstance(found, Refusal):
-            crashed[name] = found
-        elif found.reason:
-            state.fail(known[name], found.stage, found.reason)
+    for name, outcome in each_alone(_PROCESS, tasks, Refusal, at_a_time=options.processes):
+        if not isinstance(outcome, Refusal):
+            crashed[name] = outcome
+        elif outcome.reason:
+            state.fail(known[name], outcome.stage, outcome.reason)
         advance(1, name)
     if crashed:
         raise _crash(crashed)
@@ -102,28 +102,28 @@ def _crash(crashed: Mapping[str, SaccadeError | WorkerEnded]) -> SaccadeError:
     )
 
 
-def ready_points(state: SweepFolder, points: Sequence[Point]) -> list[Ready]:
+def ready_points(state: SweepFolder, points: Sequence[Point]) -> list[ReadyPoint]:
     """The points that passed so far.
 
     Raises: SaccadeError if they were scored on different data.
     """
-    found = []
+    candidates = []
     for point in points:
         if state.failure(point) is None:
             folder = ArtefactFolder(state.exported(point))
             folder.check_files()
             score = state.read(point, "score")
             assert score is not None
-            found.append(Ready(point, folder, read_found(score)))
-    if len({each.found.data_sha256 for each in found}) > 1:
+            candidates.append(ReadyPoint(point, folder, read_result(score)))
+    if len({value.result.data_sha256 for value in candidates}) > 1:
         raise SaccadeError(
             f"{state.path}: its points were scored on different data, which has changed since the "
             "sweep began. Start again with --force."
         )
-    return found
+    return candidates
 
 
-def collected(state: SweepFolder, ready: Sequence[Ready]) -> ArtefactFolder:
+def collected(state: SweepFolder, ready: Sequence[ReadyPoint]) -> ArtefactFolder:
     """The sweep's artefact folder, with the files of these points and nothing of others.
 
     Raises: SaccadeError if nothing can be linked, or a file cannot be opened within limits.
@@ -131,27 +131,29 @@ def collected(state: SweepFolder, ready: Sequence[Ready]) -> ArtefactFolder:
     if ready:
         state.artefacts.mkdir(exist_ok=True)
         _discard_others(state.artefacts, ready)
-    for each in ready:
-        _collect(each, state.artefacts)
+    for candidate in ready:
+        _collect(candidate, state.artefacts)
     folder = ArtefactFolder(state.artefacts)
     refuse_untried(folder, folder.manifests if ready else ())
     return folder
 
 
-def read_found(content: dict[str, Any]) -> Found:
-    """What `point_process.as_json` wrote."""
+def read_result(content: dict[str, Any]) -> EvaluationResult:
+    """Read what `point_process.as_json` wrote."""
     scores = tuple(
-        Score(**{**each, "interval": each["interval"] and tuple(each["interval"])})
-        for each in content["scores"]
+        Score(**{**score, "interval": score["interval"] and tuple(score["interval"])})
+        for score in content["scores"]
     )
-    return Found(**{**content, "scores": scores, "samples": np.asarray(content["samples"])})
+    return EvaluationResult(
+        **{**content, "scores": scores, "samples": np.asarray(content["samples"])}
+    )
 
 
-def _collect(point: Ready, target: Path) -> None:
+def _collect(point: ReadyPoint, target: Path) -> None:
     source, parent = point.folder.path, point.variant.main.parent.name
     names = [parent]
-    for part in point.variant.parts.values():
-        names += [part.file.name, part.variant.name + SUFFIX]
+    for component in point.variant.components.values():
+        names += [component.file.name, component.variant.name + SUFFIX]
     for name in names:  # the manifest after its file: a reader never finds a manifest alone
         if not _is_same(source / name, target / name):
             link(source / name, target / name)
@@ -165,8 +167,12 @@ def _is_same(one: Path, other: Path) -> bool:
     return one.samefile(other) or sha256_of(one) == sha256_of(other)
 
 
-def _discard_others(artefacts: Path, found: Sequence[Ready]) -> None:
-    kept = {part.variant.name for each in found for part in each.variant.parts.values()}
+def _discard_others(artefacts: Path, candidates: Sequence[ReadyPoint]) -> None:
+    kept = {
+        component.variant.name
+        for candidate in candidates
+        for component in candidate.variant.components.values()
+    }
     there = {path.name.removesuffix(SUFFIX) for path in artefacts.glob("*" + SUFFIX)}
     there |= {path.stem for path in artefacts.glob("*.onnx")}  # whose manifest was gone already
     for name in sorted(there - kept):

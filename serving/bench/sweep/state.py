@@ -37,7 +37,7 @@ class SweepFolder:
         self.report = path / "report"
 
     def place(self, point: Point) -> Path:
-        """Where the pieces of one point lie."""
+        """Folder of the pieces of one point."""
         return self.path / "points" / point.variant
 
     def exported(self, point: Point) -> Path:
@@ -46,7 +46,7 @@ class SweepFolder:
 
     @property
     def last_written(self) -> float:
-        """When the last piece was finished, in seconds since 1970."""
+        """Time at which the last piece was finished, in seconds since 1970."""
         return max(path.stat().st_mtime for path in self.path.glob("points/*/*.json"))
 
     def read(self, point: Point, name: str) -> dict[str, Any] | None:
@@ -75,8 +75,8 @@ class SweepFolder:
         if content is None:
             return None
         where = f"{self.place(point) / 'failed.json'}: "
-        found: Failure = typed(Failure, content, where)
-        return found
+        failure: Failure = typed(Failure, content, where)
+        return failure
 
     def fail(self, point: Point, stage: str, reason: str) -> None:
         """Keep why a point failed."""
@@ -89,7 +89,7 @@ class SweepFolder:
 
 
 @contextmanager
-def opened(path: Path, identity: dict[str, Any], *, force: bool) -> Iterator[SweepFolder]:
+def open_repository(path: Path, identity: dict[str, Any], *, force: bool) -> Iterator[SweepFolder]:
     """The folder, held by this process alone: a new one, or one of the same sweep.
 
     Raises: SaccadeError for a folder that is something else, a sweep of other options or another
@@ -97,7 +97,7 @@ def opened(path: Path, identity: dict[str, Any], *, force: bool) -> Iterator[Swe
     """
     if path.exists() and not path.is_dir():
         raise SaccadeError(f"--out is the file {path}, expected a folder. Choose another place.")
-    if path.is_dir() and not force and any(_is_begun(each) for each in path.iterdir()):
+    if path.is_dir() and not force and any(_is_begun(entry) for entry in path.iterdir()):
         _refuse_other(path, identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -124,13 +124,13 @@ def opened(path: Path, identity: dict[str, Any], *, force: bool) -> Iterator[Swe
 def differences(path: Path, identity: dict[str, Any]) -> list[str]:
     """In what the sweep that lies there differs from this one; all where none lies there."""
     try:
-        found = parse_json(read_bounded(path / FILE_NAME, limits.JSON_BYTES))
-        known = dict(found["of"])
-        fits = (found["schema"], found["version"]) == (SCHEMA, VERSION)
+        stored = parse_json(read_bounded(path / FILE_NAME, limits.JSON_BYTES))
+        known = dict(stored["of"])
+        fits = (stored["schema"], stored["version"]) == (SCHEMA, VERSION)
     except (OSError, ValueError, KeyError, TypeError):
         return ["no sweep"]
     if not fits:
-        return [f"{found['schema']!r} version {found['version']!r}"]
+        return [f"{stored['schema']!r} version {stored['version']!r}"]
     wanted = _file(identity)["of"]
     return [
         f"{key} is {_shown(wanted.get(key))}, was {_shown(known.get(key))}"
@@ -140,7 +140,7 @@ def differences(path: Path, identity: dict[str, Any]) -> list[str]:
 
 
 def _is_begun(path: Path) -> bool:
-    """Whether this is more than what a sweep that was killed at its first step leaves."""
+    """True if this is more than what a sweep that was killed at its first step leaves."""
     return path.name != ".lock" and not is_leftover(path)
 
 
@@ -150,10 +150,10 @@ def _refuse_other(path: Path, identity: dict[str, Any]) -> None:
             f"{path}: exists already and is not a sweep (it has no {FILE_NAME}). "
             "Choose another place with --out, or pass --force to replace it."
         )
-    found = differences(path, identity)
-    if found and any(path.glob("points/*/*")):
+    differing = differences(path, identity)
+    if differing and any(path.glob("points/*/*")):
         raise SaccadeError(
-            f"{path}: holds another sweep: {'; '.join(found)}. Give the same options to go on "
+            f"{path}: holds another sweep: {'; '.join(differing)}. Give the same options to go on "
             "with it, choose another --out, or pass --force to start again."
         )
 
@@ -167,15 +167,15 @@ def _file(identity: dict[str, Any]) -> dict[str, Any]:
 def _empty(path: Path) -> None:
     # First what says whose pieces these are: half of them must not look like a sweep.
     (path / FILE_NAME).unlink(missing_ok=True)
-    for each in path.iterdir():
-        _remove(each)
+    for entry in path.iterdir():
+        _remove(entry)
 
 
 def _remove_halves(path: Path) -> None:
-    """What a process that was killed had begun to write."""
-    for each in sorted(path.rglob(".*")):
-        if each.exists():  # and not gone with a folder before it
-            _remove(each)
+    """Remove what a process that was killed had begun to write."""
+    for entry in sorted(path.rglob(".*")):
+        if entry.exists():  # and not gone with a folder before it
+            _remove(entry)
 
 
 def link(source: Path, target: Path) -> None:

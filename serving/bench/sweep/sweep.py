@@ -29,8 +29,8 @@ from saccade.serving.bench.sweep.engines import (
 )
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.points import Failure, Point, points_of
-from saccade.serving.bench.sweep.ready import Ready, collected, prepare, ready_points
-from saccade.serving.bench.sweep.state import SweepFolder, opened
+from saccade.serving.bench.sweep.ready import ReadyPoint, collected, prepare, ready_points
+from saccade.serving.bench.sweep.state import SweepFolder, open_repository
 from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
 
 _TRIED_SAMPLES = 16  # of the data, before anything is exported
@@ -40,7 +40,7 @@ _FREE = ("out", "jobs", "retry", "force", "slots", "budget", "precision", "engin
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What a sweep found, and which points failed."""
+    """Results of a sweep, and the points that failed."""
 
     folder: Path
     full: dict[str, Any]
@@ -53,8 +53,8 @@ class SweepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures without the raw samples."""
-        found = BenchReport(self.folder / "report", self.full).to_dict()
-        return {**found, "folder": str(self.folder), "artefacts": str(self.folder / "artefacts")}
+        content = BenchReport(self.folder / "report", self.full).to_dict()
+        return {**content, "folder": str(self.folder), "artefacts": str(self.folder / "artefacts")}
 
     def to_text(self) -> Any:
         """The tables, for a terminal."""
@@ -72,8 +72,8 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
     require("matplotlib", extra="bench")
     runtime = runtime_named(options.runtime)
     require("torch", extra="export")
-    for each in (runtime, *options.built):
-        each.require()
+    for one_runtime in (runtime, *options.built):
+        one_runtime.require()
     if options.server:
         check_served_here(runtime)
     if options.op_library and not runtime.has_kernels():
@@ -86,7 +86,7 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
     begun = SweepFolder(options.out)
     if options.force or not any(begun.place(point).exists() for point in points):
         _try_data(loaded, options)
-    with opened(
+    with open_repository(
         options.out, _identity(loaded, points, options, machine), force=options.force
     ) as state:
         try:
@@ -116,8 +116,8 @@ def _swept(
     ready = ready_points(state, points)
     folder = collected(state, ready)
     for runtime in options.built:
-        for each in ready if options.retry else ():
-            forgive_engine(state, each, runtime)
+        for candidate in ready if options.retry else ():
+            forgive_engine(state, candidate, runtime)
         build_engines(state, ready, runtime)
     turns = options.rounds * (1 + options.server)
     with progress("measure", len(ready) * turns) as advance:
@@ -130,30 +130,30 @@ def _swept(
     return _written(state, ready, failures, options, machine)
 
 
-def _measured(bench: Bench, machine: Machine, advance: Advance) -> list[Ready]:
+def _measured(bench: Bench, machine: Machine, advance: Advance) -> list[ReadyPoint]:
     """Measure what is not; the points that are left."""
     state, options, ready = bench.state, bench.options, bench.ready
     measure_in_process(bench, advance)
     if options.server:
-        left = [each for each in ready if state.failure(each.point) is None]
-        entries = [entry_without_server(state, each, options, machine) for each in left]
+        left = [candidate for candidate in ready if state.failure(candidate.point) is None]
+        entries = [entry_without_server(state, candidate, options, machine) for candidate in left]
         same = len(left) == len(ready)  # with its sessions open
         measure_served(bench if same else replace(bench, ready=left), entries, advance)
-    return [each for each in ready if state.failure(each.point) is None]
+    return [candidate for candidate in ready if state.failure(candidate.point) is None]
 
 
 def _written(
     state: SweepFolder,
-    ready: Sequence[Ready],
+    ready: Sequence[ReadyPoint],
     failures: Sequence[Failure],
     options: SweepOptions,
     machine: Machine,
 ) -> SweepReport:
     folder = collected(state, ready)  # without those that failed while they were measured
     full, entries = assemble(state, ready, options, machine)
-    full["failed"] = [asdict(each) for each in failures]
+    full["failed"] = [asdict(failure) for failure in failures]
     full["engines"] = [
-        each for runtime in options.built for each in collect_engines(state, ready, runtime)
+        engine for runtime in options.built for engine in collect_engines(state, ready, runtime)
     ]
     with new_folder(state.report, force=True) as out:
         report.write_report(full, out)
@@ -164,7 +164,7 @@ def _written(
 def _identity(
     checkpoint: Checkpoint, points: Sequence[Point], options: SweepOptions, machine: Machine
 ) -> dict[str, Any]:
-    """What must be the same for two runs to be of one sweep."""
+    """Identity of a sweep: all that must be the same for two runs to be of one."""
     asked = {key: value for key, value in asdict(options).items() if key not in _FREE}
     return asked | {
         "checkpoint": checkpoint.sha256,
@@ -190,5 +190,7 @@ def _try_data(checkpoint: Checkpoint, options: SweepOptions) -> None:
 
 
 def _none_passed(failures: Sequence[Failure]) -> str:
-    reasons = "\n".join(f"{each.variant} ({each.stage}): {each.reason}" for each in failures)
+    reasons = "\n".join(
+        f"{failure.variant} ({failure.stage}): {failure.reason}" for failure in failures
+    )
     return f"no point of the sweep passed; nothing was measured.\n{reasons}"

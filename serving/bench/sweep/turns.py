@@ -24,10 +24,10 @@ from saccade.progress import Advance
 from saccade.serving.bench import in_process, served
 from saccade.serving.bench.bench import DISTINCT_REQUESTS, IN_PROCESS_SHARE
 from saccade.serving.bench.load import LoadResult, StreamResult
-from saccade.serving.bench.servers import Behind, behind, by_precision
+from saccade.serving.bench.servers import ServerUnderLoad, by_precision, server_under_load
 from saccade.serving.bench.sweep.memory_process import BATCH, Memory, Task
 from saccade.serving.bench.sweep.options import SweepOptions
-from saccade.serving.bench.sweep.ready import Ready
+from saccade.serving.bench.sweep.ready import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder
 from saccade.serving.bench.work import Work, works_of
 from saccade.worker import Worker, WorkerEnded
@@ -37,17 +37,21 @@ _MEMORY_PROCESS = "saccade.serving.bench.sweep.memory_process"
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, and how."""
+    """Setup of the measurement."""
 
     state: SweepFolder
     folder: ArtefactFolder  # of all points
-    ready: Sequence[Ready]
+    ready: Sequence[ReadyPoint]
     options: SweepOptions
 
     @cached_property
     def ops(self) -> Ops:
-        """How custom ops run."""
-        manifests = [part for each in self.ready for part in each.variant.parts.values()]
+        """Execution of the custom ops."""
+        manifests = [
+            component
+            for candidate in self.ready
+            for component in candidate.variant.components.values()
+        ]
         runtime = runtime_named(self.options.runtime)
         return ops_of(runtime, manifests, kernels=self.options.op_library)
 
@@ -55,68 +59,70 @@ class Bench:
     def inputs(self) -> dict[str, dict[str, dict[str, np.ndarray]]]:
         """By variant and role, what it is asked."""
         return {
-            each.variant.name: inputs_of(each.variant, self._data(each), DISTINCT_REQUESTS)
-            for each in self.ready
+            candidate.variant.name: inputs_of(
+                candidate.variant, self._data(candidate), DISTINCT_REQUESTS
+            )
+            for candidate in self.ready
         }
 
     @cached_property
     def works(self) -> dict[str, list[Work]]:
         """By variant, its kinds of request, sessions open."""
-        runtime, found = runtime_named(self.options.runtime), dict[str, list[Work]]()
-        for each in self.ready:
-            name, parts = each.variant.name, each.variant.parts.values()
-            runners = loaded(runtime, self.folder, parts, self.ops)
-            found[name] = works_of(each.variant, self.inputs[name], runners)
-        return found
+        runtime, works = runtime_named(self.options.runtime), dict[str, list[Work]]()
+        for candidate in self.ready:
+            name, components = candidate.variant.name, candidate.variant.components.values()
+            runners = loaded(runtime, self.folder, components, self.ops)
+            works[name] = works_of(candidate.variant, self.inputs[name], runners)
+        return works
 
-    def _data(self, each: Ready) -> str:
-        return self.options.data or each.found.data
+    def _data(self, candidate: ReadyPoint) -> str:
+        return self.options.data or candidate.result.data
 
 
 def measure_in_process(bench: Bench, advance: Advance) -> None:
     """Speed at each batch size, and memory, once a round; what cannot be measured has failed."""
     for turn in range(bench.options.rounds):
-        for each in bench.ready:
-            advance(1, f"{each.variant.name} in process")
-            if bench.state.failure(each.point):
+        for candidate in bench.ready:
+            advance(1, f"{candidate.variant.name} in process")
+            if bench.state.failure(candidate.point):
                 continue
             try:
-                _measure_in_process(bench, each, turn)
+                _measure_in_process(bench, candidate, turn)
             except SaccadeError as error:
-                bench.state.fail(each.point, "measure", str(error))
+                bench.state.fail(candidate.point, "measure", str(error))
 
 
-def _measure_in_process(bench: Bench, each: Ready, turn: int) -> None:
+def _measure_in_process(bench: Bench, candidate: ReadyPoint, turn: int) -> None:
     state, options = bench.state, bench.options
-    if state.read(each.point, f"memory-{turn}") is None:
-        state.write(each.point, f"memory-{turn}", _memory(bench, each))
-    if state.read(each.point, f"in-process-{turn}") is not None:
+    if state.read(candidate.point, f"memory-{turn}") is None:
+        state.write(candidate.point, f"memory-{turn}", _memory(bench, candidate))
+    if state.read(candidate.point, f"in-process-{turn}") is not None:
         return
-    found = in_process.measure(
-        {work.role: work for work in bench.works[each.variant.name]},
+    measured = in_process.measure(
+        {work.role: work for work in bench.works[candidate.variant.name]},
         seconds=options.seconds * IN_PROCESS_SHARE / options.rounds,
         rounds=1,
         advance=lambda *_, **__: None,
     )
     calls = {
         role: {str(size): asdict(one) for size, one in one_role.calls.items()}
-        for role, one_role in found.items()
+        for role, one_role in measured.items()
     }
-    state.write(each.point, f"in-process-{turn}", calls)
+    state.write(candidate.point, f"in-process-{turn}", calls)
 
 
-def _memory(bench: Bench, each: Ready) -> dict[str, Any]:
+def _memory(bench: Bench, candidate: ReadyPoint) -> dict[str, Any]:
     inputs = {
         role: {name: _file(values[:BATCH]) for name, values in arrays.items()}
-        for role, arrays in bench.inputs[each.variant.name].items()
+        for role, arrays in bench.inputs[candidate.variant.name].items()
     }
-    task = Task(str(each.folder.path), inputs, bench.options.runtime, bench.ops)
+    task = Task(str(candidate.folder.path), inputs, bench.options.runtime, bench.ops)
     try:
         with Worker(_MEMORY_PROCESS) as worker:
             return asdict(worker.ask(task, Memory))
     except WorkerEnded as ended:
         raise SaccadeError(
-            f"{each.variant.name}: the process that holds it ended ({ended}): "
+            f"{candidate.variant.name}: the process that holds it ended ({ended}): "
             f"{ended.last_words or 'it said nothing'}. Try again with --retry."
         ) from ended
 
@@ -128,14 +134,14 @@ def _file(values: np.ndarray) -> bytes:
 
 
 def in_process_turns(
-    state: SweepFolder, each: Ready, rounds: int
+    state: SweepFolder, candidate: ReadyPoint, rounds: int
 ) -> list[dict[str, in_process.InProcess]]:
-    """What was kept of each round, by role."""
-    found = []
+    """Samples of each round that were kept, by role."""
+    turns = []
     for turn in range(rounds):
-        content = state.read(each.point, f"in-process-{turn}")
+        content = state.read(candidate.point, f"in-process-{turn}")
         assert content is not None
-        found.append(
+        turns.append(
             {
                 role: in_process.InProcess(
                     {int(size): in_process.Calls(**calls) for size, calls in sizes.items()}
@@ -143,50 +149,54 @@ def in_process_turns(
                 for role, sizes in content.items()
             }
         )
-    return found
+    return turns
 
 
 def measure_served(bench: Bench, entries: Sequence[Entry], advance: Advance) -> None:
     """Every variant through a server, once a round; one that the server does not answer fails."""
     options, state = bench.options, bench.state
-    if all(_served_turns(state, each, options.rounds) for each in bench.ready):
+    if all(_served_turns(state, candidate, options.rounds) for candidate in bench.ready):
         advance(options.rounds * len(bench.ready))
         return
     with ExitStack() as stack:
         running = _servers(bench, entries, stack)
         for turn in range(options.rounds):
             order = np.random.default_rng(options.seed + turn).permutation(len(bench.ready))
-            for each in (bench.ready[index] for index in order):
-                advance(1, f"{each.variant.name} through a server")
-                if state.failure(each.point) or state.read(each.point, f"served-{turn}"):
+            for candidate in (bench.ready[index] for index in order):
+                advance(1, f"{candidate.variant.name} through a server")
+                if state.failure(candidate.point) or state.read(candidate.point, f"served-{turn}"):
                     continue
                 try:
-                    found = _served(bench, running[each.point.precision], each, turn)
+                    result = _served(bench, running[candidate.point.precision], candidate, turn)
                 except ServerFailed as error:
-                    state.fail(each.point, "measure", str(error))
+                    state.fail(candidate.point, "measure", str(error))
                     continue
-                state.write(each.point, f"served-{turn}", found)
+                state.write(candidate.point, f"served-{turn}", result)
 
 
-def _servers(bench: Bench, entries: Sequence[Entry], stack: ExitStack) -> dict[str, Behind]:
+def _servers(
+    bench: Bench, entries: Sequence[Entry], stack: ExitStack
+) -> dict[str, ServerUnderLoad]:
     """By precision, its server; where one does not start, its points have failed."""
-    running: dict[str, Behind] = {}
+    running: dict[str, ServerUnderLoad] = {}
     name, kernels = bench.options.runtime, bench.ops == "kernels"
     for precision, folder in by_precision(bench.folder, entries).items():
         try:
             running[precision] = stack.enter_context(
-                behind(folder, runtime=name, op_library=kernels)
+                server_under_load(folder, runtime=name, op_library=kernels)
             )
         except ServerFailed as error:
-            for each in bench.ready:
-                if each.point.precision == precision:
-                    bench.state.fail(each.point, "measure", str(error))
+            for candidate in bench.ready:
+                if candidate.point.precision == precision:
+                    bench.state.fail(candidate.point, "measure", str(error))
     return running
 
 
-def _served(bench: Bench, server: Behind, each: Ready, turn: int) -> dict[str, Any]:
+def _served(
+    bench: Bench, server: ServerUnderLoad, candidate: ReadyPoint, turn: int
+) -> dict[str, Any]:
     options = bench.options
-    streams = served.streams(server.url, bench.works[each.variant.name], options.concurrency)
+    streams = served.streams(server.url, bench.works[candidate.variant.name], options.concurrency)
     results = server.measure(
         streams,
         seconds=options.seconds / options.rounds,
@@ -202,22 +212,22 @@ def _served(bench: Bench, server: Behind, each: Ready, turn: int) -> dict[str, A
     }
 
 
-def _served_turns(state: SweepFolder, each: Ready, rounds: int) -> bool:
-    return all(state.read(each.point, f"served-{turn}") for turn in range(rounds))
+def _served_turns(state: SweepFolder, candidate: ReadyPoint, rounds: int) -> bool:
+    return all(state.read(candidate.point, f"served-{turn}") for turn in range(rounds))
 
 
 def served_results(
-    state: SweepFolder, each: Ready, rounds: int
+    state: SweepFolder, candidate: ReadyPoint, rounds: int
 ) -> tuple[str, Mapping[served.Place, list[LoadResult]]]:
     """The server's version, and every round of each point."""
-    found: dict[served.Place, list[LoadResult]] = {}
+    results: dict[served.Place, list[LoadResult]] = {}
     version = ""
     for turn in range(rounds):
-        content = state.read(each.point, f"served-{turn}")
+        content = state.read(candidate.point, f"served-{turn}")
         assert content is not None
         version = content["server"]
         for one in content["points"]:
-            place = each.variant.name, one.pop("role"), one.pop("point")
+            place = candidate.variant.name, one.pop("role"), one.pop("point")
             streams = {name: StreamResult(**seen) for name, seen in one.pop("streams").items()}
-            found.setdefault(place, []).append(LoadResult(streams=streams, **one))
-    return version, found
+            results.setdefault(place, []).append(LoadResult(streams=streams, **one))
+    return version, results

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a server fail late, found before one is started: `saccade preflight`."""
+"""Preflight: causes of a late failure found before a server is started."""

@@ -16,15 +16,15 @@ from saccade.export.runtimes.runners import onnx_runner, onnx_session
 from saccade.files import sha256_of
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import built_library
-from saccade.serving.repository.preflight.opened import OpenedModel
 from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.stored_sample import FOLDER, read_sample
 
 _ENTRY = "RegisterCustomOps"
 
 
-def check_library(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_library(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The library of custom ops is saccade's, loads here, and has ONNX Runtime's entry.
 
     It is compared before it is loaded: loading runs what is in it.
@@ -36,11 +36,11 @@ def check_library(model: OpenedModel, target: Target) -> Iterator[str]:
             yield fault
         else:
             try:
-                found = hasattr(ctypes.CDLL(str(path)), _ENTRY)
+                has_entry = hasattr(ctypes.CDLL(str(path)), _ENTRY)
             except OSError as error:
                 yield f"{path.name} cannot be loaded ({error})."
                 continue
-            if not found:
+            if not has_entry:
                 yield f"{path.name} has no {_ENTRY}, by which ONNX Runtime takes its ops."
 
 
@@ -52,22 +52,22 @@ def _foreign_library(path: Path) -> str | None:
             f"{path.name} is code, and there is no library here to compare it with, so that it was "
             "not loaded. Build that with: saccade ops --build"
         )
-    if (found := sha256_of(path)) == (expected := sha256_of(own)):
+    if (digest := sha256_of(path)) == (expected := sha256_of(own)):
         return None
     return (
-        f"{path.name} has the SHA-256 {found[:12]}..., the library of saccade here "
+        f"{path.name} has the SHA-256 {digest[:12]}..., the library of saccade here "
         f"{expected[:12]}...: it is other code and was not loaded. Write the repository again with "
         "the saccade that is here, or check it with the one that wrote it."
     )
 
 
-def libraries(model: OpenedModel) -> list[Path]:
+def libraries(model: RepositoryModel) -> list[Path]:
     """The libraries that the configuration names, inside the version's folder."""
     names = model.config.model_operations.op_library_filename
     return [model.version / name for name in names if name == Path(name).name]
 
 
-def check_sample(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_sample(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The stored sample is there and fits."""
     if not model.sampled:
         raise NotChecked("no sample was stored: write the repository where ONNX Runtime is")
@@ -77,14 +77,14 @@ def check_sample(model: OpenedModel, target: Target) -> Iterator[str]:
         yield str(error)
         return
     for spec in model.manifest.inputs:
-        found = sample.inputs.get(spec.name)
-        if found is None or str(found.dtype) != spec.dtype or found.ndim != len(spec.shape):
+        array = sample.inputs.get(spec.name)
+        if array is None or str(array.dtype) != spec.dtype or array.ndim != len(spec.shape):
             yield f"the stored sample has no {spec.name!r} of {spec.dtype} [{spec.axes}]."
     if odd := set(sample.answers) - {spec.name for spec in model.manifest.outputs}:
         yield f"the stored answer has {min(odd)!r}, which the model does not answer."
 
 
-def check_warmup(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_warmup(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The data of the warm-up has as many bytes as the configuration says of it.
 
     The server refuses to load a model whose warm-up fails.
@@ -95,11 +95,11 @@ def check_warmup(model: OpenedModel, target: Target) -> Iterator[str]:
             path = model.folder / FOLDER / name
             if tensor.input_data_file and name in types and path.is_file():
                 needed = math.prod(tensor.dims) * types[name].itemsize
-                if (found := path.stat().st_size) != needed:
-                    yield f"the warm-up takes {needed} bytes of {name!r}, its file has {found}."
+                if (size := path.stat().st_size) != needed:
+                    yield f"the warm-up takes {needed} bytes of {name!r}, its file has {size}."
 
 
-def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The model loads and answers the stored sample as it did when the repository was written."""
     kernels = libraries(model)
     if any(check_library(model, target)):
@@ -117,15 +117,15 @@ def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
         raise NotChecked("it loads; no sample was stored to ask it")
     try:
         sample = read_sample(model.sample)
-        found = onnx_runner(session)(sample.inputs)
-        apart = list(differences(found, sample.answers, model.manifest))
+        answers = onnx_runner(session)(sample.inputs)
+        apart = list(differences(answers, sample.answers, model.manifest))
     except SaccadeError as error:
         yield str(error)
         return
     yield from apart
 
 
-def differences(found: Arrays, stored: Arrays, manifest: Manifest) -> Iterator[str]:
+def differences(answers: Arrays, stored: Arrays, manifest: Manifest) -> Iterator[str]:
     """In what answers depart from the stored ones by more than the gate allowed the file.
 
     Shapes: both [1 ...] by output.
@@ -133,26 +133,26 @@ def differences(found: Arrays, stored: Arrays, manifest: Manifest) -> Iterator[s
     """
     limits = thresholds_of(manifest.variant.precision, manifest.parity.overrides)
     for name, expected in stored.items():
-        if name not in found or found[name].shape != expected.shape:
+        if name not in answers or answers[name].shape != expected.shape:
             yield f"output {name!r} has another shape than the stored answer's."
-        elif not np.isfinite(found[name]).all():
+        elif not np.isfinite(answers[name]).all():
             yield f"output {name!r} contains NaN or infinity."
         else:
-            yield from _apart(name, found[name], expected, limits, manifest.parity.floor)
+            yield from _apart(name, answers[name], expected, limits, manifest.parity.floor)
 
 
 def _apart(
     name: str,
-    found: np.ndarray,
+    actual: np.ndarray,
     expected: np.ndarray,
     limits: Mapping[str, float],
     floor: float,
 ) -> Iterator[str]:
     if (limit := limits.get("relative_error")) is not None:
-        error = relative_error(found, expected, floor)
+        error = relative_error(actual, expected, floor)
         if error > limit:
             yield f"output {name!r} is {error:.2g} from the stored answer, expected {limit:g}."
     elif expected.ndim > 1:
-        error = one_minus_cosine(found, expected).max()
+        error = one_minus_cosine(actual, expected).max()
         if error > limits["one_minus_cosine"]:
             yield f"output {name!r} is {error:.2g} (1 - cosine) from the stored answer."

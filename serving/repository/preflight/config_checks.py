@@ -15,13 +15,13 @@ from saccade.errors import SaccadeError
 from saccade.serving.repository.files import entries
 from saccade.serving.repository.model_config import LABELS_FILE
 from saccade.serving.repository.preflight.difference import differences
-from saccade.serving.repository.preflight.opened import OpenedModel
 from saccade.serving.repository.preflight.rendered import FREE, rendered_config, rendered_files
 from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
 
 
-def check_config(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_config(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The text can be parsed."""
     try:
         model.parsed_config()
@@ -29,19 +29,19 @@ def check_config(model: OpenedModel, target: Target) -> Iterator[str]:
         yield str(error)
 
 
-def check_fields(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_fields(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The configuration is the one that is written for this model with some options."""
     yield from differences(model.fields, rendered_config(model), FREE)
 
 
-def check_content(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_content(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The folder holds what is written for this model."""
     yield from departing_files(model.folder, rendered_files(model))
 
 
 def departing_files(folder: Path, written: Mapping[str, bytes | None]) -> Iterator[str]:
     """The files that a folder lacks, that nobody wrote there, or with other content."""
-    present = {each.name: each.path for each in entries(folder)}
+    present = {entry.name: entry.path for entry in entries(folder)}
     for name in sorted(set(written) - set(present)):
         yield f"{name} is missing. Write the repository again."
     for name in sorted(set(present) - set(written)):
@@ -55,25 +55,25 @@ def departing_files(folder: Path, written: Mapping[str, bytes | None]) -> Iterat
             )
 
 
-def _departure(found: bytes, expected: bytes) -> str:
-    texts = (each.decode("utf-8", "surrogateescape") for each in (found, expected))
-    lines = zip_longest(*(each.splitlines(keepends=True) for each in texts), fillvalue="")
+def _departure(content: bytes, expected: bytes) -> str:
+    texts = (each.decode("utf-8", "surrogateescape") for each in (content, expected))
+    lines = zip_longest(*(text.splitlines(keepends=True) for text in texts), fillvalue="")
     pairs = enumerate(lines, start=1)
     number, (here, there) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
     return f"line {number} is {here!r:.60}, expected {there!r:.60}"
 
 
-def check_versions(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_versions(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The version folder 1, and no other."""
     # The server takes the number in front of a folder's name: `1.old` is version 1 again.
-    found = sorted(
+    versions = sorted(
         path.name for path in model.folder.iterdir() if path.is_dir() and path.name[:1].isdigit()
     )
-    if found != ["1"]:
-        yield f"its version folders are {', '.join(found) or 'none'}, expected 1 alone."
+    if versions != ["1"]:
+        yield f"its version folders are {', '.join(versions) or 'none'}, expected 1 alone."
 
 
-def check_instances(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_instances(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Instances on a device that the server and this machine have."""
     if all(group.kind != group.KIND_GPU for group in model.config.instance_group):
         return
@@ -83,7 +83,7 @@ def check_instances(model: OpenedModel, target: Target) -> Iterator[str]:
         raise NotChecked("its instances run on a GPU, and there is none at hand")
 
 
-def check_labels(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_labels(model: RepositoryModel, target: Target) -> Iterator[str]:
     """A label for each class."""
     for tensor in model.config.output:
         count = len(model.manifest.labels)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from saccade.errors import SaccadeError
 from saccade.files import sha256_of
 from saccade.plugins.availability import TENSORRT_LIBRARY
-from saccade.serving.repository.preflight.opened import OpenedModel, read_engine
 from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.repository import RepositoryModel, read_engine
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.runtimes.plans import (
     RTX,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
 
 
-def check_engines(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_engines(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Every plan has its manifest, and is what that says."""
     for path in sorted(model.folder.glob("engine-*.json")):
         try:
@@ -47,7 +47,7 @@ def check_engines(model: OpenedModel, target: Target) -> Iterator[str]:
     if target.tensorrt is None:
         raise NotChecked(
             "plans are of TensorRT "
-            + ", ".join(sorted({each.version for each in model.engines.values()}))
+            + ", ".join(sorted({engine.version for engine in model.engines.values()}))
             + "; whether that is the server's, --tensorrt-version VERSION lets it be checked"
         )
     for capability, engine in model.engines.items():
@@ -58,7 +58,7 @@ def check_engines(model: OpenedModel, target: Target) -> Iterator[str]:
             )
 
 
-def _fitting(model: OpenedModel, capability: str, engine: "EngineManifest") -> Iterator[str]:
+def _fitting(model: RepositoryModel, capability: str, engine: "EngineManifest") -> Iterator[str]:
     try:
         check_plan(Path(engine_file(capability)), engine, model.manifest)
     except SaccadeError as error:
@@ -70,12 +70,12 @@ def _fitting(model: OpenedModel, capability: str, engine: "EngineManifest") -> I
         )
 
 
-def check_profiles(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_profiles(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Profiles reach as far as the configuration lets requests in."""
     largest = model.config.max_batch_size
     shapes = {}
     if model.sampled and model.sample.is_file():
-        shapes = {name: each.shape for name, each in read_sample(model.sample).inputs.items()}
+        shapes = {name: array.shape for name, array in read_sample(model.sample).inputs.items()}
     for capability, engine in model.engines.items():
         for name, profile in sorted(engine.profiles.items()):
             low, high = profile["min"], profile["max"]
@@ -92,7 +92,7 @@ def check_profiles(model: OpenedModel, target: Target) -> Iterator[str]:
                 )
 
 
-def check_capabilities(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_capabilities(model: RepositoryModel, target: Target) -> Iterator[str]:
     """There is a plan for the GPU at hand."""
     for capability in sorted({gpu.capability for gpu in target.gpus} - set(model.engines)):
         yield f"the GPU at hand is {capability}, plans are for {', '.join(model.engines)}."
@@ -100,13 +100,13 @@ def check_capabilities(model: OpenedModel, target: Target) -> Iterator[str]:
         raise NotChecked("there is no GPU at hand to hold the plans against")
 
 
-def check_plugins(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_plugins(model: RepositoryModel, target: Target) -> Iterator[str]:
     """The library of plugins that the plans call is one and the same, and loads where it is."""
     needed = {pair for engine in model.engines.values() for pair in engine.plugins.items()}
     names = sorted({name for name, _ in needed})
     absent = []
     for name in names:
-        digests = sorted(digest for each, digest in needed if each == name)
+        digests = sorted(digest for plugin, digest in needed if plugin == name)
         path = TENSORRT_LIBRARY.with_name(name)
         if len(digests) > 1:
             yield f"its plans were built with different {name}; a server loads one of them."

@@ -16,22 +16,24 @@ from saccade.serving.repository.preflight import (
     model_checks,
     router_checks,
 )
-from saccade.serving.repository.preflight.opened import Opened, opened
 from saccade.serving.repository.preflight.report import Finding, NotChecked
+from saccade.serving.repository.preflight.repository import Repository, open_repository
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.runtimes.served_runtime import ModelCheck
 
 MOST_REASONS = 5  # of one check and model: more of the same kind say nothing new
-REPOSITORY: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
+REPOSITORY: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
     "files": file_checks.check_files,
     "models": file_checks.check_models,
     "top": file_checks.check_top,
     "machine": machine_checks.check_machine,
 }
-ROUTER: dict[str, Callable[[Opened, Target], Iterator[str]]] = {
-    "configuration": lambda found, target: config_checks.check_config(found.router, target),
-    "versions": lambda found, target: config_checks.check_versions(found.router, target),
+ROUTER: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
+    "configuration": lambda repository, target: config_checks.check_config(
+        repository.router, target
+    ),
+    "versions": lambda repository, target: config_checks.check_versions(repository.router, target),
     "fields": router_checks.check_fields,
     "content": router_checks.check_content,
     "router": router_checks.check_router,
@@ -49,19 +51,21 @@ MODEL: dict[str, ModelCheck] = {
     "sample": answer_checks.check_sample,
     "warm-up": answer_checks.check_warmup,
 }
-LAST: dict[str, Callable[[Opened, Target], Iterator[str]]] = {"memory": machine_checks.check_memory}
+LAST: dict[str, Callable[[Repository, Target], Iterator[str]]] = {
+    "memory": machine_checks.check_memory
+}
 # What can be said of a repository without loading anything: `deploy` holds its own work to them.
 RULES = ("configuration", "versions", "fields", "content", "labels", "sample", "warm-up")
 
 
 def steps(
-    repository: Opened, target: Target, unloadable: frozenset[str] = frozenset()
+    repository: Repository, target: Target, unloadable: frozenset[str] = frozenset()
 ) -> list[tuple[str, str, Callable[[], Finding]]]:
     """Every check with the model that it is of, to be made in this order.
 
     Models that are `unloadable` are not loaded: their library has ended a process before.
     """
-    found: list[tuple[str, str, Callable[[], Finding]]] = []
+    steps: list[tuple[str, str, Callable[[], Finding]]] = []
     odd = _odd(repository.folder)
 
     def blocked() -> Iterator[str]:
@@ -73,47 +77,47 @@ def steps(
 
     def add(check: str, model: str, run: Callable[[], Iterator[str]]) -> None:
         own = run if odd is None or check == "files" else blocked
-        found.append((check, model, lambda: _finding(check, model, own)))
+        steps.append((check, model, lambda: _finding(check, model, own)))
 
     for check, verb in REPOSITORY.items():
         add(check, "", partial(verb, repository, target))
     for check, verb in ROUTER.items():
         add(check, repository.deployment.model, partial(verb, repository, target))
     checks = {**MODEL, **served_runtime(repository.deployment.runtime).checks}
-    for each in repository.models:
+    for one_model in repository.models:
         for check, look in checks.items():
-            if check == "answer" and each.name in unloadable:
-                add(check, each.name, unloaded)
+            if check == "answer" and one_model.name in unloadable:
+                add(check, one_model.name, unloaded)
             else:
-                add(check, each.name, partial(look, each, target))
+                add(check, one_model.name, partial(look, one_model, target))
     for check, verb in LAST.items():
         add(check, "", partial(verb, repository, target))
-    return found
+    return steps
 
 
 def broken_rules(folder: Path, target: Target) -> tuple[str, ...]:
-    """What is wrong with a repository by the rules alone, each with its model."""
-    repository = opened(folder)
+    """Rules that a repository breaks by its files alone, each with its model."""
+    repository = open_repository(folder)
     served = served_runtime(repository.deployment.runtime)
     checks, rules = {**MODEL, **served.checks}, {*RULES, *served.rules}
     made = [
-        _finding(check, each.name, partial(look, each, target))
-        for each in repository.models
+        _finding(check, model.name, partial(look, model, target))
+        for model in repository.models
         for check, look in checks.items()
         if check in rules
     ]
     return tuple(
-        f"{each.model}: {reason}"
-        for each in made
-        if each.verdict == "failed"
-        for reason in each.reasons
+        f"{finding.model}: {reason}"
+        for finding in made
+        if finding.verdict == "failed"
+        for reason in finding.reasons
     )
 
 
 def _odd(folder: Path) -> str | None:
     """The first entry that must not be opened; None where all are files that can be read."""
     try:
-        return next((each.name for each in entries(folder) if each.kind != "file"), None)
+        return next((entry.name for entry in entries(folder) if entry.kind != "file"), None)
     except OSError as error:
         return str(error.filename)
 

@@ -11,16 +11,16 @@ from saccade.files import sha256_of
 from saccade.serving.repository.description import DESCRIPTION
 from saccade.serving.repository.files import entries, fault_of
 from saccade.serving.repository.model_config import LABELS_FILE
-from saccade.serving.repository.preflight.opened import Opened
+from saccade.serving.repository.preflight.repository import Repository
 from saccade.serving.repository.preflight.target import Target
 
 MOST_MODELS = 512
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
-def check_files(repository: Opened, target: Target) -> Iterator[str]:
+def check_files(repository: Repository, target: Target) -> Iterator[str]:
     """Every file of the description, and no other, with the bytes of its hash; no link."""
-    present = {each.name: each for each in entries(repository.folder)}
+    present = {entry.name: entry for entry in entries(repository.folder)}
     for name, entry in present.items():
         if entry.kind != "file":
             yield f"{name} {fault_of(entry)}"
@@ -41,18 +41,18 @@ def _content(path: Path, name: str, digest: str) -> Iterator[str]:
         yield f"{name} is empty."
         return
     try:
-        found = sha256_of(path)
+        actual = sha256_of(path)
     except OSError as error:
         yield f"{name} cannot be read ({error.strerror})."
         return
-    if found != digest:
+    if actual != digest:
         yield (
-            f"{name} has the SHA-256 {found[:12]}..., was written with {digest[:12]}...: it was "
+            f"{name} has the SHA-256 {actual[:12]}..., was written with {digest[:12]}...: it was "
             "changed."
         )
 
 
-def check_models(repository: Opened, target: Target) -> Iterator[str]:
+def check_models(repository: Repository, target: Target) -> Iterator[str]:
     """A folder for each model of the description, and none that the server would load beside."""
     said = [repository.deployment.model, *repository.deployment.variants]
     if len(said) > MOST_MODELS:
@@ -68,12 +68,12 @@ def check_models(repository: Opened, target: Target) -> Iterator[str]:
         yield f"{name} has no folder."
     for name in sorted(set(folders) - set(said)):
         # A server loads every folder; on some file systems it is even the same one.
-        twin = next((each for each in said if each.lower() == name.lower()), None)
+        twin = next((folder for folder in said if folder.lower() == name.lower()), None)
         differs = f", which differs from {twin} in case only" if twin else ""
         yield f"folder {name} is not a model of this repository{differs}. Remove it."
 
 
-def check_top(repository: Opened, target: Target) -> Iterator[str]:
+def check_top(repository: Repository, target: Target) -> Iterator[str]:
     """Beside the models lie the description and the measurements alone."""
     for path in sorted(repository.folder.iterdir()):
         if not path.is_dir() and path.name not in (DESCRIPTION, FRONTIER):

@@ -7,14 +7,14 @@ from importlib import util
 from saccade.errors import SaccadeError
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.model_config import RUN_BATCH
-from saccade.serving.repository.preflight.opened import Opened, OpenedModel
 from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.repository import Repository, RepositoryModel
 from saccade.serving.repository.preflight.target import Target
 
 _MIB = 2**20
 
 
-def check_machine(repository: Opened, target: Target) -> Iterator[str]:
+def check_machine(repository: Repository, target: Target) -> Iterator[str]:
     """The bundled server finds its libraries, a Python that it knows, and packages that fit."""
     if not target.bundled:
         raise NotChecked(f"{target.title} brings its own Python and libraries")
@@ -26,29 +26,29 @@ def check_machine(repository: Opened, target: Target) -> Iterator[str]:
         yield "pillow is not installed, with which the router decodes images."
 
 
-def check_memory(repository: Opened, target: Target) -> Iterator[str]:
+def check_memory(repository: Repository, target: Target) -> Iterator[str]:
     """Weights and activations of all instances fit; what the runtime itself needs comes on top."""
     if not repository.models:
         raise NotChecked("no model could be opened")
-    needs = [(needed_bytes(each), each) for each in repository.models]
+    sizes = [(needed_bytes(model), model) for model in repository.models]
     on_gpu = any(
-        group.kind == group.KIND_GPU for _, m in needs for group in m.config.instance_group
+        group.kind == group.KIND_GPU for _, m in sizes for group in m.config.instance_group
     )
     if on_gpu and not target.gpus:
         raise NotChecked("its instances run on a GPU, and there is none at hand")
     total = min(gpu.memory_bytes for gpu in target.gpus) if on_gpu else target.memory_bytes
     if total is None:
         raise NotChecked("nothing says how much memory there is: pass --memory-mib")
-    needed = sum(size for size, _ in needs)
+    needed = sum(size for size, _ in sizes)
     if needed > total:
-        largest, model = max(needs, key=lambda pair: pair[0])
+        largest, model = max(sizes, key=lambda pair: pair[0])
         yield (
             f"the models need at least {needed // _MIB} MiB ({model.name} alone "
             f"{largest // _MIB}), there are {total // _MIB}."
         )
 
 
-def needed_bytes(model: OpenedModel) -> int:
+def needed_bytes(model: RepositoryModel) -> int:
     """Weights and peak activations of every instance, from the manifest and the file's size."""
     config = model.config
     said = config.parameters[RUN_BATCH].string_value if RUN_BATCH in config.parameters else ""

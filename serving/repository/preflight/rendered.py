@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `saccade repository` would write of the models that are there.
+"""Repository as `saccade repository` would write it of the models that are there.
 
 A repository does not keep its options: they are read from the configurations, where they are within
 their bounds. Everything else follows from the manifests.
@@ -15,7 +15,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.export.artefact.manifest import SUFFIX
-from saccade.export.artefact.variant_files import VariantParts, grouped
+from saccade.export.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.config_text import parse_config, plain_fields
@@ -28,8 +28,8 @@ from saccade.serving.repository.model_config import (
 )
 from saccade.serving.repository.options import RANGES, RepositoryOptions
 from saccade.serving.repository.preflight.difference import Bounds
-from saccade.serving.repository.preflight.opened import Opened, OpenedModel
 from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.repository import Repository, RepositoryModel
 from saccade.serving.repository.router_folder import (
     RouterPlan,
     labels_text,
@@ -85,17 +85,17 @@ FREE_OF_ROUTES: dict[str, Bounds] = {
 }
 
 
-def rendered_config(model: OpenedModel) -> dict[str, Any]:
+def rendered_config(model: RepositoryModel) -> dict[str, Any]:
     """A variant's configuration, as plain data.
 
     Raises: SaccadeError for options that its runtime does not have.
     """
-    found, manifest, run_batch = model.fields, model.manifest, _run_batch(model)
+    fields, manifest, run_batch = model.fields, model.manifest, _run_batch(model)
     options = _options(model)
     served = Served(
         fields=model.served.config_fields(model, options, run_batch),
         options=options,
-        max_batch=_largest(found),
+        max_batch=_largest(fields),
         sample=_sample_shapes(model),
     )
     labelled = bool(manifest.labels)
@@ -103,7 +103,7 @@ def rendered_config(model: OpenedModel) -> dict[str, Any]:
     return plain_fields(parse_config(text))
 
 
-def rendered_files(model: OpenedModel) -> Files:
+def rendered_files(model: RepositoryModel) -> Files:
     """The files in a variant's folder."""
     files: Files = dict.fromkeys({"config.pbtxt", model.name + SUFFIX, *model.served.files(model)})
     files[LABELS_FILE] = labels_text(model.manifest.labels)
@@ -116,18 +116,18 @@ def rendered_files(model: OpenedModel) -> Files:
     return files
 
 
-def rendered_router(repository: Opened) -> dict[str, Any]:
+def rendered_router(repository: Repository) -> dict[str, Any]:
     """The router's configuration, as plain data."""
     return plain_fields(parse_config(router_text(_plan(repository))))
 
 
-def rendered_routes(repository: Opened) -> dict[str, Any]:
+def rendered_routes(repository: Repository) -> dict[str, Any]:
     """The content of routes.json, without measurements."""
     content: dict[str, Any] = json.loads(json_bytes(routes_content(_plan(repository))))
     return content
 
 
-def rendered_router_files(repository: Opened) -> Files:
+def rendered_router_files(repository: Repository) -> Files:
     """The files in the router's folder."""
     first, vectors = variants_of(repository)[0], zero_shot(repository)
     files: Files = dict.fromkeys(["config.pbtxt", "1/routes.json"])
@@ -138,17 +138,17 @@ def rendered_router_files(repository: Opened) -> Files:
     return files
 
 
-def variants_of(repository: Opened) -> tuple[VariantParts, ...]:
+def variants_of(repository: Repository) -> tuple[VariantFiles, ...]:
     """The variants behind the router, in the order of the description."""
     if not repository.models:
         raise NotChecked("no model could be opened")
-    return grouped([each.manifest for each in repository.models])
+    return grouped([model.manifest for model in repository.models])
 
 
-def zero_shot(repository: Opened) -> list[str]:
+def zero_shot(repository: Repository) -> list[str]:
     """The variants that have vectors of labels, by the routes."""
-    there = {each.name for each in variants_of(repository)}
-    said = [each["name"] for each in repository.routes["variants"] if each.get("classes")]
+    there = {variant.name for variant in variants_of(repository)}
+    said = [route["name"] for route in repository.routes["variants"] if route.get("classes")]
     return [name for name in said if name in there]
 
 
@@ -160,7 +160,7 @@ def _value_at(content: Any, field: str) -> Any:
     return content
 
 
-def _options(model: OpenedModel) -> RepositoryOptions:
+def _options(model: RepositoryModel) -> RepositoryOptions:
     chosen: dict[str, Any] = {}
     for option, (field, unit) in _FIELDS.items():
         if FREE[field].fit(value := _value_at(model.fields, field)):
@@ -176,18 +176,18 @@ def _options(model: OpenedModel) -> RepositoryOptions:
     )
 
 
-def _largest(found: dict[str, Any]) -> int:
-    size = found.get("max_batch_size")
+def _largest(fields: dict[str, Any]) -> int:
+    size = fields.get("max_batch_size")
     return int(size) if size is not None and FREE["max_batch_size"].fit(size) else MAX_BATCH
 
 
-def _run_batch(model: OpenedModel) -> int:
+def _run_batch(model: RepositoryModel) -> int:
     """The preferred batch; none is said of single runs."""
     sizes = _value_at(model.fields, f"{_BATCHING}.preferred_batch_size") or [1]
     return sizes[0] if _whole(1, _largest(model.fields)).fit(sizes[0]) else 1
 
 
-def _sample_shapes(model: OpenedModel) -> dict[str, tuple[int, ...]]:
+def _sample_shapes(model: RepositoryModel) -> dict[str, tuple[int, ...]]:
     """Of what warms the model up, by input; nothing where zeros do.
 
     Axes that are open in the manifest are as the configuration says: its data has to fit them.
@@ -195,24 +195,24 @@ def _sample_shapes(model: OpenedModel) -> dict[str, tuple[int, ...]]:
     if not _warmed_by_files(model):
         return {}
     tensors = _value_at(model.fields, "model_warmup.inputs")
-    found = {}
+    shapes = {}
     for spec in model.manifest.inputs:
         said = [*map(int, tensors.get(spec.name, {}).get("dims", ())), *([1] * len(spec.shape))]
         pairs = zip(spec.shape[1:], said, strict=False)
-        found[spec.name] = (1, *(size if isinstance(axis, str) else axis for axis, size in pairs))
-    return found
+        shapes[spec.name] = (1, *(size if isinstance(axis, str) else axis for axis, size in pairs))
+    return shapes
 
 
-def _warmed_by_files(model: OpenedModel) -> bool:
+def _warmed_by_files(model: RepositoryModel) -> bool:
     tensors = _value_at(model.fields, "model_warmup.inputs") or {}
-    return any("input_data_file" in each for each in tensors.values())
+    return any("input_data_file" in tensor for tensor in tensors.values())
 
 
-def _plan(repository: Opened) -> RouterPlan:
+def _plan(repository: Repository) -> RouterPlan:
     variants, routes = variants_of(repository), repository.routes
     preprocessing = _capped(routes["preprocessing"], variants[0].preprocessing)
     largest = preprocessing.max_images if preprocessing else _largest(repository.router.fields)
-    own = {each.name: each for each in repository.models}
+    own = {model.name: model for model in repository.models}
     return RouterPlan(
         model=repository.deployment.model,
         variants=variants,
@@ -221,17 +221,19 @@ def _plan(repository: Opened) -> RouterPlan:
         # Whether there are vectors of labels decides what is answered, not what they are.
         classes={name: np.empty(0) for name in zero_shot(repository)},
         measured={},
-        run_batch={each.name: _run_batch(own[each.main.variant.name]) for each in variants},
+        run_batch={
+            variant.name: _run_batch(own[variant.main.variant.name]) for variant in variants
+        },
         max_images=largest,
     )
 
 
-def _capped(declared: Any, promised: Preprocessing | None) -> Preprocessing | None:
+def _capped(declared: Any, expected: Preprocessing | None) -> Preprocessing | None:
     """A model's preprocessing, with the caps of the routes where these are some."""
-    if declared is None or promised is None:
-        return promised
+    if declared is None or expected is None:
+        return expected
     try:
-        found = Preprocessing.from_dict(declared)
-        return replace(promised, **{name: getattr(found, name) for name in MOST})
+        preprocessing = Preprocessing.from_dict(declared)
+        return replace(expected, **{name: getattr(preprocessing, name) for name in MOST})
     except SaccadeError:
-        return promised  # what is wrong with them is said by the check of the routes
+        return expected  # what is wrong with them is said by the check of the routes

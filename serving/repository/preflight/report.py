@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks found, one finding a check and model."""
+"""Report of the checks, one finding a check and model."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -33,11 +33,11 @@ class PreflightReport:
     @property
     def failed(self) -> tuple[Finding, ...]:
         """Those that would make a server fail, or answer wrongly."""
-        return tuple(each for each in self.findings if each.verdict == "failed")
+        return tuple(finding for finding in self.findings if finding.verdict == "failed")
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed; what was not checked does not count."""
+        """True if nothing failed; what was not checked does not count."""
         return not self.failed
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class PreflightReport:
             "repository": self.repository,
             "server": self.server,
             "passed": self.passed,
-            "findings": [asdict(each) for each in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
     @property
@@ -61,7 +61,7 @@ class PreflightReport:
             where = f"{finding.model}: " if finding.model else ""
             for reason in finding.reasons:
                 lines.append(f"{_MARKS[finding.verdict]:6} {where}{finding.check}: {reason}")
-        count = sum(each.verdict == "passed" for each in self.findings)
+        count = sum(finding.verdict == "passed" for finding in self.findings)
         verdict = "fit to be served" if self.passed else f"{len(self.failed)} checks failed"
         lines.append(f"{self.repository}: {verdict} ({count} checks passed, for {self.server}).")
         return "\n".join(lines)

@@ -10,7 +10,6 @@ from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.image_caps import absurd_caps
 from saccade.serving.repository.preflight.config_checks import departing_files
 from saccade.serving.repository.preflight.difference import differences
-from saccade.serving.repository.preflight.opened import Opened
 from saccade.serving.repository.preflight.rendered import (
     FREE_OF_ROUTES,
     rendered_router,
@@ -20,21 +19,22 @@ from saccade.serving.repository.preflight.rendered import (
     zero_shot,
 )
 from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.repository import Repository
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.requirements import MENDED_LINE, strings_in
 
 
-def check_fields(repository: Opened, target: Target) -> Iterator[str]:
+def check_fields(repository: Repository, target: Target) -> Iterator[str]:
     """The router's configuration is the one that is written for these models."""
     yield from differences(repository.router.fields, rendered_router(repository), {})
 
 
-def check_content(repository: Opened, target: Target) -> Iterator[str]:
+def check_content(repository: Repository, target: Target) -> Iterator[str]:
     """The router's folder holds this release's code, which is run, the routes and the labels."""
     yield from departing_files(repository.router.folder, rendered_router_files(repository))
 
 
-def check_router(repository: Opened, target: Target) -> Iterator[str]:
+def check_router(repository: Repository, target: Target) -> Iterator[str]:
     """The router answers what the server can pass on, and lets in what its variants take."""
     config = repository.router.config
     if not target.knows(MENDED_LINE) and (strings := strings_in(config)):
@@ -50,7 +50,7 @@ def check_router(repository: Opened, target: Target) -> Iterator[str]:
             )
 
 
-def check_routes(repository: Opened, target: Target) -> Iterator[str]:
+def check_routes(repository: Repository, target: Target) -> Iterator[str]:
     """Routes.json is what is written for these models, with caps that are some."""
     try:
         content = repository.routes
@@ -60,7 +60,7 @@ def check_routes(repository: Opened, target: Target) -> Iterator[str]:
     yield from (f"routes.json: {reason}" for reason in _caps(content["preprocessing"]))
     for reason in differences(content, rendered_routes(repository), FREE_OF_ROUTES):
         yield f"routes.json: {reason}"
-    budgets = [float(each.main.variant.budget) for each in variants_of(repository)]
+    budgets = [float(variant.main.variant.budget) for variant in variants_of(repository)]
     if budgets != sorted(budgets, reverse=True):
         yield f"budgets are in the order {budgets}, expected the largest first."
     for name in zero_shot(repository):
@@ -75,7 +75,7 @@ def _caps(declared: object) -> Iterator[str]:
             yield str(error)
 
 
-def _vectors(repository: Opened, name: str) -> Iterator[str]:
+def _vectors(repository: Repository, name: str) -> Iterator[str]:
     try:
         # Mapped, so that a header that claims more than the file has is refused, not allocated.
         path = repository.router.version / name

@@ -22,7 +22,7 @@ _CGROUPS = (
 
 @dataclass(frozen=True)
 class Target:
-    """What the checks hold the repository against."""
+    """Target that the checks hold the repository against."""
 
     line: str = BUNDLED_LINE  # of NVIDIA's releases, YY.MM
     bundled: bool = True  # the server of the pip package, with the Python backend of saccade
@@ -36,7 +36,7 @@ class Target:
         return f"the bundled server ({self.line})" if self.bundled else f"the container {self.line}"
 
     def knows(self, line: str) -> bool:
-        """Whether what came with a line is in this server."""
+        """True if this server has what came with a line."""
         return _as_numbers(self.line) >= _as_numbers(line)
 
 
@@ -65,11 +65,11 @@ def target_of(
 
 def memory_of_machine() -> int:
     """Bytes that this machine or its control group has."""
-    found = [memory_bytes()]
+    sizes = [memory_bytes()]
     for path in _CGROUPS:
         with suppress(OSError, ValueError):  # no such group, or `max`
-            found.append(int(path.read_text()))
-    return min(found)
+            sizes.append(int(path.read_text()))
+    return min(sizes)
 
 
 def _as_numbers(line: str) -> tuple[int, ...]:

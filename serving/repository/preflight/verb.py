@@ -15,8 +15,8 @@ from saccade.errors import SaccadeError
 from saccade.progress import progress
 from saccade.serving.repository.model_config import MODEL_FILE
 from saccade.serving.repository.preflight.examine import steps
-from saccade.serving.repository.preflight.opened import opened
 from saccade.serving.repository.preflight.report import Finding, PreflightReport
+from saccade.serving.repository.preflight.repository import open_repository
 from saccade.serving.repository.preflight.target import Target, target_of
 from saccade.worker import Limits, Worker, WorkerEnded
 
@@ -46,21 +46,21 @@ def preflight(folder: Path | str, options: PreflightOptions | None = None) -> Pr
     Raises: SaccadeError if the folder describes no repository, or for a server that is unknown.
     """
     options, folder = options or PreflightOptions(), Path(folder)
-    found = opened(folder)
+    repository = open_repository(folder)
     target = target_of(
         options.server_version,
         options.tensorrt_version,
         options.memory_mib,
-        found.deployment.runtime,
+        repository.deployment.runtime,
     )
     findings: list[Finding] = []
     checked = Checked(str(folder.resolve()), target)
     limits = Limits(_memory_bytes(folder), niceness=_NICENESS)
     with (
-        progress("preflight", len(found.deployment.variants) + 1) as advance,
+        progress("preflight", len(repository.deployment.variants) + 1) as advance,
         Worker(__name__, limits) as worker,
     ):
-        for number, (check, model, _) in enumerate(steps(found, target)):
+        for number, (check, model, _) in enumerate(steps(repository, target)):
             if not findings or model != findings[-1].model:
                 advance(1, note=model)
             try:
@@ -68,7 +68,7 @@ def preflight(folder: Path | str, options: PreflightOptions | None = None) -> Pr
             except WorkerEnded as ended:
                 reason = f"what it loads ended the process ({ended})."
                 finding = Finding(check, model, "failed", (reason,))
-                failed = (each.model for each in [*findings, finding] if _is_unloadable(each))
+                failed = (one.model for one in [*findings, finding] if _is_unloadable(one))
                 checked = replace(checked, unloadable=tuple(failed))
             findings.append(finding)
     return PreflightReport(str(folder), target.title, tuple(findings))
@@ -99,7 +99,7 @@ def main(check: Check) -> Finding:
 
 @cache
 def _steps(checked: Checked) -> list[tuple[str, str, Callable[[], Finding]]]:
-    repository = opened(Path(checked.folder))
+    repository = open_repository(Path(checked.folder))
     return steps(repository, checked.target, frozenset(checked.unloadable))
 
 

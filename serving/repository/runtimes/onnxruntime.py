@@ -15,7 +15,7 @@ from saccade.serving.repository.model_config import MODEL_FILE, OP_LIBRARY_FILE,
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight import answer_checks, model_checks
 from saccade.serving.repository.preflight.model_checks import IR_VERSION, OPSET
-from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.runtimes.served_runtime import (
     ModelCheck,
     ServedFiles,
@@ -60,7 +60,7 @@ class ServedOnnxRuntime:
     ) -> dict[str, ServedFiles]:
         ops = ops_of(ONNXRUNTIME, folder.manifests, kernels=options.op_library)
         library = available_library() if ops == "kernels" else None
-        found = {}
+        served = {}
         for manifest in folder.manifests:
             source = StoredFile(folder.file(manifest), manifest.file.sha256)
             files = {f"1/{MODEL_FILE}": source}
@@ -68,29 +68,29 @@ class ServedOnnxRuntime:
             if library and own:
                 files[f"1/{OP_LIBRARY_FILE}"] = StoredFile(library.resolve())
             fields = partial(config_fields, options, len(files) > 1)
-            found[manifest.variant.name] = ServedFiles(files, fields, own)
-        return found
+            served[manifest.variant.name] = ServedFiles(files, fields, own)
+        return served
 
     def config_fields(
-        self, model: OpenedModel, options: RepositoryOptions, run_batch: int
+        self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
     ) -> dict[str, Any]:
         return config_fields(options, _names_library(model), run_batch)
 
-    def files(self, model: OpenedModel) -> set[str]:
+    def files(self, model: RepositoryModel) -> set[str]:
         return {f"1/{MODEL_FILE}"} | ({f"1/{OP_LIBRARY_FILE}"} if _names_library(model) else set())
 
-    def weights_bytes(self, model: OpenedModel) -> int:
+    def weights_bytes(self, model: RepositoryModel) -> int:
         return model.model.stat().st_size if model.model.is_file() else 0
 
 
-def _names_library(model: OpenedModel) -> bool:
+def _names_library(model: RepositoryModel) -> bool:
     return bool(model.config.model_operations.op_library_filename)
 
 
 def config_fields(
     options: RepositoryOptions | None, op_library: bool, run_batch: int
 ) -> dict[str, Any]:
-    """What a configuration says of an exported file; without options all is as by default."""
+    """Configuration fields of an exported file; without options all is as by default."""
     # One thread a run: two runs side by side use two cores better than one run on both.
     numbers = {
         "intra_op_thread_count": options.threads if options else 1,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of `saccade build` for the parts of an artefact folder: one a kind of GPU."""
+"""Plans of `saccade build` for the components of an artefact folder: one a kind of GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ RTX = (
 
 @dataclass(frozen=True)
 class Plan:
-    """A part's plan for one kind of GPU, and the folder where it lies."""
+    """A component's plan for one kind of GPU, and the folder where it lies."""
 
     folder: Path
     engine: "EngineManifest"
@@ -34,22 +34,22 @@ class Plan:
     @property
     def max_batch(self) -> int:
         """The largest batch that its profile takes."""
-        return min(each["max"][0] for each in self.engine.profiles.values())
+        return min(profile["max"][0] for profile in self.engine.profiles.values())
 
     @property
     def usual_batch(self) -> int:
         """The batch that it was tuned for."""
-        return min(each["opt"][0] for each in self.engine.profiles.values())
+        return min(profile["opt"][0] for profile in self.engine.profiles.values())
 
 
-Plans = Mapping[str, tuple[Plan, ...]]  # by the name of the part, the first as default
+Plans = Mapping[str, tuple[Plan, ...]]  # by the name of the component, the first as default
 
 
 def plan_files(capabilities: Sequence[str]) -> dict[str, str]:
     """Names in the version's folder; a single plan has the one that the server expects."""
     if len(capabilities) == 1:
         return {capabilities[0]: PLAN_FILE}
-    return {each: f"model-{each}.plan" for each in capabilities}
+    return {capability: f"model-{capability}.plan" for capability in capabilities}
 
 
 def engine_file(capability: str) -> str:
@@ -58,17 +58,17 @@ def engine_file(capability: str) -> str:
 
 
 def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
-    """The plan of every part in every folder.
+    """The plan of every component in every folder.
 
-    Raises: SaccadeError if a folder lacks a part, holds a plan of another ONNX file, of
+    Raises: SaccadeError if a folder lacks a component, holds a plan of another ONNX file, of
         TensorRT-RTX or of a profile that does not fit, or two folders are for the same GPU.
     """
     from saccade.export.runtimes.tensorrt.engine_manifest import read_engines
 
-    parts = {each.variant.name: each for each in manifests}
-    found: dict[str, list[Plan]] = {name: [] for name in parts}
+    parts = {manifest.variant.name: manifest for manifest in manifests}
+    by_name: dict[str, list[Plan]] = {name: [] for name in parts}
     for folder in map(Path, folders):
-        engines = {each.variant.name: each for each in read_engines(folder)}
+        engines = {engine.variant.name: engine for engine in read_engines(folder)}
         for name, manifest in parts.items():
             if name not in engines:
                 raise SaccadeError(
@@ -77,24 +77,24 @@ def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
                 )
             plan = Plan(folder, engines[name])
             check_plan(folder / plan.engine.file.name, plan.engine, manifest)
-            found[name].append(plan)
-    for name, plans in found.items():
+            by_name[name].append(plan)
+    for name, plans in by_name.items():
         capabilities = [plan.capability for plan in plans]
         if len(set(capabilities)) < len(capabilities):
             raise SaccadeError(
                 f"{name}: two plans are for compute capability "
                 f"{max(capabilities, key=capabilities.count)}. Name one folder a kind of GPU."
             )
-    return {name: tuple(plans) for name, plans in found.items()}
+    return {name: tuple(plans) for name, plans in by_name.items()}
 
 
 def is_loadable(engine: "EngineManifest") -> bool:
-    """Whether Triton's backend deserialises it: its own runtime built it."""
+    """True if Triton's backend deserialises it: its own runtime built it."""
     return engine.engine == "tensorrt"
 
 
 def check_plan(path: Path, engine: "EngineManifest", manifest: Manifest) -> None:
-    """Whether a plan is of this ONNX file and of a kind that Triton's backend can load.
+    """Check that a plan is of this ONNX file and of a kind that Triton's backend can load.
 
     Raises: SaccadeError otherwise.
     """
@@ -111,7 +111,7 @@ def check_plan(path: Path, engine: "EngineManifest", manifest: Manifest) -> None
             "expected one. Build a plan for each kind of GPU."
         )
     for kind in ("inputs", "outputs"):
-        ours, its = (set(getattr(each, kind)) for each in (manifest, engine))
+        ours, its = (set(getattr(owner, kind)) for owner in (manifest, engine))
         if odd := sorted(f"{spec.name} {spec.dtype} [{spec.axes}]" for spec in ours ^ its):
             raise SaccadeError(
                 f"{path}: its {kind} are not those of {manifest.file.name}: {odd[0]} is of one of "
@@ -127,12 +127,12 @@ def check_plan(path: Path, engine: "EngineManifest", manifest: Manifest) -> None
 
 
 def check_batches(plans: Plans, max_images: int) -> None:
-    """Whether every plan takes what the router lets through.
+    """Check that every plan takes what the router lets through.
 
     Raises: SaccadeError naming the plan and both ways out.
     """
-    for name, each in plans.items():
-        for plan in each:
+    for name, own in plans.items():
+        for plan in own:
             if plan.max_batch < max_images:
                 raise SaccadeError(
                     f"{plan.folder / plan.engine.file.name}: its profile takes up to "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server's side a runtime has; the runtime itself names it."""
+"""Registry of the server's side of runtimes; the runtime itself names it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,4 +30,4 @@ def served_runtime(name: str) -> Any:
 
 def served_names() -> tuple[str, ...]:
     """The runtimes that a server runs."""
-    return tuple(each.name for each in runtimes() if each.served is not None)
+    return tuple(runtime.name for runtime in runtimes() if runtime.served is not None)

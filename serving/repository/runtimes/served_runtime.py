@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server runs what a runtime loads: the protocol, and the files of one component."""
+"""Served runtimes: their protocol, and the files of one component."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from saccade.export.artefact.manifest import Manifest
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.repository.preflight.opened import OpenedModel
+from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
 
 DEFAULT_RUN_BATCH = 8
 
-ModelCheck = Callable[[OpenedModel, Target], Iterator[str]]
+ModelCheck = Callable[[RepositoryModel, Target], Iterator[str]]
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What goes into a model's folder: a copy of a file, or these bytes."""
+    """File of a model's folder: a copy of a file, or these bytes."""
 
     source: Path | bytes
     sha256: str | None = None  # that the copy must have
@@ -63,18 +63,18 @@ class ServedRuntime(Protocol):
     def component_files(
         self, folder: ArtefactFolder, options: RepositoryOptions, max_images: int
     ) -> Mapping[str, ServedFiles]:
-        """What is served of each component, by its name.
+        """Files that are served of each component, by its name.
 
         Raises: SaccadeError for what is missing, does not fit, or takes fewer than `max_images`.
         """
 
     def config_fields(
-        self, model: OpenedModel, options: RepositoryOptions, run_batch: int
+        self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
     ) -> Mapping[str, Any]:
         """The fields that it writes of the model that is there, as `ServedFiles` has them."""
 
-    def files(self, model: OpenedModel) -> Iterable[str]:
+    def files(self, model: RepositoryModel) -> Iterable[str]:
         """The files that it writes into the folder of the model that is there."""
 
-    def weights_bytes(self, model: OpenedModel) -> int:
-        """What a server reads of a model's folder."""
+    def weights_bytes(self, model: RepositoryModel) -> int:
+        """Bytes that a server reads of a model's folder."""

@@ -13,8 +13,8 @@ from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight import engine_checks
-from saccade.serving.repository.preflight.opened import OpenedModel
 from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.repository import RepositoryModel
 from saccade.serving.repository.preflight.target import Target
 from saccade.serving.repository.requirements import LIBRARIES
 from saccade.serving.repository.runtimes.plans import (
@@ -31,7 +31,7 @@ from saccade.serving.repository.runtimes.served_runtime import (
 )
 
 
-def check_answer(model: OpenedModel, target: Target) -> Iterator[str]:
+def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
     """Nobody here can ask a plan."""
     raise NotChecked("a plan runs on its own kind of GPU, in the server's TensorRT")
     yield
@@ -84,50 +84,50 @@ class ServedTensorRT:
     ) -> dict[str, ServedFiles]:
         plans = read_plans(options.engines, folder.manifests)
         check_batches(plans, max_images)
-        parts = {each.variant.name: each for each in folder.manifests}
+        parts = {manifest.variant.name: manifest for manifest in folder.manifests}
         return {name: _served_files(parts[name], own) for name, own in plans.items()}
 
     def config_fields(
-        self, model: OpenedModel, options: RepositoryOptions, run_batch: int
+        self, model: RepositoryModel, options: RepositoryOptions, run_batch: int
     ) -> dict[str, Any]:
         # Which of the plans is the default was the order of --engines.
         default = model.config.default_model_filename
         plans = sorted(_plans_of(model).items(), key=lambda plan: plan[1] != default)
         return config_fields(dict(plans), run_batch)
 
-    def files(self, model: OpenedModel) -> set[str]:
+    def files(self, model: RepositoryModel) -> set[str]:
         plans = _plans_of(model)
         return {f"1/{name}" for name in plans.values()} | set(map(engine_file, plans))
 
-    def weights_bytes(self, model: OpenedModel) -> int:
+    def weights_bytes(self, model: RepositoryModel) -> int:
         # A server loads one plan, that of its GPU.
-        return max((each.file.bytes for each in model.engines.values()), default=0)
+        return max((engine.file.bytes for engine in model.engines.values()), default=0)
 
 
-def _plans_of(model: OpenedModel) -> dict[str, str]:
+def _plans_of(model: RepositoryModel) -> dict[str, str]:
     return plan_files(tuple(model.engines))
 
 
 def _served_files(manifest: Manifest, plans: Sequence[Plan]) -> ServedFiles:
-    named = plan_files([each.capability for each in plans])
+    named = plan_files([plan.capability for plan in plans])
     files = {}
-    for each in plans:
-        source = StoredFile(each.folder / each.engine.file.name, each.engine.file.sha256)
-        files[f"1/{named[each.capability]}"] = source
-        files[engine_file(each.capability)] = StoredFile(json_bytes(each.engine.to_dict()))
-    by_plugins = all(each.engine.plugins for each in plans)
+    for plan in plans:
+        source = StoredFile(plan.folder / plan.engine.file.name, plan.engine.file.sha256)
+        files[f"1/{named[plan.capability]}"] = source
+        files[engine_file(plan.capability)] = StoredFile(json_bytes(plan.engine.to_dict()))
+    by_plugins = all(plan.engine.plugins for plan in plans)
     ops: Ops = "kernels" if by_plugins else "bodies"
     return ServedFiles(
         files,
         partial(config_fields, named),
         ops if manifest.custom_ops else None,
-        max_batch=min(MAX_BATCH, *(each.max_batch for each in plans)),
-        usual_batch=min(each.usual_batch for each in plans),
+        max_batch=min(MAX_BATCH, *(plan.max_batch for plan in plans)),
+        usual_batch=min(plan.usual_batch for plan in plans),
     )
 
 
 def config_fields(plans: Mapping[str, str], run_batch: int) -> dict[str, Any]:
-    """What a configuration says of plans: compute capability -> file, the first as default."""
+    """Configuration fields of plans: compute capability -> file, the first as default."""
     return {
         "platform": ServedTensorRT.platform,
         "backend": ServedTensorRT.backend,

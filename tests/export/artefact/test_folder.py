@@ -41,7 +41,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def measured(folder: ArtefactFolder, name: str, **changes: Any) -> Entry:
-    variant = next(each for each in folder.variants if each.name == name)
+    variant = next(variant for variant in folder.variants if variant.name == name)
     entry = replace(entry_of(ENTRY), variant=name, sha256=variant.sha256)
     return replace(entry, budget=variant.main.variant.budget, **changes)
 
@@ -116,16 +116,16 @@ def test_measurements_that_another_command_added_meanwhile_stay(place: Path) -> 
     ArtefactFolder(place).merge([measured(folder, HALF)])
     folder.merge([measured(folder, FULL)])
     assert folder.frontier == read_frontier(place / FILE_NAME)
-    assert [each.variant for each in folder.frontier.entries] == [FULL, HALF]
+    assert [entry.variant for entry in folder.frontier.entries] == [FULL, HALF]
 
 
-def test_a_part_of_the_variants_has_a_part_of_the_measurements(place: Path) -> None:
+def test_a_component_of_the_variants_has_a_component_of_the_measurements(place: Path) -> None:
     folder = ArtefactFolder(place)
     folder.merge([measured(folder, FULL), measured(folder, HALF)])
     full, half = folder.variants
     part = folder.only([half])
     assert (part.variants, part.manifests) == ((half,), (half.main,))
-    assert part.frontier and [each.variant for each in part.frontier.entries] == [HALF]
+    assert part.frontier and [entry.variant for entry in part.frontier.entries] == [HALF]
     slower = measured(folder, FULL, device="elsewhere")
     other = folder.only([full], [slower])
     assert other.frontier and other.frontier.entries == (slower,)
@@ -146,7 +146,7 @@ def test_one_precision_of_a_folder_whose_others_were_measured(place: Path, tmp_p
     options = RepositoryOptions(tmp_path / "out", precisions=("fp32",))
     assert deploy(folder, options).unmeasured == (HALF,)
     entries = read_frontier(tmp_path / "out" / FILE_NAME).entries
-    assert [each.variant for each in entries] == [FULL]
+    assert [entry.variant for entry in entries] == [FULL]
 
 
 def test_deploy_reads_the_folder_once(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_second_reader_is_noticed(place: Path) -> None:
     with pytest.raises(AssertionError, match=r"hashed .*2"):
         walk.check(*MOST["deploy"])
     places = len(walk.places)
-    assert any(each.startswith("export/artefact/folder.py:") for each in walk.places)
+    assert any(place.startswith("export/artefact/folder.py:") for place in walk.places)
     with walked(place) as walk:
         ArtefactFolder(place).check_files()
     walk.check(places, len(walk.files))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies beside the files is somebody's too: each wrong value is named, by every reader."""
+"""Hostile manifests: each wrong value in a file beside the artefact is named, by every reader."""
 
 import json
 from collections.abc import Callable

@@ -27,10 +27,10 @@ from saccade.export.artefact.manifest import (
     read_manifest,
     write_manifest,
 )
-from saccade.export.artefact.variant import choose_settings, default_model_name, variant_name
+from saccade.export.artefact.variant import choose_budgets, default_model_name, variant_name
 from saccade.export.gate.metrics import FLOORS, THRESHOLDS
 from saccade.files import json_bytes, sha256_of
-from saccade.models.interface import Setting, TensorSpec, fraction_setting
+from saccade.models.interface import ComputeBudget, TensorSpec, fraction_budget
 from saccade.models.preprocessing import Preprocessing
 
 LIMIT = {"relative_error": THRESHOLDS["fp32"]["relative_error"]}
@@ -38,13 +38,22 @@ LIMIT = {"relative_error": THRESHOLDS["fp32"]["relative_error"]}
 
 def put(folder: Path, budget: float = 0.5, model: str = "nac", role: str = "") -> Manifest:
     """A consistent artefact in the folder, whose file is not ONNX: nobody opens it here."""
-    setting = fraction_setting(str(budget), 16, "modules")
-    name = variant_name(model, role, setting.label, "fp32")
+    compute_budget = fraction_budget(str(budget), 16, "modules")
+    name = variant_name(model, role, compute_budget.label, "fp32")
     file = folder / f"{name}.onnx"
     file.write_bytes(name.encode())
     manifest = Manifest(
         variant=VariantEntry(
-            name, model, "nac", role, setting.label, budget, setting.kept, 16, "modules", "fp32"
+            name,
+            model,
+            "nac",
+            role,
+            compute_budget.label,
+            budget,
+            compute_budget.kept,
+            16,
+            "modules",
+            "fp32",
         ),
         file=FileEntry(file.name, sha256_of(file), file.stat().st_size),
         parent=ParentEntry(f"{model}.safetensors", "0" * 64),
@@ -92,11 +101,11 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "absolute parent": (("parent", "name"), "/etc/passwd", "plain name"),
     "hidden parent": (("parent", "name"), "..", "plain name"),
     "another variant's file": (("file", "name"), "nac-b1000-fp32.onnx", "stem"),
-    "another budget": (("variant", "budget"), 0.25, "setting 'b0500'"),
+    "another budget": (("variant", "budget"), 0.25, "budget 'b0500'"),
     "budget out of range": (("variant", "budget"), 1.5, "budget"),
     "budget beyond any number": (("variant", "budget"), 1e308, "budget"),
     "integer that no float holds": (("variant", "budget"), 10**400, "expected a finite number"),
-    "another setting": (("variant", "setting"), "b0250", "variant name"),
+    "another name of a budget": (("variant", "setting"), "b0250", "variant name"),
     "another role": (("variant", "role"), "text", "variant name"),
     "no such role": (("variant", "role"), "audio", "role 'audio'"),
     "more modules than there are": (("variant", "kept"), 17, "17 of 16"),
@@ -239,11 +248,11 @@ def test_folder_holds_one_checkpoint(tmp_path: Path) -> None:
         ArtefactFolder(tmp_path).check_files()
 
 
-def test_parts_of_a_variant_are_neighbours(tmp_path: Path) -> None:
+def test_components_of_a_variant_are_neighbours(tmp_path: Path) -> None:
     for budget in (0.5, 1):
         for role in ("text", "image"):
             put(tmp_path, budget, "clip", role)
-    assert [each.variant.name for each in ArtefactFolder(tmp_path).manifests] == [
+    assert [manifest.variant.name for manifest in ArtefactFolder(tmp_path).manifests] == [
         "clip-image-b1000-fp32",
         "clip-text-b1000-fp32",
         "clip-image-b0500-fp32",
@@ -270,19 +279,19 @@ class Modules:
     def __init__(self, total: int) -> None:
         self.total = total
 
-    def setting(self, text: str) -> Setting:
-        return fraction_setting(text, self.total, "modules")
+    def budget(self, text: str) -> ComputeBudget:
+        return fraction_budget(text, self.total, "modules")
 
-    def settings(self) -> tuple[Setting, ...]:
-        return (self.setting("1"), self.setting("0.5"))
+    def budgets(self) -> tuple[ComputeBudget, ...]:
+        return (self.budget("1"), self.budget("0.5"))
 
 
-def test_settings() -> None:
+def test_budgets() -> None:
     model: Any = Modules(20)
-    chosen = choose_settings(model, (1, 0.5, "0.125", 0.1))
+    chosen = choose_budgets(model, (1, 0.5, "0.125", 0.1))
     assert [each.kept for each in chosen] == [20, 10, 3, 2]  # 2.5 is rounded up
-    assert [each.label for each in choose_settings(model, ("0.25", "1"))] == ["b1000", "b0250"]
-    assert choose_settings(model, ()) == model.settings()
+    assert [budget.label for budget in choose_budgets(model, ("0.25", "1"))] == ["b1000", "b0250"]
+    assert choose_budgets(model, ()) == model.budgets()
 
 
 @pytest.mark.parametrize(
@@ -303,15 +312,15 @@ def test_settings() -> None:
 def test_refuses_budgets(budgets: tuple[float | str, ...]) -> None:
     model: Any = Modules(4096)
     with pytest.raises(SaccadeError, match="budget"):
-        choose_settings(model, budgets)
+        choose_budgets(model, budgets)
 
 
 def test_refuses_budgets_that_make_no_variant() -> None:
     model: Any = Modules(16)
     with pytest.raises(SaccadeError, match=r"keeps none of 16 modules.*1/32\."):
-        choose_settings(model, (1, 0.03))
+        choose_budgets(model, (1, 0.03))
     with pytest.raises(SaccadeError, match="both keep 8 of 16"):
-        choose_settings(model, (0.5, 0.48))
+        choose_budgets(model, (0.5, 0.48))
 
 
 def test_needs_no_framework() -> None:

@@ -14,10 +14,10 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 from saccade.errors import SaccadeError
 from saccade.export.evaluation import answering, captioning, classification, matching, segmentation
 from saccade.export.evaluation.evaluate import Evaluation, evaluate
+from saccade.export.evaluation.evaluated_model import EvaluatedModel, Function
 from saccade.export.evaluation.options import EvaluateOptions
 from saccade.export.evaluation.report import render
 from saccade.export.evaluation.scenes import asked_scenes, described_scenes
-from saccade.export.evaluation.subject import Function, Subject
 from saccade.export.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
 from saccade.models.captioner.caption_search import Caption
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
@@ -34,15 +34,15 @@ SEEN = Preprocessing(20, 20, 3, (0.0,) * 3, (1.0,) * 3)
 FEW = EvaluateOptions(limit=30)
 
 
-def knowing(family: str, **parts: Any) -> Subject:
-    """A subject whose parts are these functions."""
+def knowing(family: str, **parts: Any) -> EvaluatedModel:
+    """A model whose components are these functions."""
     spec = (TensorSpec("image", "b 20 20 3", "uint8"),)
     functions = {role: Function(spec, run) for role, run in parts.items()}
-    return Subject("it", family, "0" * 64, {}, (), SEEN, functions)
+    return EvaluatedModel("it", family, "0" * 64, {}, (), SEEN, functions)
 
 
-def scores(found: Any) -> dict[str, float]:
-    return {score.name: score.value for score in found.scores}
+def scores(result: Any) -> dict[str, float]:
+    return {score.name: score.value for score in result.scores}
 
 
 def test_listops_by_the_truth():
@@ -55,20 +55,24 @@ def test_listops_by_the_truth():
         labels = [answers[row.tobytes()] for row in inputs["characters"]]
         return {"logits": np.eye(10)[labels]}
 
-    subject = replace(knowing("nac"), labels=CLASS_NAMES, facts={"max_tokens": 100}, parts={
-        "": Function((TensorSpec("characters", "b 100", "int64"),), run)})  # fmt: skip
-    assert scores(classification.top1(subject, FEW)) == {"top-1": 1.0, "top-5": 1.0}
+    model = replace(
+        knowing("nac"),
+        labels=CLASS_NAMES,
+        runtime_metadata={"max_tokens": 100},
+        components={"": Function((TensorSpec("characters", "b 100", "int64"),), run)},
+    )
+    assert scores(classification.top1(model, FEW)) == {"top-1": 1.0, "top-5": 1.0}
     with pytest.raises(SaccadeError, match="--data shapes: it reads characters, expected listops"):
-        classification.top1(subject, replace(FEW, data="shapes"))
+        classification.top1(model, replace(FEW, data="shapes"))
 
 
 def test_images_and_texts_by_the_truth():
     """Codes that say which sentence an image has: the same sentence, the same code."""
-    found = described_scenes(SEEN, FEW)
+    described = described_scenes(SEEN, FEW)
     words = WordVocabulary(CAPTION_WORDS)
     sentence = {
         image.tobytes(): words.encode(text, CAPTION_TOKENS).tobytes()
-        for image, text in zip(found.images, found.captions, strict=True)
+        for image, text in zip(described.images, described.captions, strict=True)
     }
 
     def code(key: bytes) -> np.ndarray:
@@ -81,16 +85,16 @@ def test_images_and_texts_by_the_truth():
     def of_texts(inputs: Arrays) -> dict[str, np.ndarray]:
         return {"embedding": np.stack([code(row.tobytes()) for row in inputs["tokens"]])}
 
-    facts = {"tokenizer": "words", "words": list(CAPTION_WORDS), "merges": [],
+    metadata = {"tokenizer": "words", "words": list(CAPTION_WORDS), "merges": [],
              "context_length": CAPTION_TOKENS, "vocabulary": len(words)}  # fmt: skip
-    subject = replace(knowing("sparo", image=of_images, text=of_texts), facts=facts)
-    assert set(scores(matching.retrieval(subject, FEW)).values()) == {1.0}
-    assert scores(matching.hard_negatives(subject, FEW))["hard-negative accuracy"] == 1.0
+    model = replace(knowing("sparo", image=of_images, text=of_texts), runtime_metadata=metadata)
+    assert set(scores(matching.retrieval(model, FEW)).values()) == {1.0}
+    assert scores(matching.hard_negatives(model, FEW))["hard-negative accuracy"] == 1.0
 
     def blind(inputs: Arrays) -> dict[str, np.ndarray]:
         return {"embedding": np.stack([code(image.tobytes()) for image in inputs["image"]])}
 
-    lost = replace(knowing("sparo", image=blind, text=of_texts), facts=facts)
+    lost = replace(knowing("sparo", image=blind, text=of_texts), runtime_metadata=metadata)
     assert scores(matching.retrieval(lost, FEW))["text R@1"] < 0.2
     assert 0.3 < scores(matching.hard_negatives(lost, FEW))["hard-negative accuracy"] < 0.7
 
@@ -109,16 +113,16 @@ def test_slots_by_the_truth():
 
     rule = {"kind": "gaussian", "mean": [0.0] * 4, "std": [1.0] * 4, "positions": "uniform",
             "scale_mean": None, "scale_std": None}  # fmt: skip
-    subject = replace(
+    model = replace(
         knowing("slot-attention"),
-        facts={"initial_state": rule, "slots": 4},
-        parts={"": Function((*knowing("x", a=run).parts["a"].inputs,
+        runtime_metadata={"initial_state": rule, "slots": 4},
+        components={"": Function((*knowing("x", a=run).components["a"].inputs,
                              TensorSpec("initial_state", "b k 6", "float32")), run)},
     )  # fmt: skip
-    assert scores(segmentation.ari(subject, FEW)) == {"FG-ARI": 1.0, "ARI": 1.0, "MSE": 0.0}
+    assert scores(segmentation.ari(model, FEW)) == {"FG-ARI": 1.0, "ARI": 1.0, "MSE": 0.0}
     drawn = tetrominoes("test", 30, side_px=20, positions="left")
     masks = {image.tobytes(): mask for image, mask in zip(drawn.images, drawn.masks, strict=True)}
-    left = segmentation.ari(subject, replace(FEW, positions="left"))
+    left = segmentation.ari(model, replace(FEW, positions="left"))
     assert left.data == "tetrominoes (left)" and scores(left)["FG-ARI"] == 1.0
 
 
@@ -138,24 +142,24 @@ def test_answers_by_the_truth():
         half[:, 0] = 0.5
         return {"logits": np.eye(len(ANSWERS))[right], "attention": half}
 
-    facts = {
+    metadata = {
         "words": list(QUESTION_WORDS),
         "question_length": QUESTION_TOKENS,
         "vocabulary": "words",
     }
-    subject = replace(knowing("vqa", **{"": run}), facts=facts, labels=ANSWERS)
-    found = scores(answering.vqa(subject, FEW))
-    assert found.pop("zero attention") == 0.5
-    assert set(found.values()) == {1.0}
+    model = replace(knowing("vqa", **{"": run}), runtime_metadata=metadata, labels=ANSWERS)
+    by_name = scores(answering.vqa(model, FEW))
+    assert by_name.pop("zero attention") == 0.5
+    assert set(by_name.values()) == {1.0}
     with pytest.raises(SaccadeError, match="does not know the answer"):
-        answering.vqa(replace(subject, labels=ANSWERS[:3]), FEW)
+        answering.vqa(replace(model, labels=ANSWERS[:3]), FEW)
 
 
 def test_captions_by_the_truth(monkeypatch):
     words = WordVocabulary(CAPTION_WORDS)
     said: list[str] = []
 
-    def captions(subject: Subject, images: np.ndarray) -> list[Caption]:
+    def captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
         maps = np.zeros((2, 2, 2))
         maps[0, 0, 0] = maps[1, 1, 1] = 1
         ids = [words.encode(text, CAPTION_TOKENS) for text in said]
@@ -169,14 +173,14 @@ def test_captions_by_the_truth(monkeypatch):
 
     monkeypatch.setattr(captioning, "_captions", captions)
     monkeypatch.setattr(captioning, "references", references)
-    facts = {"words": list(CAPTION_WORDS), "beam": 3}
-    whole = captioning.caption(replace(knowing("captioner"), facts=facts), FEW)
-    found = scores(whole)
-    assert whole.protocol == "beam 3, 5 references a scene" and 0 <= found["true"] < 0.5
+    metadata = {"words": list(CAPTION_WORDS), "beam": 3}
+    whole = captioning.caption(replace(knowing("captioner"), runtime_metadata=metadata), FEW)
+    by_name = scores(whole)
+    assert whole.protocol == "beam 3, 5 references a scene" and 0 <= by_name["true"] < 0.5
     assert "(beam 3, 5 references a scene)" in str(render([whole]).title)
-    assert found["CIDEr-D"] == pytest.approx(10) and found["REP"] == 0
-    assert found["ROUGE-L"] == pytest.approx(1) and found["zero attention"] == 0.75
-    assert found["JS"] == pytest.approx(np.log(2))
+    assert by_name["CIDEr-D"] == pytest.approx(10) and by_name["REP"] == 0
+    assert by_name["ROUGE-L"] == pytest.approx(1) and by_name["zero attention"] == 0.75
+    assert by_name["JS"] == pytest.approx(np.log(2))
 
 
 @pytest.mark.parametrize(("beam", "said"), [(1, "square"), (2, "circle"), (3, "")])
@@ -197,17 +201,23 @@ def test_captions_are_those_of_a_request_without_a_beam(beam, said, monkeypatch)
         return state | {"log_probabilities": logs, "attention": np.ones((len(token), 1, 1))}
 
     specs = {name: TensorSpec(name, "b 1", "float32") for name in ("h", "c")}
-    parts = {
+    components = {
         "encode": Function((TensorSpec("image", "b 20 20 3", "uint8"),), encode),
         "step": Function((*specs.values(), TensorSpec("token", "b", "int64")), step),
     }
-    facts = {"words": ["square", "circle"], "start": 1, "end": end, "max_length": 4, "beam": beam}
-    subject = replace(knowing("captioner"), facts=facts, parts=parts)
+    metadata = {
+        "words": ["square", "circle"],
+        "start": 1,
+        "end": end,
+        "max_length": 4,
+        "beam": beam,
+    }
+    model = replace(knowing("captioner"), runtime_metadata=metadata, components=components)
     monkeypatch.setattr(captioning, "references", lambda *_: ["circle"])
-    found = scores(captioning.caption(subject, FEW))
-    assert found["ROUGE-L"] == (said == "circle")
-    assert ("JS" in found) is False, "no caption has two words"
-    assert ("zero attention" in found) == bool(said)
+    by_name = scores(captioning.caption(model, FEW))
+    assert by_name["ROUGE-L"] == (said == "circle")
+    assert ("JS" in by_name) is False, "no caption has two words"
+    assert ("zero attention" in by_name) == bool(said)
 
 
 def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Path, monkeypatch):
@@ -216,8 +226,10 @@ def test_checkpoint_and_files_score_alike(tiny_checkpoint: Path, tiny_folder: Pa
     )  # its labels have no words
     options = EvaluateOptions(data="digits", budget=(1, 0.5, 0.25, 0.125), limit=100)
     ours, theirs = evaluate(tiny_checkpoint, options), evaluate(tiny_folder, options)
-    assert [scores(each) for each in ours.found] == [scores(each) for each in theirs.found]
-    assert json.dumps(ours.to_dict()) and len(render(ours.found).rows) == 8
+    assert [scores(result) for result in ours.results] == [
+        scores(result) for result in theirs.results
+    ]
+    assert json.dumps(ours.to_dict()) and len(render(ours.results).rows) == 8
 
 
 def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
@@ -225,10 +237,10 @@ def test_what_does_not_fit_is_refused(tiny_checkpoint: Path):
         evaluate(tiny_checkpoint, EvaluateOptions(task="ari"))
     with pytest.raises(SaccadeError, match="--positions left: task 'top1' has objects anywhere"):
         evaluate(tiny_checkpoint, EvaluateOptions(positions="left"))
-    subject = replace(knowing("nac"), labels=("a", "b"))
-    classification.check_classes(subject, ("0", "1"), "numbered")
+    model = replace(knowing("nac"), labels=("a", "b"))
+    classification.check_classes(model, ("0", "1"), "numbered")
     with pytest.raises(SaccadeError, match="Pass the data that the model was trained for"):
-        classification.check_classes(subject, ("a", "c"), "other")
+        classification.check_classes(model, ("a", "c"), "other")
     with pytest.raises(SaccadeError, match="--limit is 1"):
         EvaluateOptions(limit=1)
 
@@ -237,6 +249,6 @@ def test_every_family_has_a_task():
     assert Evaluation(Path("x"), ()).to_dict() == {"path": "x", "found": []}
     asked = {name for family in FAMILIES for name in tasks_of(family)}
     assert asked == set(TASKS) == set(task_names())
-    # Without a text part what needs one cannot be asked, and another task is the family's own.
+    # Without a text component what needs one cannot be asked, and another task is the family's own.
     assert list(tasks_of("sparo", {"image"})) == ["knn", "probe"]
     assert task_asked("sparo", None, "it", {"image"})[0] == "knn"

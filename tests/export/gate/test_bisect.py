@@ -28,7 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def manifest_named(folder: Path, name: str) -> Manifest:
-    return next(each for each in ArtefactFolder(folder).manifests if each.variant.name == name)
+    return next(
+        manifest for manifest in ArtefactFolder(folder).manifests if manifest.variant.name == name
+    )
 
 
 def departed(folder: Path, manifest: Manifest) -> Departure:
@@ -49,20 +51,20 @@ def spoiled(weight: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(("weight", "node"), [("embed", "embedding"), ("classify", "logits")])
 def test_names_the_first_node_that_departs(folder: Path, weight: str, node: str) -> None:
     name = add_variant(folder, FULL, "fp16", half_typed(spoiled(weight), "fp16")).variant.name
-    found = departed(folder, manifest_named(folder, name))
-    assert (found.departs, found.node, found.operator) == (True, node, "MatMul")
-    assert found.error == pytest.approx(1 / 6, rel=0.05)  # of its largest number, which is off
-    assert f"at {node} (MatMul), by a relative error of 0.17" in found.to_text()
+    row = departed(folder, manifest_named(folder, name))
+    assert (row.departs, row.node, row.operator) == (True, node, "MatMul")
+    assert row.error == pytest.approx(1 / 6, rel=0.05)  # of its largest number, which is off
+    assert f"at {node} (MatMul), by a relative error of 0.17" in row.to_text()
 
 
 def test_finds_none_in_a_graph_that_was_only_rounded(folder: Path) -> None:
     name = add_variant(folder, FULL, "fp16", half_typed(onnx_model(), "fp16")).variant.name
-    for each in (name, FULL):
-        found = departed(folder, manifest_named(folder, each))
-        assert not found.departs
-        assert found.error < 2e-3
-        assert found.compared == 4
-        assert f"in 4 nodes; the largest is {found.error:.2g}, at " in found.to_text()
+    for variant in (name, FULL):
+        row = departed(folder, manifest_named(folder, variant))
+        assert not row.departs
+        assert row.error < 2e-3
+        assert row.compared == 4
+        assert f"in 4 nodes; the largest is {row.error:.2g}, at " in row.to_text()
 
 
 def chain(operators: list[str]) -> onnx.ModelProto:
@@ -85,9 +87,9 @@ def test_a_long_graph_is_searched_whole(folder: Path) -> None:
     add_variant(folder, FULL, "fp32", chain(steps))
     wrong = chain([*steps[:40], "Abs", *steps[41:]])
     name = add_variant(folder, FULL, "fp16", half_typed(wrong, "fp16")).variant.name
-    found = departed(folder, manifest_named(folder, name))
+    row = departed(folder, manifest_named(folder, name))
     # The node itself is another operator in the other graph: its reader is the first of both.
-    assert (found.departs, found.node) == (True, "step/41")
+    assert (row.departs, row.node) == (True, "step/41")
 
 
 def test_a_name_that_went_to_another_node_is_no_departure(folder: Path) -> None:

@@ -31,11 +31,13 @@ from saccade.export.gate.metrics import (
 from saccade.export.gate.report import GateReport
 from saccade.export.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
 from saccade.files import sha256_of
-from saccade.models.interface import Part, TensorSpec, part_named
+from saccade.models.interface import Component, TensorSpec, component_named
 
 Arrays = dict[str, np.ndarray]
 FULL, FLOOR = "nac-b1000-fp32", FLOORS["fp32"]
-PART = Part("", (TensorSpec("image", "b 4 4 1", "uint8"),), ("logits",), run=lambda image: {})
+COMPONENT = Component(
+    "", (TensorSpec("image", "b 4 4 1", "uint8"),), ("logits",), run=lambda image: {}
+)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_verify_passes_on_an_export(tiny_folder: Path) -> None:
 def test_one_changed_weight_fails(pair: Path) -> None:
     onnx = pytest.importorskip("onnx")
     proto = onnx.load(pair / f"{FULL}.onnx")
-    (weight,) = [each for each in proto.graph.initializer if each.name == "head.weight"]
+    (weight,) = [tensor for tensor in proto.graph.initializer if tensor.name == "head.weight"]
     values = onnx.numpy_helper.to_array(weight).copy()
     values[0, 0] += 0.01
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
@@ -115,7 +117,7 @@ def test_a_recorded_override_and_floor_are_used_and_shown(pair: Path) -> None:
     report = verify(pair)
     assert list(failing(report)) == [FULL]
     assert "override: 1e-12" in shown(report)
-    row = next(each for each in report.to_dict()["variants"] if each["name"] == small)
+    row = next(variant for variant in report.to_dict()["variants"] if variant["name"] == small)
     assert row["floor"] == 1e-6
     assert row["figures"]["relative_error"] > other["parity"]["figures"]["relative_error"]
     assert shown(report).count("(floor: 1e-06)") == 1
@@ -218,12 +220,12 @@ def test_each_wrong_answer_has_its_figure(case: str) -> None:
     labels = truth({"image": image})["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
     right = truth({"image": image})
-    expected_answers = Expected(PART, samples, right, lambda: [right])
+    expected_answers = Expected(COMPONENT, samples, right, lambda: [right])
     parity = measure([run], expected_answers, "fp32", {})
-    found = set(exceeded(parity.figures, parity.thresholds))
+    actual = set(exceeded(parity.figures, parity.thresholds))
     # What is not a number also loses its cosine; the figures named are the least expected.
-    assert expected <= found and parity.passed == (not expected)
-    assert found - expected <= {"one_minus_cosine"}
+    assert expected <= actual and parity.passed == (not expected)
+    assert actual - expected <= {"one_minus_cosine"}
 
 
 def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -> None:
@@ -232,42 +234,42 @@ def test_a_row_that_float32_cannot_hold_is_held_against_the_model_in_float32() -
     labels = right["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
 
-    def figures(found: float, own: float, rows: slice) -> tuple[bool, dict[str, float]]:
+    def figures(actual: float, own: float, rows: slice) -> tuple[bool, dict[str, float]]:
         def off(by: float) -> dict[str, np.ndarray]:
             embedding = right["embedding"].copy()
             embedding[rows] *= 1 + by
             return {**right, "embedding": embedding}
 
         place = {row.tobytes(): number for number, row in enumerate(image)}
-        answers = off(found)
+        answers = off(actual)
 
         def run(inputs: Any) -> Any:
             asked = [place[row.tobytes()] for row in inputs["image"]]
-            return {name: each[asked] for name, each in answers.items()}
+            return {name: answer[asked] for name, answer in answers.items()}
 
-        expected = Expected(PART, samples, right, lambda: [right, off(own)])
+        expected = Expected(COMPONENT, samples, right, lambda: [right, off(own)])
         parity = measure([run], expected, "fp32", {})
         return parity.passed, parity.figures
 
     few, many = slice(5, 7), slice(0, 100)
-    passed, found = figures(0.01, 0.005, few)
-    assert passed and found["sensitive_rows"] == 2 / 320 and found["relative_error"] == 0
-    assert found["float32_error"] == pytest.approx(0.005, rel=0.1)
-    passed, found = figures(0.01, 0.001, few)
-    assert not passed and found["relative_error"] == pytest.approx(0.01, rel=0.1)
-    passed, found = figures(0.05, 0.05, few)  # beyond the row of half precision
-    assert not passed and found["relative_error"] > 0.03
-    passed, found = figures(0.01, 0.005, many)
-    assert not passed and found["sensitive_rows"] == 100 / 320
+    passed, actual = figures(0.01, 0.005, few)
+    assert passed and actual["sensitive_rows"] == 2 / 320 and actual["relative_error"] == 0
+    assert actual["float32_error"] == pytest.approx(0.005, rel=0.1)
+    passed, actual = figures(0.01, 0.001, few)
+    assert not passed and actual["relative_error"] == pytest.approx(0.01, rel=0.1)
+    passed, actual = figures(0.05, 0.05, few)  # beyond the row of half precision
+    assert not passed and actual["relative_error"] > 0.03
+    passed, actual = figures(0.01, 0.005, many)
+    assert not passed and actual["sensitive_rows"] == 100 / 320
     assert "sensitive_rows" not in figures(1e-4, 1e-4, many)[1]
 
 
 def test_two_ways_to_compute_a_file_may_differ_where_each_isolates_its_rows() -> None:
     rows = np.linspace(1, 2, 12).reshape(3, 4)
     one, other = {"embedding": rows}, {"embedding": rows * (1 + 5e-4)}
-    figures = figures_of(one, [[one, one], [other]], {}, {}, PART, FLOOR)
+    figures = figures_of(one, [[one, one], [other]], {}, {}, COMPONENT, FLOOR)
     assert figures["row_isolation"] == 0 and not exceeded(figures, THRESHOLDS["fp32"])
-    assert figures_of(one, [[one, other]], {}, {}, PART, FLOOR)["row_isolation"] > 4e-4
+    assert figures_of(one, [[one, other]], {}, {}, COMPONENT, FLOOR)["row_isolation"] > 4e-4
 
 
 def test_a_black_pixel_has_no_direction() -> None:
@@ -284,18 +286,18 @@ def test_close_calls_may_flip_but_clear_ones_may_not() -> None:
     close = dict.fromkeys(reference, moved)
     clear = {**reference, "probabilities": logits[:, ::-1]}
     labelled = {"labels": np.zeros(2, dtype=np.int64)}
-    figures = figures_of(reference, [[close]], {}, labelled, PART, FLOOR)
+    figures = figures_of(reference, [[close]], {}, labelled, COMPONENT, FLOOR)
     assert (figures["top1_flips"], figures["score_points"]) == (0, 50)
-    assert figures_of(reference, [[clear]], {}, labelled, PART, FLOOR)["top1_flips"] == 2
+    assert figures_of(reference, [[clear]], {}, labelled, COMPONENT, FLOOR)["top1_flips"] == 2
 
 
-def test_a_broken_law_fails_the_gate() -> None:
+def test_a_broken_invariant_fails_the_gate() -> None:
     rows = np.full((3, 4), 0.25)
 
-    def rows_sum_to_1(inputs: Any, found: Any, expected: Any) -> float:
-        return float(np.abs(found["attention"].sum(-1) - 1).max() / 1e-5)
+    def rows_sum_to_1(inputs: Any, actual: Any, expected: Any) -> float:
+        return float(np.abs(actual["attention"].sum(-1) - 1).max() / 1e-5)
 
-    part = replace(PART, laws={"rows_sum_to_1": rows_sum_to_1})
+    part = replace(COMPONENT, invariants={"rows_sum_to_1": rows_sum_to_1})
     right = figures_of({"attention": rows}, [[{"attention": rows}]], {}, {}, part, FLOOR)
     assert right["op_laws"] == 0 and not exceeded(right, THRESHOLDS["fp32"])
     broken = figures_of({"attention": rows}, [[{"attention": rows * 1.0001}]], {}, {}, part, FLOOR)
@@ -308,7 +310,7 @@ def asked(run: Any, *others: Any) -> set[str]:
     right = truth({"image": image})
     labels = right["logits"].argmax(axis=-1)[: GATE_SIZES.real_inputs]
     samples = Samples({"image": image}, {"labels": labels})
-    expected = Expected(PART, samples, right, lambda: [right])
+    expected = Expected(COMPONENT, samples, right, lambda: [right])
     parity = measure([run, *others], expected, "fp32", {})
     return set(exceeded(parity.figures, parity.thresholds))
 
@@ -375,8 +377,8 @@ def test_samples_are_spread_over_the_data_and_the_same_each_time(
     tiny_nac: Callable[..., Any], tmp_path: Path
 ) -> None:
     checkpoint = tiny_nac(tmp_path / "nac.safetensors", images=600)
-    part = part_named(checkpoint.build(), "")
-    first, again = samples_of(checkpoint, part), samples_of(checkpoint, part)
+    component = component_named(checkpoint.build(), "")
+    first, again = samples_of(checkpoint, component), samples_of(checkpoint, component)
     assert len(first) == 320
     np.testing.assert_array_equal(first.inputs["image"], again.inputs["image"])
     stored = checkpoint.calibration["image"]
@@ -384,18 +386,18 @@ def test_samples_are_spread_over_the_data_and_the_same_each_time(
         np.testing.assert_array_equal(first.inputs["image"][place], stored[row])
     few = tiny_nac(tmp_path / "few.safetensors", images=255)
     with pytest.raises(SaccadeError, match="has 255 calibration samples, the gate needs 256"):
-        samples_of(few, part)
+        samples_of(few, component)
 
 
 def test_a_smaller_gate_is_asked_for_and_recorded(tiny_folder: Path) -> None:
     few = GateSizes(real_inputs=8, random_inputs=3, batches=(2, 5))
     (row, *_) = verify(tiny_folder, few).variants
     assert row.passed and row.parity is not None
-    found = row.parity
-    assert (found.real_inputs, found.random_inputs, found.batches) == (8, 3, (2, 5))
+    parity = row.parity
+    assert (parity.real_inputs, parity.random_inputs, parity.batches) == (8, 3, (2, 5))
     for manifest in ArtefactFolder(family_folder("sot")).manifests:
-        found = manifest.parity
-        assert GateSizes(found.real_inputs, found.random_inputs, found.batches) == FEW_SAMPLES
+        parity = manifest.parity
+        assert GateSizes(parity.real_inputs, parity.random_inputs, parity.batches) == FEW_SAMPLES
     for wrong in ({"real_inputs": 0}, {"batches": ()}, {"batches": (4, 0)}):
         with pytest.raises(SaccadeError, match="at least 1"):
             GateSizes(**wrong)

@@ -34,22 +34,22 @@ from saccade.export.gate.gate import Expected, measure
 from saccade.export.gate.metrics import FLOORS, THRESHOLDS, WHOLE, relative_error, thresholds_of
 from saccade.export.gate.report import GateReport
 from saccade.export.graph.samples import Samples
-from saccade.models.interface import Part
+from saccade.models.interface import Component
 from saccade.serving.bench import served
 from saccade.serving.bench.work import Work
 from saccade.serving.repository.preflight.answer_checks import differences
 
 IMAGE = np.zeros((1, 4, 4, 1), np.uint8)
-PART = Part("", INPUTS, ("logits",), run=lambda image: {})
+COMPONENT = Component("", INPUTS, ("logits",), run=lambda image: {})
 # The last number is near zero: there the floor decides how far off it is.
 RIGHT = np.array([[8.0, -4.0, 0.08]])
 
 
 def off(error: float, floor: float) -> np.ndarray:
     """RIGHT, its last number off by that error under that floor."""
-    found = RIGHT.copy()
-    found[0, 2] += error * (RIGHT[0, 2] + floor * RIGHT.max())
-    return found
+    answer = RIGHT.copy()
+    answer[0, 2] += error * (RIGHT[0, 2] + floor * RIGHT.max())
+    return answer
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +60,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def passes_gate(found: np.ndarray, precision: str, folder: Path) -> bool:
+def passes_gate(actual: np.ndarray, precision: str, folder: Path) -> bool:
     expected = Expected(
-        PART, Samples({"image": IMAGE}, {}), {"logits": RIGHT}, lambda: [{"logits": RIGHT}]
+        COMPONENT, Samples({"image": IMAGE}, {}), {"logits": RIGHT}, lambda: [{"logits": RIGHT}]
     )
-    return measure([lambda inputs: {"logits": found}], expected, precision, {}).passed
+    return measure([lambda inputs: {"logits": actual}], expected, precision, {}).passed
 
 
-def passes_preflight(found: np.ndarray, precision: str, folder: Path) -> bool:
+def passes_preflight(answer: np.ndarray, precision: str, folder: Path) -> bool:
     manifest = proved(ArtefactFolder(folder).manifests[0], precision)
-    return not [*differences({"logits": found}, {"logits": RIGHT}, manifest)]
+    return not [*differences({"logits": answer}, {"logits": RIGHT}, manifest)]
 
 
 def proved(manifest: Manifest, precision: str) -> Manifest:
@@ -79,7 +79,7 @@ def proved(manifest: Manifest, precision: str) -> Manifest:
     return replace(manifest, variant=entry, parity=replace(manifest.parity, **limits))
 
 
-def passes_bench(found: np.ndarray, precision: str, folder: Path) -> bool:
+def passes_bench(tensor: np.ndarray, precision: str, folder: Path) -> bool:
     work = Work(
         variant="it",
         role="",
@@ -91,7 +91,7 @@ def passes_bench(found: np.ndarray, precision: str, folder: Path) -> bool:
         model="it",
         router="them",
     )
-    answer = {"logits": found, "variant": [b"another"]}
+    answer = {"logits": tensor, "variant": [b"another"]}
     with mock.patch.object(served, "ask", lambda url, message: answer):
         try:
             served.streams("127.0.0.1:0", [work], (1,))
@@ -100,8 +100,8 @@ def passes_bench(found: np.ndarray, precision: str, folder: Path) -> bool:
     return True
 
 
-def passes_gpu_benchmark(found: np.ndarray, precision: str, folder: Path) -> bool:
-    answers = {"unfolded": RIGHT, f"it {precision}": found}
+def passes_gpu_benchmark(answer: np.ndarray, precision: str, folder: Path) -> bool:
+    answers = {"unfolded": RIGHT, f"it {precision}": answer}
     forms = {name: lambda x, each=each: torch.tensor(each) for name, each in answers.items()}
     try:
         benchmark("variants_gpu").check(forms, None)
@@ -128,7 +128,9 @@ USERS: dict[str, tuple[Callable[[np.ndarray, str, Path], bool], tuple[str, ...],
     "bench": (passes_bench, EVERY, True),
     "GPU benchmark": (passes_gpu_benchmark, ("fp32", "fp16"), True),
 }
-CASES = [(user, each) for user, (_, precisions, _) in USERS.items() for each in precisions]
+CASES = [
+    (user, precision) for user, (_, precisions, _) in USERS.items() for precision in precisions
+]
 
 
 @pytest.mark.parametrize(("user", "precision"), CASES)
@@ -183,9 +185,9 @@ def test_preflight_holds_a_file_against_the_proof_in_its_manifest(folder: Path) 
 def test_bisect_asks_the_table(precision: str, folder: Path) -> None:
     artefacts = ArtefactFolder(folder)
     (chosen,) = (
-        each
-        for each in artefacts.manifests
-        if (each.variant.precision, each.variant.setting) == (precision, "b1000")
+        manifest
+        for manifest in artefacts.manifests
+        if (manifest.variant.precision, manifest.variant.setting) == (precision, "b1000")
     )
     with mock.patch.dict(THRESHOLDS[precision], {"relative_error": 0.125}):
         found = departure(artefacts, chosen, artefacts.manifests, {"image": IMAGE + 7})
@@ -204,7 +206,7 @@ def test_verify_shows_the_table_itself(tmp_path: Path) -> None:
 def test_the_table_of_the_documents_is_the_table() -> None:
     text = (ROOT / "docs" / "artefacts.md").read_text()
     (heading,) = re.findall(r"^\| `--threshold` \|(.*)\|$", text, re.MULTILINE)
-    precisions = [each.strip() for each in heading.split("|")][: len(THRESHOLDS)]
+    precisions = [cell.strip() for cell in heading.split("|")][: len(THRESHOLDS)]
     said: dict[str, dict[str, float]] = {precision: {} for precision in precisions}
     for figure, cells in re.findall(r"^\| `(\w+)` \|((?: [-\d.e]+ \|){4})", text, re.MULTILINE):
         for precision, cell in zip(precisions, cells.split("|"), strict=False):
@@ -220,7 +222,7 @@ HISTORY = "_FLOORS_BEFORE_5"  # of manifests that are read: it has to stay as it
 
 
 def copies(path: Path) -> Iterator[str]:
-    """What looks like limits by precision, or a measure of errors, written by hand."""
+    """Copies of limits by precision, or of a measure of errors, written by hand."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and "relative_error" in node.name:
             yield f"{node.lineno}: def {node.name}"
@@ -228,15 +230,17 @@ def copies(path: Path) -> Iterator[str]:
             name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
             if name != HISTORY and (_by_precision(node.value) or _tolerance(name, node.value)):
                 yield f"{node.lineno}: {name}"
-        elif isinstance(node, ast.Call) and {"rtol", "atol"} & {each.arg for each in node.keywords}:
+        elif isinstance(node, ast.Call) and {"rtol", "atol"} & {
+            keyword.arg for keyword in node.keywords
+        }:
             yield f"{node.lineno}: {ast.unparse(node.func)}"
 
 
 def _by_precision(value: ast.expr) -> bool:
-    """Whether it is numbers below 1 by precision."""
+    """True for numbers below 1 by precision."""
     if not isinstance(value, ast.Dict):
         return False
-    keys = {each.value for each in value.keys if isinstance(each, ast.Constant)}
+    keys = {key.value for key in value.keys if isinstance(key, ast.Constant)}
     return len(keys & set(THRESHOLDS)) > 1 and any(map(_is_share, value.values))
 
 
@@ -249,14 +253,14 @@ def _is_share(value: ast.expr) -> bool:
 
 
 def test_nobody_has_a_table_or_a_measure_of_his_own() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{each}"
+    copies_by_hand = [
+        f"{path.relative_to(ROOT)}:{copy}"
         for place in PLACES
         for path in sorted((ROOT / place).rglob("*.py"))
         if path.relative_to(ROOT) != HOME
-        for each in copies(path)
+        for copy in copies(path)
     ]
-    assert not found, "take it from the table in saccade.export.gate.metrics"
+    assert not copies_by_hand, "take it from the table in saccade.export.gate.metrics"
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,9 @@ def test_constants_are_found_where_they_stand() -> None:
 
 def put(folder: Path, name: str, model: onnx.ModelProto) -> Manifest:
     """Give a variant another file, and a manifest that fits it."""
-    (manifest,) = (each for each in ArtefactFolder(folder).manifests if each.variant.name == name)
+    (manifest,) = (
+        manifest for manifest in ArtefactFolder(folder).manifests if manifest.variant.name == name
+    )
     data = hostile_graphs.write(folder / manifest.file.name, model)
     digest = hashlib.sha256(data).hexdigest()
     changed = replace(manifest, file=replace(manifest.file, sha256=digest, bytes=len(data)))
@@ -88,7 +90,7 @@ def put(folder: Path, name: str, model: onnx.ModelProto) -> Manifest:
 
 def test_worker_ends_for_what_cannot_be_counted_and_the_next_file_is_tried(tmp_path: Path) -> None:
     folder = artefacts(tmp_path / "folder", checkpoint=False)
-    first, second = (each.variant.name for each in ArtefactFolder(folder).manifests)
+    first, second = (manifest.variant.name for manifest in ArtefactFolder(folder).manifests)
     manifests = [
         put(folder, first, hostile_graphs.read_trips()),
         put(folder, second, hostile_graphs.filled()),
@@ -97,7 +99,7 @@ def test_worker_ends_for_what_cannot_be_counted_and_the_next_file_is_tried(tmp_p
     (folder / "third.onnx").write_bytes(third)
     entry = replace(manifests[0].file, name="third.onnx", sha256=hashlib.sha256(third).hexdigest())
     wrong = tried(ArtefactFolder(folder), [*manifests, replace(manifests[0], file=entry)], SMALL)
-    assert set(wrong) == {each.file.name for each in manifests}
+    assert set(wrong) == {manifest.file.name for manifest in manifests}
     assert "more than 2 s of CPU time" in wrong[f"{first}.onnx"]
     assert "more memory" in wrong[f"{second}.onnx"]
 
@@ -135,9 +137,9 @@ def test_verb_refuses_and_writes_nothing(verb: str, tmp_path: Path) -> None:
 def test_gate_reports_the_file_and_measures_the_others(tiny_folder: Path, tmp_path: Path) -> None:
     folder = copytree(tiny_folder, tmp_path / "folder")
     manifests = ArtefactFolder(folder).manifests
-    for each in manifests[2:]:
-        (folder / each.file.name).unlink()
-        (folder / f"{each.variant.name}.manifest.json").unlink()
+    for manifest in manifests[2:]:
+        (folder / manifest.file.name).unlink()
+        (folder / f"{manifest.variant.name}.manifest.json").unlink()
     put(folder, manifests[0].variant.name, hostile_graphs.doubling())
     report = verify(folder)
     hostile, honest = report.variants

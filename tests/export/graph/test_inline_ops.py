@@ -57,23 +57,23 @@ def test_the_files_are_standard_onnx_and_their_manifests_say_so(folder: Path) ->
         assert manifest.custom_ops == ()
         assert manifest.inlined_ops == ("SvPN",)
         assert not proto.functions
-        assert {each.domain for each in proto.opset_import} == {""}
+        assert {opset.domain for opset in proto.opset_import} == {""}
         nodes = list(all_nodes(proto.graph))
-        assert {each.domain for each in nodes} == {""}
-        assert len({each.name for each in nodes}) == len(nodes)
-        assert not any(each.doc_string or each.metadata_props for each in nodes)
+        assert {node.domain for node in nodes} == {""}
+        assert len({node.name for node in nodes}) == len(nodes)
+        assert not any(node.doc_string or node.metadata_props for node in nodes)
 
 
 def test_they_answer_as_the_files_with_functions(folder: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
     whole = family_folder("sot") / "sot-exact-fp32.onnx"
     expected = plain(whole.read_bytes()).run(None, {"image": image})
-    found = plain((folder / whole.name).read_bytes()).run(None, {"image": image})
+    actual = plain((folder / whole.name).read_bytes()).run(None, {"image": image})
     half = (folder / "sot-exact-fp16.onnx").read_bytes()
     for model, precision in ((half, "fp16"), (widened_bytes(half), "fp32")):
         for one, other in zip(plain(model).run(None, {"image": image}), expected, strict=True):
             assert relative_error(one, other, WHOLE) <= tensor_limit(precision)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=1e-6)
 
 
@@ -81,13 +81,14 @@ def test_verify_sees_a_manifest_that_says_otherwise(folder: Path) -> None:
     reference = Reference(load(folder / "sot.safetensors"))
     with_functions = family_folder("sot")
     for manifest in ArtefactFolder(folder).manifests:
-        setting = reference.setting(manifest.variant)
-        asked = reference.checkpoint, reference.variant(setting), setting
+        budget = reference.budget(manifest.variant)
+        asked = reference.checkpoint, reference.variant(budget), budget
         assert contradictions(folder / manifest.file.name, manifest, *asked) == ()
         if manifest.variant.name == "sot-exact-fp32":
             other = with_functions / manifest.file.name
             assert any(
-                "custom ops are ()" in each for each in contradictions(other, manifest, *asked)
+                "custom ops are ()" in contradiction
+                for contradiction in contradictions(other, manifest, *asked)
             )
 
 
@@ -120,7 +121,7 @@ def test_every_op_is_written_out(name: str, dtype: str) -> None:
         flat = inlined(proto)
         assert not flat.functions and "saccade" not in str(flat.opset_import)
         feeds = dict(zip((port.name for port in OPS[name].inputs), case.arrays(dtype), strict=True))
-        answers = (plain(each.SerializeToString()).run(None, feeds) for each in (proto, flat))
+        answers = (plain(model.SerializeToString()).run(None, feeds) for model in (proto, flat))
         for one, other in zip(*answers, strict=True):
             np.testing.assert_array_equal(one, other)
         compared += 1

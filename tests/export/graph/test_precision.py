@@ -21,9 +21,9 @@ from saccade.errors import GateFailed, SaccadeError
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import read_manifest, write_manifest
 from saccade.export.exported import ExportedModel, ExportOptions, export
+from saccade.export.gate.conditioning import ill_conditioned_rows
 from saccade.export.gate.gate import verify
 from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, thresholds_of
-from saccade.export.gate.sensitivity import sensitive_rows
 from saccade.export.graph.half_graph import activation_ranges, check_ranges, fold_casts
 from saccade.export.graph.layer_types import check_types, matrix_types
 from saccade.export.runtimes.half_products import HalfProducts, half_products
@@ -31,10 +31,10 @@ from saccade.export.runtimes.runners import half_runner, onnx_runner, onnx_sessi
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
 from saccade.files import sha256_of
 from saccade.models.checkpoint import load, save
-from saccade.models.interface import Part, TensorSpec
+from saccade.models.interface import Component, TensorSpec
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-PART = Part("", (), (), dict)
+COMPONENT = Component("", (), (), dict)
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +62,12 @@ def test_a_rounded_product_is_that_of_the_type(precision: str) -> None:
 
 
 class OneProduct(torch.nn.Linear):
-    """A layer as a model with one part."""
+    """A layer as a model with one component."""
 
-    def parts(self) -> tuple[Part, ...]:
+    def components(self) -> tuple[Component, ...]:
         """x to y."""
         spec = TensorSpec("x", "b 40", "float32")
-        return (Part("", (spec,), ("y",), run=lambda x: {"y": self(x)}),)
+        return (Component("", (spec,), ("y",), run=lambda x: {"y": self(x)}),)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -76,10 +76,10 @@ def test_a_runner_of_half_precision_rounds_products_to_its_type(precision: str) 
     x = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), HalfProducts(precision, accumulate=True):
         expected = model(x).numpy()
-    found = half_runner(model, "", ("y",), precision)({"x": x.numpy()})["y"]
-    np.testing.assert_array_equal(found, expected)
+    actual = half_runner(model, "", ("y",), precision)({"x": x.numpy()})["y"]
+    np.testing.assert_array_equal(actual, expected)
     exact = torch_runner(model)({"x": x.numpy()})["y"]
-    assert 0 < np.abs(found - exact).max() < 0.1
+    assert 0 < np.abs(actual - exact).max() < 0.1
 
 
 def test_a_number_beyond_the_type_is_infinite() -> None:
@@ -111,11 +111,11 @@ def test_attention_in_one_call_is_two_rounded_products() -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
     exact = attend(q, k, v, attn_mask=bias)
     with HalfProducts("fp16", accumulate=True):
-        found = attend(q, k, v, attn_mask=bias)
+        attended = attend(q, k, v, attn_mask=bias)
         weights = ((q / 8**0.5) @ k.mT + bias).softmax(-1)
         by_hand = weights @ v
-    assert 0 < (found - exact).abs().max() < 1e-2
-    torch.testing.assert_close(found, by_hand, rtol=0, atol=2e-3)
+    assert 0 < (attended - exact).abs().max() < 1e-2
+    torch.testing.assert_close(attended, by_hand, rtol=0, atol=2e-3)
     with HalfProducts("fp16", accumulate=True) as mode:
         mode.leave()  # as inside a read-out
         assert torch.equal(attend(q, k, v, attn_mask=bias), exact)
@@ -137,9 +137,9 @@ def test_a_read_out_that_raises_does_not_leave_the_next_call_in_float32() -> Non
 
 
 def test_a_folder_holds_every_precision(typed: ExportedModel) -> None:
-    by_precision = {each.variant.precision: each for each in typed.manifests}
+    by_precision = {manifest.variant.precision: manifest for manifest in typed.manifests}
     assert sorted(by_precision) == sorted(PRECISIONS)
-    sizes = {name: each.file.bytes for name, each in by_precision.items()}
+    sizes = {name: report.file.bytes for name, report in by_precision.items()}
     assert sizes["fp16"] == pytest.approx(sizes["bf16"], rel=0.02) and sizes["fp16"] < sizes["fp32"]
     assert sizes["int8"] < sizes["fp32"]
     for precision, manifest in by_precision.items():
@@ -153,12 +153,12 @@ def test_a_folder_holds_every_precision(typed: ExportedModel) -> None:
             assert manifest.activation_ranges and min(manifest.activation_ranges.values()) > 0
         wide = {onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8}
         ends = (*proto.graph.input, *proto.graph.output)
-        assert {each.type.tensor_type.elem_type for each in ends} <= wide
+        assert {end.type.tensor_type.elem_type for end in ends} <= wide
     assert by_precision["bf16"].opset == 22 and by_precision["fp16"].opset == 20
     assert verify(typed.folder).passed
 
 
-def test_a_part_without_half_precision_has_no_ranges(typed: ExportedModel) -> None:
+def test_a_component_without_half_precision_has_no_ranges(typed: ExportedModel) -> None:
     image = np.zeros((1, 8, 8, 1), np.uint8)
     assert (
         activation_ranges(onnx.load(typed.folder / "nac-b0500-fp32.onnx"), {"image": image}) == {}
@@ -167,7 +167,7 @@ def test_a_part_without_half_precision_has_no_ranges(typed: ExportedModel) -> No
 
 def test_integers_are_symmetric_and_biases_are_not_quantised(typed: ExportedModel) -> None:
     proto = onnx.load(typed.folder / "nac-b0500-int8.onnx")
-    values = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     linear = [
         node for node in proto.graph.node if "quantizeLinear" in node.op_type.replace("Q", "q")
     ]
@@ -175,17 +175,17 @@ def test_integers_are_symmetric_and_biases_are_not_quantised(typed: ExportedMode
     for node in linear:
         zero = values[node.input[2]]
         assert zero.dtype == np.int8 and not zero.any()
-    weights = [each for each in values.values() if each.dtype == np.int8 and each.ndim == 2]
+    weights = [value for value in values.values() if value.dtype == np.int8 and value.ndim == 2]
     scales = [values[node.input[1]] for node in linear if values.get(node.input[0]) is not None]
-    assert weights and all(each.size > 1 for each in scales)
+    assert weights and all(scale.size > 1 for scale in scales)
 
 
 @needs_rtx
 def test_tensorrt_builds_each_of_them(typed: ExportedModel, tmp_path: Path) -> None:
     folder = shutil.copytree(typed.folder, tmp_path / "nac")
     engines = build(folder, BuildOptions(engine="tensorrt-rtx", out=tmp_path / "engines"))
-    exported = {each.variant: each for each in typed.manifests}
-    assert {each.variant for each in engines.manifests} == set(exported)
+    exported = {manifest.variant: manifest for manifest in typed.manifests}
+    assert {manifest.variant for manifest in engines.manifests} == set(exported)
     for engine in engines.manifests:
         kept = len(exported[engine.variant].float32_layers)
         assert engine.layer_types[engine.variant.precision] > 0
@@ -195,8 +195,11 @@ def test_tensorrt_builds_each_of_them(typed: ExportedModel, tmp_path: Path) -> N
 def test_the_same_bytes_again(typed: ExportedModel, tmp_path: Path) -> None:
     checkpoint = typed.folder / "nac.safetensors"
     options = ExportOptions(tmp_path / "again", name="nac", budget=("0.5",), precision=("int8",))
-    again = {each.variant.name: each.file.sha256 for each in export(checkpoint, options).manifests}
-    first = {each.variant.name: each.file.sha256 for each in typed.manifests}
+    again = {
+        manifest.variant.name: manifest.file.sha256
+        for manifest in export(checkpoint, options).manifests
+    }
+    first = {manifest.variant.name: manifest.file.sha256 for manifest in typed.manifests}
     assert again == {name: first[name] for name in again}
 
 
@@ -230,8 +233,10 @@ def test_a_graph_of_another_type_is_named() -> None:
 
 def test_an_overflowing_model_is_not_exported(tiny_checkpoint: Path, tmp_path: Path) -> None:
     checkpoint = load(tiny_checkpoint)
-    weights = {name: each.clone() for name, each in checkpoint.build().state_dict().items()}
-    (name,) = [each for each in weights if each.endswith("propagators.0.ffn.widen.linear.weight")]
+    weights = {name: tensor.clone() for name, tensor in checkpoint.build().state_dict().items()}
+    (name,) = [
+        weight for weight in weights if weight.endswith("propagators.0.ffn.widen.linear.weight")
+    ]
     weights[name] *= 1e5
     large = save(
         tmp_path / "large.safetensors",
@@ -279,18 +284,18 @@ def test_a_weight_is_stored_in_its_type_or_refused() -> None:
         fold_casts(graph(1e5))
 
 
-def test_a_row_is_as_sensitive_in_half_precision_as_roundings_are_larger() -> None:
+def test_a_row_is_as_ill_conditioned_in_half_precision_as_roundings_are_larger() -> None:
     expected = {"embedding": np.ones((20, 4))}
-    found = {"embedding": np.ones((20, 4))}
-    found["embedding"][3] += 0.2
+    actual = {"embedding": np.ones((20, 4))}
+    actual["embedding"][3] += 0.2
     own = {"embedding": np.full(20, 1e-7)}
     limits = thresholds_of("fp16", {})
     asked = (limits, "fp16", FLOORS["fp16"])
-    assert not sensitive_rows([[found]], expected, own, *asked)["embedding"].any()
+    assert not ill_conditioned_rows([[actual]], expected, own, *asked)["embedding"].any()
     own["embedding"][3] = 1e-5
-    rows = sensitive_rows([[found]], expected, own, *asked)
+    rows = ill_conditioned_rows([[actual]], expected, own, *asked)
     assert rows["embedding"].tolist() == [number == 3 for number in range(20)]
-    figures = figures_of(expected, [[found]], {}, {}, PART, FLOORS["fp16"], rows)
+    figures = figures_of(expected, [[actual]], {}, {}, COMPONENT, FLOORS["fp16"], rows)
     assert figures["relative_error"] == 0 and figures["sensitive_rows"] == 0.05
     assert exceeded({**figures, "sensitive_rows": 0.2}, {"sensitive_rows": 0.1})
 

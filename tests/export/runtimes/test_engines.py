@@ -22,8 +22,8 @@ from saccade.export.runtimes.tensorrt import build as build_module
 from saccade.export.runtimes.tensorrt import modules
 from saccade.export.runtimes.tensorrt.build import BuildOptions, build
 from saccade.export.runtimes.tensorrt.engine_manifest import read_engines, write_engine_manifest
+from saccade.export.runtimes.tensorrt.expected_types import ExpectedTypes, expected_types_of
 from saccade.export.runtimes.tensorrt.locked import rebuild
-from saccade.export.runtimes.tensorrt.promise import Promise, promise_of
 from saccade.files import new_folder, sha256_of
 from saccade.serving.commands import cli
 
@@ -48,9 +48,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_rtx
 def test_writes_plans_and_what_is_known_of_them(built: Path) -> None:
     out = built / "engines" / "tensorrt-rtx-8.9+12.0"
-    found = {each.variant.name: each for each in read_engines(out)}
-    assert set(found) == {FULL, HALF, "tiny-b1000-fp16"}
-    for name, each in found.items():
+    by_name = {engine.variant.name: engine for engine in read_engines(out)}
+    assert set(by_name) == {FULL, HALF, "tiny-b1000-fp16"}
+    for name, each in by_name.items():
         assert each.parent.sha256 == sha256_of(built / f"{name}.onnx")
         assert each.file.bytes == (out / each.file.name).stat().st_size > 10_000
         assert each.profiles == {
@@ -62,9 +62,9 @@ def test_writes_plans_and_what_is_known_of_them(built: Path) -> None:
         assert each.build_seconds > 0
         assert (each.timing_cache_sha256, each.plugins) == (None, {})
         assert "INFO" in (out / f"{name}.log").read_text()
-    assert found[FULL].layer_types == {"fp32": 2}
-    assert found["tiny-b1000-fp16"].layer_types == {"fp16": 2}
-    assert (out / found[FULL].file.name).read_bytes()[:4] == b"vtrt"
+    assert by_name[FULL].layer_types == {"fp32": 2}
+    assert by_name["tiny-b1000-fp16"].layer_types == {"fp16": 2}
+    assert (out / by_name[FULL].file.name).read_bytes()[:4] == b"vtrt"
 
 
 @needs_rtx
@@ -145,11 +145,11 @@ def test_a_newer_opset_and_a_changed_file(folder: Path) -> None:
 def test_a_file_that_is_exported_anew_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exported_anew(*given: Any) -> Promise:
+    def exported_anew(*given: Any) -> ExpectedTypes:
         (folder / f"{FULL}.onnx").write_bytes(onnx_model(seed=7).SerializeToString())
-        return promise_of(*given)
+        return expected_types_of(*given)
 
-    monkeypatch.setattr(build_module, "promise_of", exported_anew)
+    monkeypatch.setattr(build_module, "expected_types_of", exported_anew)
     with pytest.raises(SaccadeError, match="was changed after its export"):
         build(folder, BuildOptions(engine="tensorrt-rtx", variant=(FULL,)))
     assert not (folder / "engines").exists()

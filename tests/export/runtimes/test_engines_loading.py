@@ -59,13 +59,13 @@ def replace_plan(plan: Path, data: bytes) -> None:
 def test_an_engine_is_a_function_of_named_arrays(plan: Path) -> None:
     run = runner_of(load_engine(plan), HostMemory())
     image = np.full((2, 4, 4, 1), 3, np.uint8)
-    found = run({"image": image})
-    assert {name: each.shape for name, each in found.items()} == {
+    answers = run({"image": image})
+    assert {name: each.shape for name, each in answers.items()} == {
         "logits": (2, 3),
         "probabilities": (2, 3),
         "embedding": (2, 4),
     }
-    assert found["logits"][0, 0] == 48
+    assert answers["logits"][0, 0] == 48
     with pytest.raises(ShapeError, match=r"takes \[1, 4, 4, 1\] to \[4, 4, 4, 1\].*--batch"):
         run({"image": np.zeros((5, 4, 4, 1), np.uint8)})
     with pytest.raises(ShapeError, match="float32, expected uint8"):
@@ -76,15 +76,17 @@ def test_the_engines_that_run_here_are_runners(
     engines: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = engines.parent.parent
-    (manifest,) = [each for each in ArtefactFolder(folder).manifests if each.variant.name == FULL]
+    (manifest,) = [
+        manifest for manifest in ArtefactFolder(folder).manifests if manifest.variant.name == FULL
+    ]
     monkeypatch.setattr(onnx_module, "gpu_at_hand", lambda: ADA)  # it has no CUDA here
     monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: None)
     assert peers_of(ArtefactFolder(folder), manifest) == {}
     monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: ADA)
     monkeypatch.setattr(engine_runner_module, "CudaMemory", HostMemory)
-    found = peers_of(ArtefactFolder(folder), manifest)
-    assert set(found) == {"tensorrt-8.9"}
-    assert found["tensorrt-8.9"]({"image": np.ones((1, 4, 4, 1), np.uint8)})["logits"][0, 0] == 16
+    peers = peers_of(ArtefactFolder(folder), manifest)
+    assert set(peers) == {"tensorrt-8.9"}
+    assert peers["tensorrt-8.9"]({"image": np.ones((1, 4, 4, 1), np.uint8)})["logits"][0, 0] == 16
     other = replace(manifest, file=replace(manifest.file, sha256="0" * 64))
     assert peers_of(ArtefactFolder(folder), other) == {}
     monkeypatch.setattr(runtime_module, "gpu_at_hand", lambda: HOPPER)

@@ -19,10 +19,10 @@ from saccade.export.runtimes.tensorrt.engine_manifest import (
     EngineManifest,
     plan_bytes,
 )
+from saccade.export.runtimes.tensorrt.expected_types import ExpectedTypes
 from saccade.export.runtimes.tensorrt.inspector import compare_with_inspector
 from saccade.export.runtimes.tensorrt.locked import rebuild
 from saccade.export.runtimes.tensorrt.profiles import profiles_of, read_axes
-from saccade.export.runtimes.tensorrt.promise import Promise
 from saccade.export.runtimes.tensorrt.type_proof import prove_types
 from saccade.files import sha256_of
 from saccade.models.interface import TensorSpec
@@ -43,7 +43,7 @@ def calls_of(out: Path, manifest: EngineManifest) -> list[list]:
 def test_the_calls_and_the_manifest(folder: Path) -> None:
     engines = build(folder, OPTIONS)
     assert engines.folder == folder / "engines" / "tensorrt-8.9"
-    first = next(each for each in engines.manifests if each.variant.name == FULL)
+    first = next(manifest for manifest in engines.manifests if manifest.variant.name == FULL)
     assert calls_of(engines.folder, first) == [
         ["create_network", 1 << 1],
         ["clear_flag", "TF32"],
@@ -67,10 +67,10 @@ def test_the_plugin_library_is_registered_where_a_graph_calls_for_it(
     manifest = read_manifest(folder / f"{FULL}.manifest.json")
     write_manifest(folder, replace(manifest, custom_ops=("saccade::Sparsemax",)))
     engines = build(folder, OPTIONS)
-    found = {each.variant.name: each for each in engines.manifests}
-    assert calls_of(engines.folder, found[FULL])[0] == ["load_library", library.name]
-    assert found[FULL].plugins == {library.name: sha256_of(library)}
-    assert found[HALF].plugins == {}
+    by_name = {manifest.variant.name: manifest for manifest in engines.manifests}
+    assert calls_of(engines.folder, by_name[FULL])[0] == ["load_library", library.name]
+    assert by_name[FULL].plugins == {library.name: sha256_of(library)}
+    assert by_name[HALF].plugins == {}
     library.write_bytes(b"others")
     with pytest.raises(SaccadeError, match="plugin libraries was"):
         rebuild(folder, BuildOptions(locked=True))
@@ -80,8 +80,8 @@ def test_a_timing_cache_is_made_extended_and_asked_for(folder: Path, tmp_path: P
     cache = tmp_path / "timings"
     engines = build(folder, replace(OPTIONS, timing_cache=cache))
     assert cache.read_bytes() == b"++"
-    assert {each.timing_cache_sha256 for each in engines.manifests} == {sha256_of(cache)}
-    sizes = [calls_of(engines.folder, each)[-2] for each in engines.manifests]
+    assert {manifest.timing_cache_sha256 for manifest in engines.manifests} == {sha256_of(cache)}
+    sizes = [calls_of(engines.folder, manifest)[-2] for manifest in engines.manifests]
     assert sizes == [["set_timing_cache", size, False] for size in (0, 1)]
     with pytest.raises(SaccadeError, match=r"timing cache was .*, here it is None"):
         rebuild(folder, BuildOptions(locked=True))
@@ -112,17 +112,17 @@ def test_other_bindings_than_the_manifests(folder: Path) -> None:
         build(folder, replace(OPTIONS, variant=(FULL,)))
 
 
-def slots(manifest: Manifest, **facts: object) -> Manifest:
+def slots(manifest: Manifest, **metadata: object) -> Manifest:
     state = TensorSpec("initial_state", "b k 12", "float32")
-    return replace(manifest, inputs=(*manifest.inputs, state), facts=facts)
+    return replace(manifest, inputs=(*manifest.inputs, state), facts=metadata)
 
 
-def test_ranges_of_slots_come_from_the_facts(folder: Path) -> None:
+def test_ranges_of_slots_come_from_the_runtime_metadata(folder: Path) -> None:
     manifest = read_manifest(folder / f"{FULL}.manifest.json")
     batch = (1, 8, 64)
     learned = {"kind": "learned", "slots": [[0.0]] * 9}
-    for facts, most in (({"slots": 7}, 64), ({"slots": 7, "initial_state": learned}, 9)):
-        profile = profiles_of(slots(manifest, **facts), batch, {})["initial_state"]
+    for metadata, most in (({"slots": 7}, 64), ({"slots": 7, "initial_state": learned}, 9)):
+        profile = profiles_of(slots(manifest, **metadata), batch, {})["initial_state"]
         assert profile == {"min": (1, 1, 12), "opt": (8, 7, 12), "max": (64, most, 12)}
     chosen = profiles_of(slots(manifest, slots=7), batch, read_axes(("k=2:3:4",)))
     assert chosen["initial_state"]["max"] == (64, 4, 12)
@@ -139,20 +139,22 @@ def test_a_fixed_batch_contradicts_a_range(folder: Path) -> None:
         build(folder, OPTIONS)
 
 
-def test_only_a_part_may_be_float32_as_a_whole() -> None:
+def test_only_a_component_may_be_float32_as_a_whole() -> None:
     product = {"name": "a", "type": "FLOAT", "inputs": ["FLOAT"] * 2, "from": ["INPUT"] * 2}
     network = Network("10", (), (), 1, (product,))
     kept = frozenset({"a"})
-    prove_types(Promise("slots-decode-t2-fp16", "fp16", kept, kept, is_part=True), network)
+    prove_types(
+        ExpectedTypes("slots-decode-t2-fp16", "fp16", kept, kept, is_component=True), network
+    )
     with pytest.raises(GateFailed, match="none of its 1 matrix layers is fp16"):
-        prove_types(Promise("slots-t2-fp16", "fp16", kept, kept), network)
+        prove_types(ExpectedTypes("slots-t2-fp16", "fp16", kept, kept), network)
     with pytest.raises(GateFailed, match="has no matrix layer b"):
-        prove_types(Promise("v", "fp32", frozenset({"a", "b"}), frozenset()), network)
+        prove_types(ExpectedTypes("v", "fp32", frozenset({"a", "b"}), frozenset()), network)
     quantized = product | {"inputs": ["FLOAT"] * 2, "from": ["DEQUANTIZE"] * 2}
     network = Network("10", (), (), 1, (quantized,))
-    prove_types(Promise("v", "int8", kept, frozenset()), network)
+    prove_types(ExpectedTypes("v", "int8", kept, frozenset()), network)
     with pytest.raises(GateFailed, match="a is int8, not fp32"):
-        prove_types(Promise("v", "fp32", kept, frozenset()), network)
+        prove_types(ExpectedTypes("v", "fp32", kept, frozenset()), network)
 
 
 def said(metadata: str, **tensor: str) -> str:
@@ -169,12 +171,12 @@ def of_version_11(kind: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("tensor", [of_version_10, of_version_11])
 def test_the_inspector_must_agree(tensor: Callable[[str], dict[str, str]]) -> None:
-    promise = Promise("v", "fp16", frozenset({"a", "b"}), frozenset({"b"}))
+    expected_types = ExpectedTypes("v", "fp16", frozenset({"a", "b"}), frozenset({"b"}))
     one = "[ONNX Layer: a]"
     two = "[ONNX Layer: a]\x1e[ONNX Layer: b]\x1e[ONNX Layer: c | d (Sparsemax)]"
 
     def compare(metadata: str, kind: str) -> dict[str, int]:
-        return compare_with_inspector(promise, said(metadata, **tensor(kind)))
+        return compare_with_inspector(expected_types, said(metadata, **tensor(kind)))
 
     for half in ("Row major linear FP16 format", "Half"):
         assert compare(one, half) == {"agreed": 1, "fused": 0}
@@ -189,9 +191,9 @@ def test_the_inspector_must_agree(tensor: Callable[[str], dict[str, str]]) -> No
 def test_an_inspector_that_disagrees_fails_the_build(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promise = Promise(FULL, "fp16", frozenset({"logits"}), frozenset())
+    expected_types = ExpectedTypes(FULL, "fp16", frozenset({"logits"}), frozenset())
     monkeypatch.setattr(build_module, "prove_types", lambda *_: None)
-    monkeypatch.setattr(build_module, "promise_of", lambda *_: promise)
+    monkeypatch.setattr(build_module, "expected_types_of", lambda *_: expected_types)
     with pytest.raises(GateFailed, match="the engine's inspector shows other types"):
         build(folder, OPTIONS)
     assert not (folder / "engines").exists()

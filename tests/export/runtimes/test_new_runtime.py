@@ -33,7 +33,7 @@ from saccade.serving.repository.config_text import parse_config
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.verb import preflight
-from saccade.serving.repository.requirements import needs_of
+from saccade.serving.repository.requirements import requirements_of
 
 LINE = {"fake": "fake_runtime:FAKE"}
 # What a child process of preflight does not inherit: its registry has the line, too.
@@ -61,8 +61,8 @@ def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     """Two variants, to be changed."""
     copy = Path(shutil.copytree(tiny_folder, tmp_path / "nac"))
-    for each in ArtefactFolder(copy).manifests[2:]:
-        for path in copy.glob(f"{each.variant.name}.*"):
+    for manifest in ArtefactFolder(copy).manifests[2:]:
+        for path in copy.glob(f"{manifest.variant.name}.*"):
             path.unlink()
     return copy
 
@@ -74,13 +74,13 @@ def verified(folder: Path) -> bool:
 
 @pytest.mark.usefixtures("_registered")
 def test_it_is_built_verified_measured_deployed_and_preflighted(folder, tmp_path):
-    full, half = (each.variant.name for each in ArtefactFolder(folder).manifests)
+    full, half = (manifest.variant.name for manifest in ArtefactFolder(folder).manifests)
     out = tmp_path / "repository"
     with pytest.raises(SaccadeError, match="Build it with"):
         deploy(folder, RepositoryOptions(out, runtime="fake"))
 
     built = build(folder, BuildOptions(engine="fake"))
-    assert [each["name"] for each in built.files()] == sorted([f"{full}.fake", f"{half}.fake"])
+    assert [file["name"] for file in built.files()] == sorted([f"{full}.fake", f"{half}.fake"])
     assert verified(folder)
     place = folder / "engines" / "fake"
     right = (place / f"{half}.fake").read_bytes()
@@ -99,7 +99,7 @@ def test_it_is_built_verified_measured_deployed_and_preflighted(folder, tmp_path
     report = bench(folder, options)
     assert report.full["machine"]["runtime"] == "fake 1.0 CPU"
     entries = read_frontier(folder / "frontier.json").entries
-    assert {(each.variant, each.runtime) for each in entries} == {
+    assert {(entry.variant, entry.runtime) for entry in entries} == {
         (full, "fake 1.0 CPU"), (half, "fake 1.0 CPU")
     }  # fmt: skip
 
@@ -108,16 +108,16 @@ def test_it_is_built_verified_measured_deployed_and_preflighted(folder, tmp_path
     config = parse_config((out / full / "config.pbtxt").read_text())
     assert (config.backend, config.default_model_filename) == ("fake", "model.fake")
     assert json.loads((out / "saccade.json").read_text())["runtime"] == "fake"
-    assert needs_of(out).arguments == ["--backend-config=fake,turn=round"]
+    assert requirements_of(out).arguments == ["--backend-config=fake,turn=round"]
     # Figures of another runtime are not its own.
     assert deploy(folder, RepositoryOptions(tmp_path / "onnx")).unmeasured == (full, half)
 
-    found = preflight(out)
-    assert found.passed, found.failed
-    assert ("answer", half, "passed") in {(e.check, e.model, e.verdict) for e in found.findings}
+    checks = preflight(out)
+    assert checks.passed, checks.failed
+    assert ("answer", half, "passed") in {(e.check, e.model, e.verdict) for e in checks.findings}
     shutil.copyfile(out / full / "1" / "model.fake", out / half / "1" / "model.fake")
     rehash(out)
-    failed = [(each.check, each.model) for each in preflight(out).failed]
+    failed = [(finding.check, finding.model) for finding in preflight(out).failed]
     assert failed == [("answer", half)]
 
 

@@ -51,7 +51,7 @@ def test_builds_every_variant_in_both_types(
             expected[made.variant.name] = ("fp16", count)
     options = BuildOptions(engine="tensorrt-rtx", variant=tuple(expected), out=tmp_path / "out")
     engines = build(folder, options)
-    assert {each.variant.name for each in engines.manifests} == set(expected)
+    assert {manifest.variant.name for manifest in engines.manifests} == set(expected)
     for each in engines.manifests:
         kind, count = expected[each.variant.name]
         # What is beyond those nodes is an island, or computes inside a custom op's body.

@@ -9,7 +9,7 @@ from fakes.stripes.config import SIDE_PX, StripesConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.interface import Family, Part, Setting, TensorSpec, fraction_setting
+from saccade.models.interface import Component, ComputeBudget, Family, TensorSpec, fraction_budget
 
 CENTER = 127.5
 
@@ -35,25 +35,25 @@ class Stripes(nn.Module, Family):
         pixels = (image.to(kind).flatten(1) - CENTER) / CENTER * sign.to(kind)
         return answers(self, pixels)
 
-    def parts(self) -> tuple[Part, ...]:
-        return (part_of(self),)
+    def components(self) -> tuple[Component, ...]:
+        return (component_of(self),)
 
-    def settings(self) -> tuple[Setting, ...]:
-        return tuple(self.setting(text) for text in ("1", "0.5"))
+    def budgets(self) -> tuple[ComputeBudget, ...]:
+        return tuple(self.budget(text) for text in ("1", "0.5"))
 
-    def setting(self, text: str) -> Setting:
-        return fraction_setting(text, self.config.units, "units")
+    def budget(self, text: str) -> ComputeBudget:
+        return fraction_budget(text, self.config.units, "units")
 
-    def at(self, setting: Setting) -> "Stripes":
-        other = Stripes(replace(self.config, units=setting.kept), fresh=False)
+    def at(self, budget: ComputeBudget) -> "Stripes":
+        other = Stripes(replace(self.config, units=budget.kept), fresh=False)
         state = {name: value.clone() for name, value in self.state_dict().items()}
         for name in ("units.weight", "units.bias"):
-            state[name] = state[name][: setting.kept]
-        state["head.weight"] = state["head.weight"][:, : setting.kept]
+            state[name] = state[name][: budget.kept]
+        state["head.weight"] = state["head.weight"][:, : budget.kept]
         other.load_state_dict(state)
         return other.to(self.units.weight).train(self.training)
 
-    def facts(self) -> dict[str, Any]:
+    def runtime_metadata(self) -> dict[str, Any]:
         return {"side_px": SIDE_PX}
 
 
@@ -70,8 +70,8 @@ class FoldedStripes(nn.Module):
         kind = self.units.weight.dtype
         return answers(self, (image.to(kind).flatten(1) - CENTER) * sign.to(kind))
 
-    def parts(self) -> tuple[Part, ...]:
-        return (part_of(self),)
+    def components(self) -> tuple[Component, ...]:
+        return (component_of(self),)
 
 
 def answers(model: Any, pixels: Tensor) -> dict[str, Tensor]:
@@ -82,8 +82,8 @@ def answers(model: Any, pixels: Tensor) -> dict[str, Tensor]:
     return {"logits": logits, "probabilities": logits.softmax(-1), "weights": weights}
 
 
-def part_of(model: Any) -> Part:
+def component_of(model: Any) -> Component:
     image = TensorSpec("image", f"b {SIDE_PX} {SIDE_PX} 1", "uint8")
     outputs = ("logits", "probabilities")
     inputs = (image, TensorSpec("sign", "b 1", "float32"))
-    return Part("", inputs, outputs, lambda **given: model(**given), optional=("weights",))
+    return Component("", inputs, outputs, lambda **given: model(**given), optional=("weights",))

@@ -43,8 +43,8 @@ class StripesTask(Task):
 
     def validate(self) -> dict[str, float]:
         images, labels = map(torch.from_numpy, self.validation)
-        found = self.model(images, torch.ones(len(images), 1))["logits"].argmax(1)
-        return {"direction": float((found == labels).double().mean())}
+        predicted = self.model(images, torch.ones(len(images), 1))["logits"].argmax(1)
+        return {"direction": float((predicted == labels).double().mean())}
 
     def calibration(self) -> dict[str, np.ndarray]:
         images, labels = self.training[0][:256], self.training[1][:256]

@@ -149,7 +149,7 @@ def _is_format(path: Path) -> bool:
 
 
 def _by_design(name: str) -> str | None:
-    """What this project does otherwise than the authors, who go by Pillow's convert("RGB")."""
+    """Deliberate differences from the authors, who go by Pillow's convert("RGB")."""
     if name.startswith("exif_"):
         return "turned upright; the authors' loader leaves it lying"
     if name == "mode_grey16.png":
@@ -194,7 +194,7 @@ def main() -> None:
         },
         "thin": THIN,
         "photographs": {name: _describe(name) for name in names},
-        "pipelines": {name: _pipeline(each) for name, each in (PIPELINES | MODES).items()},
+        "pipelines": {name: _pipeline(pipeline) for name, pipeline in (PIPELINES | MODES).items()},
         "cases": recorder.cases,
     }
     np.savez_compressed(FOLDER / "pixels.npz", **dict(sorted(recorder.tensors.items())))
@@ -225,7 +225,7 @@ def _lines(manifest: Result) -> str:
 
 def _pipeline(pipeline: Pipeline) -> Result:
     transform = pipeline.make(FULL)
-    mean, std = (each.ravel().tolist() for each in _scaling(transform))
+    mean, std = (scale.ravel().tolist() for scale in _scaling(transform))
     parts = getattr(transform, "transforms", [transform])
     steps = [getattr(step, "__name__", str(step)) for step in parts]
     return {"read_in": pipeline.read_in, "mean": mean, "std": std, "steps_at_224": steps}

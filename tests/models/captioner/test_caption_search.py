@@ -26,12 +26,12 @@ def table_step(rows):
 
 
 def every_caption(rows, end, start, length):
-    found = {}
+    by_tokens = {}
     for count in range(length):
         for words in product([i for i in range(len(rows)) if i != end], repeat=count):
             steps = list(zip((start, *words), (*words, end), strict=True))
-            found[words] = sum(np.log(rows[a][b]) for a, b in steps)
-    return found
+            by_tokens[words] = sum(np.log(rows[a][b]) for a, b in steps)
+    return by_tokens
 
 
 def test_a_wide_beam_finds_the_likeliest_captions():
@@ -40,12 +40,12 @@ def test_a_wide_beam_finds_the_likeliest_captions():
     known = every_caption(rows, end=3, start=0, length=5)
     best = max(known.values())
     state = {"last": np.zeros(1, np.int64)}
-    found = beam_search(table_step(rows), state, start=0, end=3, beam=60, max_length=5)
-    assert found[0].score == pytest.approx(best) and found[0].ended
-    assert found[0].tokens == max(known, key=known.get)
-    for each in found:
+    captions = beam_search(table_step(rows), state, start=0, end=3, beam=60, max_length=5)
+    assert captions[0].score == pytest.approx(best) and captions[0].ended
+    assert captions[0].tokens == max(known, key=known.get)
+    for each in captions:
         assert each.score == pytest.approx(known[each.tokens])
-    assert [each.score for each in found] == sorted((e.score for e in found), reverse=True)
+    assert [each.score for each in captions] == sorted((e.score for e in captions), reverse=True)
 
 
 def test_beam_beats_greedy_where_the_first_word_misleads():
@@ -66,7 +66,7 @@ def test_ties_and_the_length_limit_are_deterministic():
     step, state = table_step(np.full((4, 4), 0.25)), {"last": np.zeros(2, np.int64)}
     options = {"start": 3, "end": 3, "max_length": 3}
     captions = greedy_search(step, state, **options)
-    assert [each.tokens for each in captions] == [(0, 0, 0)] * 2 and not captions[0].ended
+    assert [caption.tokens for caption in captions] == [(0, 0, 0)] * 2 and not captions[0].ended
     state = {"last": np.zeros(1, np.int64)}
     found = beam_search(step, state, beam=2, **options)
     assert [each.tokens for each in found] == [(0, 0, 0), (0, 0, 1)] and not found[0].ended
@@ -92,19 +92,19 @@ def test_images_searched_together_end_one_by_one():
 
     options = {"start": 0, "end": 2, "max_length": 5}
     state = {"image": np.arange(2)}
-    for found in (
+    for captions in (
         greedy_search(step, state, **options),
         best_captions(step, state, beam=2, **options),
     ):
-        assert [each.tokens for each in found] == [(), (1,)]
-        assert [each.score for each in found] == pytest.approx(np.log([0.8, 0.8 * 0.9]))
-        assert [len(each.attention) for each in found] == [0, 1]
+        assert [each.tokens for each in captions] == [(), (1,)]
+        assert [each.score for each in captions] == pytest.approx(np.log([0.8, 0.8 * 0.9]))
+        assert [len(each.attention) for each in captions] == [0, 1]
 
 
 def test_a_hypothesis_that_ends_leaves_its_place_to_the_next_one():
     # Start 0, end 3: ending at once is the second best, and 2 the third and sure to end.
     rows = [[0.001, 0.4, 0.298, 0.301], [0.3, 0.2, 0.0, 0.5], [0.0, 0.0, 0.001, 0.999], [0.25] * 4]
     step, state = table_step(np.maximum(rows, 1e-9)), {"last": np.zeros(1, np.int64)}
-    found = beam_search(step, state, start=0, end=3, beam=2, max_length=4)
-    assert [each.tokens for each in found] == [(), (2,)]
-    assert [each.score for each in found] == pytest.approx(np.log([0.301, 0.298 * 0.999]))
+    captions = beam_search(step, state, start=0, end=3, beam=2, max_length=4)
+    assert [each.tokens for each in captions] == [(), (2,)]
+    assert [each.score for each in captions] == pytest.approx(np.log([0.301, 0.298 * 0.999]))

@@ -14,7 +14,7 @@ from saccade.errors import SaccadeError, ShapeError  # noqa: E402
 from saccade.models.captioner.caption_search import beam_search, greedy_search, step_of  # noqa: E402
 from saccade.models.captioner.config import PRESETS, CaptionerConfig  # noqa: E402
 from saccade.models.captioner.model import Captioner  # noqa: E402
-from saccade.models.interface import part_named  # noqa: E402
+from saccade.models.interface import component_named  # noqa: E402
 from saccade.plugins.tvmax.contract import SMALLEST_FLOAT32_TOLERANCE  # noqa: E402
 
 TINY = PRESETS["captioner-tiny"]
@@ -59,7 +59,7 @@ def test_folded_form_is_the_same_function(changes):
         pairs = list(zip(one, two, strict=True))
         pairs += zip(model.step(*one, token), folded.step(*one, token), strict=True)
     assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-10
-    assert [part.role for part in folded.parts()] == ["encode", "step"]
+    assert [component.role for component in folded.components()] == ["encode", "step"]
 
 
 def test_teacher_forcing_takes_the_same_steps():
@@ -71,10 +71,10 @@ def test_teacher_forcing_takes_the_same_steps():
         state = model.encode(image)
         features = state[0]
         for place in range(4):
-            found = model.step(features, *state[1:], tokens[:, place])
-            state = (features, found.h, found.c)
-            torch.testing.assert_close(found.logits, logits[:, place])
-            torch.testing.assert_close(found.attention, maps[:, place])
+            step = model.step(features, *state[1:], tokens[:, place])
+            state = (features, step.h, step.c)
+            torch.testing.assert_close(step.logits, logits[:, place])
+            torch.testing.assert_close(step.attention, maps[:, place])
 
 
 @pytest.fixture(scope="module")
@@ -116,29 +116,29 @@ def test_exported_files_caption_like_the_model(exported):
     assert len({each.tokens for each in greedy}) > 1, "the test should see different captions"
     for place, wanted in enumerate(model.caption(asked, beam=3)):
         row = {name: value[place : place + 1] for name, value in state.items()}
-        found = beam_search(step_of(step), row, beam=3, **start)[0]
-        assert found.tokens == wanted.tokens and found.ended == wanted.ended
-        assert found.score == pytest.approx(wanted.score, abs=1e-3)
-        assert found.attention.shape == (len(found.tokens), 4, 4)
-        np.testing.assert_allclose(found.attention, wanted.attention, atol=1e-4)
+        actual = beam_search(step_of(step), row, beam=3, **start)[0]
+        assert actual.tokens == wanted.tokens and actual.ended == wanted.ended
+        assert actual.score == pytest.approx(wanted.score, abs=1e-3)
+        assert actual.attention.shape == (len(actual.tokens), 4, 4)
+        np.testing.assert_allclose(actual.attention, wanted.attention, atol=1e-4)
 
 
-def test_laws_fail_on_weights_that_break_them():
+def test_invariants_fail_on_weights_that_break_them():
     model = model_of("tvmax")
-    part = part_named(model, "step")
-    inputs = part.real({"image": images(16)})
+    component = component_named(model, "step")
+    inputs = component.real({"image": images(16)})
     assert len(set(inputs["token"].tolist())) > 1 and inputs["features"].dtype == np.float32
-    given = {name: torch.from_numpy(each) for name, each in inputs.items()}
+    given = {name: torch.from_numpy(value) for name, value in inputs.items()}
     given = {k: v.double() if v.is_floating_point() else v for k, v in given.items()}
     with torch.no_grad():
-        true = {name: each.numpy() for name, each in part.run(**given).items()}
-    assert max(law(inputs, true, true) for law in part.laws.values()) <= 1
+        true = {name: each.numpy() for name, each in component.run(**given).items()}
+    assert max(invariant(inputs, true, true) for invariant in component.invariants.values()) <= 1
     uneven = true | {"attention": true["attention"] * 1.001}
     dense = true | {"attention": true["attention"] * 0.9 + 0.1 / 16}
     above = true | {"attention_excess": true["attention_excess"] + 1e-5}
-    assert part.laws["attention_sums_to_one"](inputs, uneven, true) > 1
-    assert part.laws["attention_support"](inputs, dense, true) > 1
-    assert part.laws["tvmax_bound"](inputs, above, true) > 1
+    assert component.invariants["attention_sums_to_one"](inputs, uneven, true) > 1
+    assert component.invariants["attention_support"](inputs, dense, true) > 1
+    assert component.invariants["tvmax_bound"](inputs, above, true) > 1
 
 
 def test_an_error_above_the_tolerance_is_an_excess(monkeypatch):
@@ -148,11 +148,11 @@ def test_an_error_above_the_tolerance_is_an_excess(monkeypatch):
     for times, excess in ((0.9, 0.0), (3.0, 2.0)):
         found = model.step(*state)._replace(error=torch.tensor([times * allowed]).double())
         monkeypatch.setattr(model, "step", lambda *_, found=found: found)
-        part = part_named(model, "step").run(*state)
-        assert part["attention_excess"].item() == pytest.approx(
+        component = component_named(model, "step").run(*state)
+        assert component["attention_excess"].item() == pytest.approx(
             excess * allowed, abs=0.01 * allowed
         )
-        chances = part["log_probabilities"].detach().exp()
+        chances = component["log_probabilities"].detach().exp()
         torch.testing.assert_close(chances, found.logits.softmax(-1))
         monkeypatch.undo()
 
@@ -180,5 +180,5 @@ def test_configuration_is_checked_and_comes_back():
     with pytest.raises(ShapeError, match="Resize"):
         model_of().encode(torch.zeros(1, 8, 8, 3))
     with pytest.raises(SaccadeError, match="exported whole"):
-        model_of().setting("0.01")
-    assert model_of().setting("1") == model_of().settings()[0]
+        model_of().budget("0.01")
+    assert model_of().budget("1") == model_of().budgets()[0]

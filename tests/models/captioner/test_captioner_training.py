@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a captioner learns: the paper's sizes, the loss, the order of scenes, what is validated."""
+"""Training of a captioner: the paper's sizes, the loss, the order of scenes, what is validated."""
 
 from dataclasses import replace
 
@@ -73,10 +73,10 @@ def test_loss_is_the_mean_over_words_and_ends(job):
     job.model.eval()
     with torch.no_grad():
         logits, _ = job.model(batch["images"], batch["tokens"][:, :-1])
-        found = job.loss(batch, 0).item()
+        loss = job.loss(batch, 0).item()
     logs = logits.log_softmax(-1).numpy()
     chosen = np.take_along_axis(logs, tokens[:, 1:, None], -1)[..., 0]
-    assert found == pytest.approx(-chosen[tokens[:, 1:] != PAD].mean(), rel=1e-5)
+    assert loss == pytest.approx(-chosen[tokens[:, 1:] != PAD].mean(), rel=1e-5)
 
 
 def test_scenes_of_one_object_come_first(job, monkeypatch):
@@ -100,7 +100,7 @@ def test_validation_is_greedy_and_the_report_searches(job, monkeypatch):
     monkeypatch.setattr(job.model.eval(), "caption", recorded)
     assert set(job.validate()) == {"cider", "true"} and job.report()
     assert asked == [(6, 1), (8, None)], "none: the model's own beam"
-    assert {len(each) for each in job.references} == {5}
+    assert {len(reference) for reference in job.references} == {5}
 
 
 def test_what_the_data_decides_cannot_be_set(job, options):

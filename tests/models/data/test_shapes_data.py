@@ -154,29 +154,29 @@ def test_relations_are_said_as_the_picture_has_them():
 def test_answers_are_right_and_balanced(drawn):
     vocabulary = WordVocabulary(QUESTION_WORDS)
     rng = np.random.default_rng(0)
-    found = Counter()
+    counts = Counter()
     for objects in drawn.objects:
         asked = questions(objects, rng, 4)
         assert len({each.text for each in asked}) == 4
         for each in asked:
             assert each.answer in ANSWERS
             assert UNKNOWN not in vocabulary.encode(each.text, QUESTION_TOKENS)
-            found[each.kind, each.answer] += 1
+            counts[each.kind, each.answer] += 1
             if each.text.startswith("is there "):
                 said = read_statement(each.text.removeprefix("is there ").removesuffix(" ?"))
                 assert said.holds(objects, 0) == (each.answer == "yes")
             if each.text in (f"how many {colour} objects are there ?" for colour in COLOURS):
                 colour = each.text.split()[2]
                 assert int(each.answer) == sum(thing.colour == colour for thing in objects)
-    assert {kind for kind, _ in found} == set(QUESTION_KINDS)
+    assert {kind for kind, _ in counts} == set(QUESTION_KINDS)
     for kind in ("exists", "relation"):
-        yes, no = found[kind, "yes"], found[kind, "no"]
+        yes, no = counts[kind, "yes"], counts[kind, "no"]
         assert abs(yes - no) < 4 * np.sqrt(yes + no)
 
 
 def test_question_about_one_object():
     alone = (Object("circle", "red", "small", "plain", row=-0.5, column=0.0),)
-    asked = {each.kind: each for each in questions(alone, np.random.default_rng(0), 40)}
+    asked = {question.kind: question for question in questions(alone, np.random.default_rng(0), 40)}
     assert asked["colour"].answer == "red" and asked["shape"].answer == "circle"
     assert asked["position"].answer == "top", "it is neither left nor right"
     assert "relation" not in asked

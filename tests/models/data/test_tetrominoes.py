@@ -83,7 +83,7 @@ def test_index_ignores_names_and_the_background():
 def test_index_agrees_with_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
     rng = np.random.default_rng(1)
-    true, found = rng.integers(0, 3, (6, 50)), rng.integers(0, 4, (6, 50))
-    found[:3] = np.where(rng.random((3, 50)) < 0.7, true[:3], found[:3])
-    expected = [metrics.adjusted_rand_score(*pair) for pair in zip(true, found, strict=True)]
-    assert np.allclose(adjusted_rand_index(true, found), expected, atol=1e-12)
+    true, actual = rng.integers(0, 3, (6, 50)), rng.integers(0, 4, (6, 50))
+    actual[:3] = np.where(rng.random((3, 50)) < 0.7, true[:3], actual[:3])
+    expected = [metrics.adjusted_rand_score(*pair) for pair in zip(true, actual, strict=True)]
+    assert np.allclose(adjusted_rand_index(true, actual), expected, atol=1e-12)

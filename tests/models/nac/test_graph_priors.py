@@ -70,9 +70,9 @@ def test_a_shuffled_prior_is_found_again(prior: str, modules: int) -> None:
     settings = config(prior, modules, **changes)
     target, order = target_links(settings), shuffled(modules)
     links = scaled_distance(target[order][:, order])
-    found = structure_loss(links, GraphStructure(settings).align(links)).item()
+    loss = structure_loss(links, GraphStructure(settings).align(links)).item()
     exact = structure_loss(scaled_distance(target), target).item()
-    assert found == pytest.approx(exact, rel=0.02)
+    assert loss == pytest.approx(exact, rel=0.02)
     assert prior == "erdos-renyi" or structure_loss(links, target).item() > 1.1 * exact
 
 
@@ -80,9 +80,9 @@ def test_many_modules_are_sorted_by_iterated_eigenvectors() -> None:
     settings = config("planted-partition", 1040, graph_group=130)
     target, order = target_links(settings), shuffled(1040)
     links = scaled_distance(target[order][:, order])
-    found = structure_loss(links, GraphStructure(settings).align(links)).item()
+    loss = structure_loss(links, GraphStructure(settings).align(links)).item()
     exact = structure_loss(scaled_distance(target), target).item()
-    assert found == pytest.approx(exact, rel=0.05)
+    assert loss == pytest.approx(exact, rel=0.05)
 
 
 def test_orders() -> None:
@@ -177,12 +177,12 @@ def test_the_loss_is_a_mean_over_pairs(kind: str) -> None:
     terms = [KINDS[kind](p, t) for p, t in PAIRS.values()] * 2
     # Of modules with themselves, which cross entropy leaves out, nothing is wrong here.
     count = 6 if kind == "cross-entropy" else 9
-    found = structure_loss(-links.log(), target, kind=kind).item()
-    assert found == pytest.approx(sum(terms) / count, rel=1e-4)
+    loss = structure_loss(-links.log(), target, kind=kind).item()
+    assert loss == pytest.approx(sum(terms) / count, rel=1e-4)
     clip = sorted(terms)[2] + 1e-3
-    clipped = sum(max(clip, each) for each in terms) + clip * (count - 6)
-    found = structure_loss(-links.log(), target, kind=kind, clip=clip).item()
-    assert found == pytest.approx(clipped / count, rel=1e-4)
+    clipped = sum(max(clip, term) for term in terms) + clip * (count - 6)
+    loss = structure_loss(-links.log(), target, kind=kind, clip=clip).item()
+    assert loss == pytest.approx(clipped / count, rel=1e-4)
 
 
 def test_the_permutation_is_looked_for_again_after_some_steps(monkeypatch) -> None:

@@ -72,9 +72,9 @@ def test_evaluation_bias_is_equation_3_as_printed() -> None:
     kernel = torch.exp(-distance / 0.25)
     normalised = kernel / (1e-6 + kernel.sum(-1, keepdim=True))
     weights = (q @ k.mT / math.sqrt(8) + normalised.log()).softmax(-1)
-    found = skmdpa(q, k, v, evaluation_bias(distance, 0.25))
-    assert (found - weights @ v).abs().max() < 1e-12
-    assert (found - skmdpa(q, k, v, None)).abs().max() > 1e-3
+    attended = skmdpa(q, k, v, evaluation_bias(distance, 0.25))
+    assert (attended - weights @ v).abs().max() < 1e-12
+    assert (attended - skmdpa(q, k, v, None)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("p", (1e-9, 0.05, 0.5, 0.9, 1.0))
@@ -118,8 +118,8 @@ def test_modules_argument_runs_that_subset() -> None:
         model = nac(**CASES[case])
         arguments = given(model)
         model.rank_modules(**arguments)
-        found = model(**arguments, modules=model.module_order[:4])
-        assert (found - model.prune(0.25)(**arguments)).abs().max() < 1e-12
+        logits = model(**arguments, modules=model.module_order[:4])
+        assert (logits - model.prune(0.25)(**arguments)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("case", ("default", "conditional"))
@@ -182,13 +182,13 @@ def test_read_in_is_equations_4_and_5() -> None:
         torch.randn(shape, generator=generator).double()
         for shape in ((16, 16), (16, 6), (2, 7, 16))
     )
-    found = layer(theta, tokens, code)
+    actual = layer(theta, tokens, code)
     for u in (0, 9):
         q = layer.query(theta[u], code[u])
         k, v = layer.key(tokens[1], code[u]), layer.value(tokens[1], code[u])
         y = layer.output((k @ q / 4).softmax(0) @ v, code[u])
         expected = y + layer.ffn(layer.norm(y), code[u])
-        assert (found[1, u] - expected).abs().max() < 1e-12
+        assert (actual[1, u] - expected).abs().max() < 1e-12
 
 
 def test_padding_beyond_the_length_is_not_seen() -> None:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.models.interface import part_named
+from saccade.models.interface import component_named
 from saccade.models.nac.circuit import SampleCircuit, sample_circuit
 from saccade.models.nac.model import NAC, NACConfig
 from saccade.models.nac.skmdpa import evaluation_bias, signature_distance
@@ -22,9 +22,9 @@ def test_nodes_and_links_are_those_of_the_answer() -> None:
     circuit = SampleCircuit(ATTENTION, LINK, words=("a", "b", "c", "d"))
     assert [edge[:2] for edge in circuit.edges()] == [(0, 1), (0, 3), (1, 3)]
     np.testing.assert_allclose(circuit.degree, [1.9, 1.6, 0.6, 1.7])
-    found = circuit.to_dict(least=0.7, tokens=1)
-    assert found["links"][1] == {"a": 0, "b": 3, "probability": 0.8}
-    assert found["nodes"][2]["reads"] == [{"token": 3, "weight": 1.0, "word": "d"}]
+    content = circuit.to_dict(least=0.7, tokens=1)
+    assert content["links"][1] == {"a": 0, "b": 3, "probability": 0.8}
+    assert content["nodes"][2]["reads"] == [{"token": 3, "weight": 1.0, "word": "d"}]
     strongest = circuit.strongest(2)
     assert strongest.names == (0, 3) and strongest.edges() == [(0, 1, 0.8)]
     assert strongest.to_dict()["links"] == [{"a": 0, "b": 3, "probability": 0.8}]
@@ -42,9 +42,9 @@ def test_linked_modules_lie_together() -> None:
 def test_a_models_answer_becomes_a_circuit() -> None:
     small = {"modules": 6, "dim": 16, "code_dim": 6, "signature_dim": 5, "ffn_dim": 24}
     model = NAC(NACConfig(input="bytes", max_tokens=9, **small)).eval().fold()
-    part = part_named(model, "")
-    inputs = part.random(np.random.default_rng(0), 2)
-    answer = part.run(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+    component = component_named(model, "")
+    inputs = component.random(np.random.default_rng(0), 2)
+    answer = component.run(**{name: torch.from_numpy(array) for name, array in inputs.items()})
     length = int(inputs["length"][1])
     attention, link = (answer[name][1].numpy() for name in ("attention", "link"))
     circuit = sample_circuit(attention, link, length=length)

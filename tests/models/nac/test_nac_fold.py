@@ -141,9 +141,9 @@ def test_pruned_is_full_with_masked_modules(case: str) -> None:
     unmasked = model.details(**arguments)
     for layer in (*model.propagators, model.read_out):
         layer.register_forward_pre_hook(mask_bias)
-    found = model.details(**arguments)
+    actual = model.details(**arguments)
     for name in OUTPUTS:
-        assert (found[name] - expected[name]).abs().max() < 1e-12, name
+        assert (actual[name] - expected[name]).abs().max() < 1e-12, name
     assert (unmasked["logits"] - expected["logits"]).abs().max() > 1e-4
 
 
@@ -177,10 +177,10 @@ def test_fold_is_the_same_function_at_every_budget(case: str) -> None:
     for budget in (1, 0.5, 0.25, 0.125) if case != "one module" else (1,):
         pruned = model.prune(budget)
         folded = folded_in_order(pruned)
-        expected, found = pruned.details(**arguments), folded.details(**arguments)
+        expected, actual = pruned.details(**arguments), folded.details(**arguments)
         for name, value in expected.items():
-            assert (found[name] - value).abs().max() < 1e-10, (budget, name)
-        assert torch.equal(folded(**arguments), found["logits"])
+            assert (actual[name] - value).abs().max() < 1e-10, (budget, name)
+        assert torch.equal(folded(**arguments), actual["logits"])
 
 
 def test_fold_can_be_told_from_another_function() -> None:

@@ -46,13 +46,13 @@ def test_the_check_can_fail(cases):
     case = case_named("model_eval")
     arrays, weights = cases._arrays(FOLDER, case), cases._weights(FOLDER, case)
     weights["output_tokenizer.to_logits.weight"][0, 0] += 0.01
-    found = cases.computed(case, arrays, weights)
-    assert abs(found["logits"] - arrays["logits"]).max() > 1e-4
-    assert abs(found["output_states"] - arrays["output_states"]).max() < 1e-12
+    values = cases.computed(case, arrays, weights)
+    assert abs(values["logits"] - arrays["logits"]).max() > 1e-4
+    assert abs(values["output_states"] - arrays["output_states"]).max() < 1e-12
 
 
 def test_pixels_to_logits_to_a_trillionth(cases):
     case = case_named("model_eval")
     arrays = cases._arrays(FOLDER, case)
-    found = cases.computed(case, arrays, cases._weights(FOLDER, case))
-    assert abs(found["logits"] - arrays["logits"]).max() < 1e-12
+    values = cases.computed(case, arrays, cases._weights(FOLDER, case))
+    assert abs(values["logits"] - arrays["logits"]).max() < 1e-12

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of input of a NAC: its part, its padding, its folded form, its file."""
+"""Every kind of input of a NAC: its component, its padding, its folded form, its file."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.export.graph.tracing import trace_part
-from saccade.models.interface import part_named
+from saccade.export.graph.tracing import trace_component
+from saccade.models.interface import component_named
 from saccade.models.nac.components import model_arguments
 from saccade.models.nac.config import PRESETS
 from saccade.models.nac.model import NAC, NACConfig
@@ -69,36 +69,36 @@ def nac(case: str, **changes: object) -> NAC:
 
 
 def inputs_of(model: nn.Module, count: int, seed: int = 5) -> dict[str, Tensor]:
-    """Random inputs of the model's one part, of all lengths."""
-    part = part_named(model, "")
-    assert part.random is not None
-    arrays = part.random(np.random.default_rng(seed), count)
-    for spec in part.inputs:
+    """Random inputs of the model's one component, of all lengths."""
+    component = component_named(model, "")
+    assert component.random is not None
+    arrays = component.random(np.random.default_rng(seed), count)
+    for spec in component.inputs:
         assert arrays[spec.name].dtype == spec.dtype and arrays[spec.name].shape[0] == count
         assert arrays[spec.name].shape[1:] == spec.shape[1:]
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def run(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    part = part_named(model, "")
+    component = component_named(model, "")
     with torch.no_grad():
-        found = part.run(**inputs)
-    assert set(found) == {*part.outputs, *part.optional}
-    return found
+        answer = component.run(**inputs)
+    assert set(answer) == {*component.outputs, *component.optional}
+    return answer
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_folded_parts_are_the_same_function_at_every_setting(case: str) -> None:
+def test_folded_components_are_the_same_function_at_every_budget(case: str) -> None:
     model = nac(case)
     inputs = inputs_of(model, 5)
     whole = run(model, inputs)
-    for setting in model.settings():
-        small = model.at(setting)
-        expected, found = run(small, inputs), run(small.fold(), inputs)
-        assert expected["attention"].shape[:2] == (5, setting.kept)
+    for budget in model.budgets():
+        small = model.at(budget)
+        expected, actual = run(small, inputs), run(small.fold(), inputs)
+        assert expected["attention"].shape[:2] == (5, budget.kept)
         for name, value in expected.items():
-            assert (found[name] - value).abs().max() < 1e-10, (setting.label, name)
-        if setting.budget < 1:
+            assert (actual[name] - value).abs().max() < 1e-10, (budget.label, name)
+        if budget.share < 1:
             assert (expected["logits"] - whole["logits"]).abs().max() > 1e-4
     assert torch.allclose(whole["attention"].sum(-1), torch.ones(5, 16).double())
 
@@ -127,10 +127,10 @@ def test_an_answer_does_not_depend_on_padding_or_batch_mates(case: str) -> None:
     inputs = inputs_of(model, 8)
     other = with_other_padding(inputs)
     for each in (model, model.fold()):
-        expected, found = run(each, inputs), run(each, other)
+        expected, actual = run(each, inputs), run(each, other)
         alone = run(each, {name: value[3:4] for name, value in other.items()})
         for name, value in expected.items():
-            assert torch.equal(found[name], value), name
+            assert torch.equal(actual[name], value), name
             assert (alone[name] - value[3:4]).abs().max() < 1e-12, name
 
 
@@ -157,8 +157,8 @@ def test_the_inputs_of_a_pair_are_told_apart() -> None:
     model = nac("image pair")
     inputs = inputs_of(model, 2)
     swapped = {"image": inputs["image_b"], "image_b": inputs["image"]}
-    found, other = run(model, inputs), run(model, swapped)
-    assert (found["logits"] - other["logits"]).abs().max() > 1e-6
+    answer, other = run(model, inputs), run(model, swapped)
+    assert (answer["logits"] - other["logits"]).abs().max() > 1e-6
     with torch.no_grad():
         model.tokenizer.mark.fill_(0.3)
     assert (run(model, inputs)["logits"] - run(model, swapped)["logits"]).abs().max() < 1e-12
@@ -178,39 +178,42 @@ def test_points_are_a_set_and_characters_are_not() -> None:
 def test_a_file_gives_the_same_answers_for_mixed_lengths(case: str) -> None:
     model = nac(case)
     folded = model.float().fold()
-    part = part_named(folded, "")
-    outputs = (*part.outputs, *part.optional)
-    proto = trace_part(folded, part, part.random(np.random.default_rng(0), 3), outputs)
+    component = component_named(folded, "")
+    outputs = (*component.outputs, *component.optional)
+    proto = trace_component(
+        folded, component, component.random(np.random.default_rng(0), 3), outputs
+    )
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     model.double()
     for count in (1, 7):
         inputs = inputs_of(folded, count, seed=count)
         feed = {name: value.numpy() for name, value in inputs.items()}
-        found = dict(zip(outputs, session.run(None, feed), strict=True))
+        answers = dict(zip(outputs, session.run(None, feed), strict=True))
         for name, value in run(model, inputs).items():
-            assert np.abs(found[name] - value.numpy()).max() < 2e-4, name
-        assert part.laws["attention_sums_to_one"](feed, found, {}) <= 1
+            assert np.abs(answers[name] - value.numpy()).max() < 2e-4, name
+        assert component.invariants["attention_sums_to_one"](feed, answers, {}) <= 1
 
 
-def test_settings_differ_and_facts_tell_what_a_client_needs() -> None:
+def test_budgets_differ_and_runtime_metadata_tells_what_a_client_needs() -> None:
     model = nac("characters")
-    assert [s.label for s in model.settings()] == ["b1000", "b0500", "b0250", "b0125"]
-    assert [s.kept for s in nac("image", modules=3).settings()] == [3, 2, 1]
-    assert model.setting("0.3").kept == 5 and model.at(model.setting("0.3")).config.modules == 5
+    assert [s.label for s in model.budgets()] == ["b1000", "b0500", "b0250", "b0125"]
+    assert [s.kept for s in nac("image", modules=3).budgets()] == [3, 2, 1]
+    assert model.budget("0.3").kept == 5 and model.at(model.budget("0.3")).config.modules == 5
     with pytest.raises(SaccadeError, match="keeps none of 16 modules"):
-        model.setting("0.01")
-    facts = model.facts()
-    assert facts["vocabulary"] == ["a", "b", "c"] and facts["max_tokens"] == 9
-    assert facts["inputs"] == ["characters"] and facts["lengths"] == ["length"]
+        model.budget("0.01")
+    metadata = model.runtime_metadata()
+    assert metadata["vocabulary"] == ["a", "b", "c"] and metadata["max_tokens"] == 9
+    assert metadata["inputs"] == ["characters"] and metadata["lengths"] == ["length"]
 
 
 def test_presets_build_where_parameters_are_only_counted() -> None:
     with torch.device("meta"):
         sizes = {
-            name: sum(p.numel() for p in NAC(each).parameters()) for name, each in PRESETS.items()
+            name: sum(p.numel() for p in NAC(preset).parameters())
+            for name, preset in PRESETS.items()
         }
     assert sizes["tiny"] < 100_000 < sizes["bench"] < sizes["imagenet"]
-    assert all(NACConfig.from_dict(each.to_dict()) == each for each in PRESETS.values())
+    assert all(NACConfig.from_dict(preset.to_dict()) == preset for preset in PRESETS.values())
 
 
 BAD: tuple[tuple[str, dict[str, object]], ...] = (
@@ -238,7 +241,7 @@ def test_open_axes_and_inputs_too_long_are_refused() -> None:
     ):
         model = NAC(NACConfig(**{**SMALL, **case}), fresh=False)
         with pytest.raises(SaccadeError, match=f"{field} is 0"):
-            model.parts()
+            model.components()
     with pytest.raises(ShapeError, match="found 10 in a sample, expected at most 9"):
         nac("characters")(torch.zeros(1, 10, dtype=torch.int64))
     with pytest.raises(ShapeError, match="whole numbers"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a NAC's training minimises: every term of the loss, with the weight it was given."""
+"""Loss of a NAC's training: every term, with the weight it was given."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +68,8 @@ def test_digits_are_counted_and_summed_behind_every_propagator(sums: Any) -> Non
         sums.model.head.register_forward_pre_hook(lambda m, x: seen.append(x[0])),
     ]
     sums.model(batch["images"])
-    for each in hooks:
-        each.remove()
+    for hook in hooks:
+        hook.remove()
     counts, expected = batch["counts"], 0.0
     totals = (counts @ torch.arange(10.0)).long()
     assert totals.max() > 9, "the plain sum, not what is left of it modulo 10"
@@ -78,9 +78,9 @@ def test_digits_are_counted_and_summed_behind_every_propagator(sums: Any) -> Non
         (1.0, sums.auxiliary.heads[0], embedding[:, None]),
         (0.5, sums.auxiliary.heads[1], by_module),
     ):
-        found = head(states)
-        squared = (found[..., :10] - counts[:, None]).square().mean()
-        logs = found[..., 10:].log_softmax(-1)
+        actual = head(states)
+        squared = (actual[..., :10] - counts[:, None]).square().mean()
+        logs = actual[..., 10:].log_softmax(-1)
         right = torch.stack([row[:, total] for row, total in zip(logs, totals, strict=True)])
         expected += weight * (2 * squared - right.mean()).item()
     assert sums.auxiliary.loss(counts).item() == pytest.approx(expected, rel=1e-5)

@@ -71,9 +71,9 @@ def test_rows_find_a_planted_permutation(prior: str) -> None:
     # Rows are compared with their columns as they stand, so that only a graph whose rows are
     # known by their sizes is found where the columns are shuffled as well.
     links = target[order][:, order] if prior == "scale-free" else target[order]
-    found = hungarian_order(links, target)
-    assert torch.equal(links[found], target[:, order] if prior == "scale-free" else target)
-    assert found.sort().values.equal(torch.arange(60)) and not torch.equal(links, target)
+    recovered = hungarian_order(links, target)
+    assert torch.equal(links[recovered], target[:, order] if prior == "scale-free" else target)
+    assert recovered.sort().values.equal(torch.arange(60)) and not torch.equal(links, target)
     if prior == "scale-free":
         scaled = -torch.log(links)
         aligned = GraphStructure(settings).align(scaled)
@@ -164,13 +164,13 @@ def test_a_draw_is_kept_within_what_the_type_tells(
 
 def test_training_draws_a_kernel_a_sample_a_batch_or_none() -> None:
     distance = torch.rand(6, 6)
-    found = {}
+    draws = {}
     for draw in ("none", "batch", "sample"):
         kernel = NAC(NACConfig(modules=6, kernel_draw=draw, propagator_layers=1)).kernel
-        found[draw] = [*kernel.layers(distance, 3), kernel.read_out(distance, 3)]
-    assert all(torch.equal(bias, -distance / 0.25) for bias in found["none"])
-    assert [tuple(bias.shape) for bias in found["batch"]] == [(6, 6)] * 2
-    assert all(bias.shape == (3, 6, 6) and not bias[0].equal(bias[1]) for bias in found["sample"])
+        draws[draw] = [*kernel.layers(distance, 3), kernel.read_out(distance, 3)]
+    assert all(torch.equal(bias, -distance / 0.25) for bias in draws["none"])
+    assert [tuple(bias.shape) for bias in draws["batch"]] == [(6, 6)] * 2
+    assert all(bias.shape == (3, 6, 6) and not bias[0].equal(bias[1]) for bias in draws["sample"])
 
 
 def test_learned_bandwidths_are_one_a_layer_and_stay_above_zero() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a published model's JSON says of its images is read, and every report says what it was."""
+"""Published models' own JSON about images is read, and every report says what it was."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,9 @@ def converted(
     if folder:
         hub.mkdir()
         weights = torch.load(file.path, weights_only=True)["model"]
-        save_file({name: each.clone() for name, each in weights.items()}, hub / "model.safetensors")
+        save_file(
+            {name: weight.clone() for name, weight in weights.items()}, hub / "model.safetensors"
+        )
         path = hub
         said = {"architecture": "vit_tiny", "pretrained_cfg": pretrained}
         (hub / "config.json").write_text(json.dumps(said))
@@ -58,10 +60,10 @@ def converted(
 def test_the_card_of_a_timm_model_is_read(folder: bool, tmp_path: Path) -> None:
     report = converted(tmp_path, CARD, folder=folder)
     checkpoint = load(tmp_path / "ours.safetensors")
-    found = checkpoint.preprocessing
-    assert found is not None
-    assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    assert (found.resize_px, found.interpolation) == ((15, 15), "bilinear")
+    preprocessing = checkpoint.preprocessing
+    assert preprocessing is not None
+    assert (preprocessing.mean, preprocessing.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert (preprocessing.resize_px, preprocessing.interpolation) == ((15, 15), "bilinear")
     # The model scales by them itself.
     assert tuple(checkpoint.config["mean"]) == (0.1, 0.2, 0.3)
     assert report.images_from == checkpoint.card["images_from"] == "its pretrained_cfg"
@@ -78,9 +80,13 @@ def test_what_the_user_says_wins(tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_text('{"resize_mode": "squash", "resize_px": [12, 12], "exif": false}')
     report = converted(tmp_path, CARD, preprocessing=own)
-    found = load(tmp_path / "ours.safetensors").preprocessing
-    assert found is not None
-    assert (found.resize_mode, found.exif, found.interpolation) == ("squash", False, "bilinear")
+    preprocessing = load(tmp_path / "ours.safetensors").preprocessing
+    assert preprocessing is not None
+    assert (preprocessing.resize_mode, preprocessing.exif, preprocessing.interpolation) == (
+        "squash",
+        False,
+        "bilinear",
+    )
     assert report.images_from == (
         "resize_mode, resize_px, exif from --preprocessing, the rest from its pretrained_cfg"
     )

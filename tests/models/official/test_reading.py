@@ -57,9 +57,9 @@ def test_reads_the_same_tensors(kind: str, tmp_path: Path) -> None:
     # The content says what a file is: Flax's have no ending, MCAN's end in .pkl.
     path = tmp_path / "checkpoint.npz"
     FORMATS[kind](path)
-    found = read_tensors(path)
-    assert sorted(found) == sorted(WEIGHTS)
-    assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+    tensors = read_tensors(path)
+    assert sorted(tensors) == sorted(WEIGHTS)
+    assert all(torch.equal(tensors[name], WEIGHTS[name]) for name in WEIGHTS)
 
 
 def test_a_part_of_the_file_is_chosen_by_its_key(tmp_path: Path) -> None:
@@ -87,10 +87,10 @@ def test_flax_arrays_in_pieces_in_bfloat16_and_scalars(tmp_path: Path) -> None:
         "one": extension(np.float32(3.0), code=3),
     }
     write_messages(tmp_path / "flax", tree)
-    found = read_tensors(tmp_path / "flax")
-    assert torch.equal(found["large"], torch.from_numpy(large))
-    assert torch.equal(found["half"], torch.from_numpy(half))
-    assert found["one"].item() == 3.0
+    tensors = read_tensors(tmp_path / "flax")
+    assert torch.equal(tensors["large"], torch.from_numpy(large))
+    assert torch.equal(tensors["half"], torch.from_numpy(half))
+    assert tensors["one"].item() == 3.0
 
 
 class Malicious:

@@ -27,11 +27,11 @@ REFERENCES = [
 
 
 def test_bleu_4_by_hand():
-    found, known = "the cat sat on the mat", ["the cat sat on a mat", "the cat is on the mat"]
+    actual, known = "the cat sat on the mat", ["the cat sat on a mat", "the cat is on the mat"]
     # 1-grams 6/6 (the: at most 2), 2-grams 5/5, 3-grams the cat sat, cat sat on, on the mat of 4,
     # 4-grams the cat sat on of 3; the lengths agree.
     expected = (1 * 1 * 3 / 4 * 1 / 3) ** 0.25
-    assert bleu4([found], [known]) == pytest.approx(expected)
+    assert bleu4([actual], [known]) == pytest.approx(expected)
     # A word said twice counts once where no reference has it twice, however many have it.
     twice = bleu4(["a b c d a"], [["a b c d e", "a x y z w"]])
     assert twice == pytest.approx((4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
@@ -61,10 +61,10 @@ def test_repetition_is_free_as_often_as_in_the_reference_that_has_it_most():
 
 
 def test_foreground_index_by_hand():
-    true, found = np.array([[0, 1, 1, 2, 2]]), np.array([[7, 1, 3, 2, 2]])
+    true, actual = np.array([[0, 1, 1, 2, 2]]), np.array([[7, 1, 3, 2, 2]])
     # Of 12 ordered pairs the objects join 4, the segments 2, both 2; 4 * 2 / 12 by chance.
     expected = (2 - 2 / 3) / (3 - 2 / 3)
-    assert adjusted_rand_index(true, found, foreground=True)[0] == pytest.approx(expected)
+    assert adjusted_rand_index(true, actual, foreground=True)[0] == pytest.approx(expected)
 
 
 def test_rouge_l_by_hand():
@@ -131,8 +131,8 @@ def test_linear_probe_separates_what_is_linear():
     rng = np.random.default_rng(0)
     codes = rng.standard_normal((300, 5)) * (1, 10, 1e-3, 1, 0)
     labels = (codes[:, 1] > 0).astype(np.int64)
-    found = probe_predict(codes[:200], labels[:200], codes[200:])
-    assert np.mean(found == labels[200:]) > 0.95
+    predicted = probe_predict(codes[:200], labels[:200], codes[200:])
+    assert np.mean(predicted == labels[200:]) > 0.95
     with pytest.raises(SaccadeError, match="one class"):
         probe_predict(codes, np.zeros(300, np.int64), codes)
 

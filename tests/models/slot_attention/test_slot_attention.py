@@ -14,7 +14,7 @@ import torch
 from fixed_fold import folded_in_order
 
 from saccade.errors import SaccadeError
-from saccade.models.interface import part_named
+from saccade.models.interface import component_named
 from saccade.models.slot_attention.config import PRESETS, SlotConfig
 from saccade.models.slot_attention.fold import fold_attention, reordered_attention
 from saccade.models.slot_attention.initial import initial_state, initial_states
@@ -112,7 +112,7 @@ def test_recorded_cases_can_fail(golden, tmp_path):
     assert lines and all("tsa_v2_qkv20: " in line and "slots_out" in line for line in lines)
 
 
-# The weighted means divide by S + epsilon: with epsilon 0 the laws hold to rounding.
+# The weighted means divide by S + epsilon: with epsilon 0 the invariants hold to rounding.
 @pytest.mark.parametrize(("epsilon", "allowed"), [(0.0, 1e-12), (1e-8, 1e-6)])
 @pytest.mark.parametrize("kind", ["t-sa", "ts-sa"])
 def test_translation_moves_positions_and_nothing_else(kind, epsilon, allowed):
@@ -141,11 +141,11 @@ def test_scale_multiplies_positions_and_scales_and_nothing_else(epsilon, allowed
 
 @pytest.mark.parametrize("form", ["sa", "t-sa", "ts-sa"])
 def test_slots_permute_with_their_initial_state(form):
-    model, part = model_of(FORMS[form]), part_named(model_of(FORMS[form]), "")
-    given = part.random(np.random.default_rng(0), 2)
+    model, component = model_of(FORMS[form]), component_named(model_of(FORMS[form]), "")
+    given = component.random(np.random.default_rng(0), 2)
     image, state = (torch.from_numpy(given[name]) for name in ("image", "initial_state"))
     order = torch.tensor([2, 0, 3, 1])
-    run = part_named(model, "").run
+    run = component_named(model, "").run
     before, after = run(image, state), run(image, state[:, order])
     for name in set(before) - {"reconstruction"}:
         assert (after[name] - before[name][:, order]).abs().max() <= 1e-12, name
@@ -154,7 +154,7 @@ def test_slots_permute_with_their_initial_state(form):
 
 def test_a_moved_slot_is_painted_where_it_was_moved():
     model = model_of(replace(FORMS["t-sa"], decoder_height=9, decoder_width=9))
-    given = part_named(model, "decode").random(np.random.default_rng(0), 1)
+    given = component_named(model, "decode").random(np.random.default_rng(0), 1)
     slots, places = (torch.from_numpy(given[name]).double() for name in ("slots", "positions"))
     run = model.decoder
     state = type(model.attention._start(torch.cat([slots, places], -1)))
@@ -168,18 +168,18 @@ def test_folded_model_is_the_same_function(form):
     model = model_of(FORMS[form])
     folded = folded_in_order(model)
     for role in ("", "decode"):
-        part, other = part_named(model, role), part_named(folded, role)
+        component, other = component_named(model, role), component_named(folded, role)
         given = {
             name: torch.from_numpy(value).double() if value.dtype != np.uint8 else value
-            for name, value in part.random(np.random.default_rng(3), 3).items()
+            for name, value in component.random(np.random.default_rng(3), 3).items()
         }
         given = {name: torch.as_tensor(value) for name, value in given.items()}
         with torch.no_grad():
-            expected, found = part.run(**given), other.run(**given)
-        assert list(found) == list(expected) and set(part.outputs) <= set(found)
+            expected, actual = component.run(**given), other.run(**given)
+        assert list(actual) == list(expected) and set(component.outputs) <= set(actual)
         for name in expected:
-            assert (found[name] - expected[name]).abs().max() <= 1e-10, (role, name)
-    assert not any(each.requires_grad for each in folded.parameters())
+            assert (actual[name] - expected[name]).abs().max() <= 1e-10, (role, name)
+    assert not any(parameter.requires_grad for parameter in folded.parameters())
 
 
 @pytest.mark.parametrize("form", ["t-sa", "ts-sa, no norm, no MLP, CNN"])
@@ -212,15 +212,15 @@ def test_folded_baseline_keeps_its_heads():
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(2, 20, attention.norm_inputs.weight.shape[0], generator=generator).double()
     state = torch.randn(2, 3, 16, generator=generator).double()
-    expected, found = attention(tokens, state)[1], fold_attention(attention)(tokens, state)[1]
+    expected, actual = attention(tokens, state)[1], fold_attention(attention)(tokens, state)[1]
     assert expected[-1].shape == (2, 2, 3, 20)
-    assert (found[-1] - expected[-1]).abs().max() <= 1e-12
+    assert (actual[-1] - expected[-1]).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("form", ["sa, two heads, gaussian", "ts-sa"])
 def test_initial_states_follow_their_rule(form):
     model = model_of(FORMS[form])
-    rule, config = model.facts()["initial_state"], model.config
+    rule, config = model.runtime_metadata()["initial_state"], model.config
     states = initial_states(rule, 3, 4, seed=7)
     assert states.shape == (3, 4, config.state_dim) and states.dtype == np.float32
     later = initial_states(rule, 1, 4, seed=7, first=2)
@@ -238,47 +238,47 @@ def test_initial_states_follow_their_rule(form):
     assert np.array_equal(states[1], np.concatenate(expected, -1).astype(np.float32))
 
 
-def test_settings_are_rounds():
+def test_budgets_are_rounds():
     model = model_of(TINY)
-    assert [each.label for each in model.settings()] == ["t3", "t2", "t1"]
-    assert model.setting("t2") == model.setting("2") == model.settings()[1]
-    assert model.setting("1").budget == 1 / 3
-    small = model.at(model.setting("t1"))
+    assert [budget.label for budget in model.budgets()] == ["t3", "t2", "t1"]
+    assert model.budget("t2") == model.budget("2") == model.budgets()[1]
+    assert model.budget("1").share == 1 / 3
+    small = model.at(model.budget("t1"))
     assert small.config.rounds == small.attention.config.rounds == 1
     assert model.config.rounds == model.attention.config.rounds == 3
     for text in ("4", "0", "0.5", "t"):
         with pytest.raises(SaccadeError, match="from 1 to 3"):
-            model.setting(text)
+            model.budget(text)
 
 
 class Served(torch.nn.Module):
     def __init__(self, model, role):
         super().__init__()
-        self.model, self.part = model, part_named(model, role)
+        self.model, self.component = model, component_named(model, role)
 
     def forward(self, *inputs):
-        names = [spec.name for spec in self.part.inputs]
-        return tuple(self.part.run(**dict(zip(names, inputs, strict=True))).values())
+        names = [spec.name for spec in self.component.inputs]
+        return tuple(self.component.run(**dict(zip(names, inputs, strict=True))).values())
 
 
 @pytest.mark.parametrize("role", ["", "decode"])
-def test_traced_parts_take_any_batch_and_number_of_slots(role):
+def test_traced_components_take_any_batch_and_number_of_slots(role):
     folded = SlotModel(replace(TINY, rounds=1)).eval().fold()
-    part, served = part_named(folded, role), Served(folded, role)
+    component, served = component_named(folded, role), Served(folded, role)
     words = {word: torch.export.Dim(word, min=1) for word in ("b", "k")}
-    axes = tuple({i: words.get(w) for i, w in enumerate(spec.shape)} for spec in part.inputs)
-    example = part.random(np.random.default_rng(0), 3).values()
+    axes = tuple({i: words.get(w) for i, w in enumerate(spec.shape)} for spec in component.inputs)
+    example = component.random(np.random.default_rng(0), 3).values()
     with torch.no_grad():
         traced = torch.export.export(
             served, tuple(map(torch.from_numpy, example)), dynamic_shapes={"inputs": axes}
         ).module()
-        given = part.random(np.random.default_rng(1), 2)
+        given = component.random(np.random.default_rng(1), 2)
         for some in (slice(0, 1), slice(1, 4)):
             one = [x[1:] if name == "image" else x[1:, some] for name, x in given.items()]
             one = [torch.from_numpy(np.ascontiguousarray(value)) for value in one]
-            for found, expected in zip(traced(*one), served(*one), strict=True):
-                assert found.shape == expected.shape
-                assert (found - expected).abs().max() <= 1e-5
+            for actual, expected in zip(traced(*one), served(*one), strict=True):
+                assert actual.shape == expected.shape
+                assert (actual - expected).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize(

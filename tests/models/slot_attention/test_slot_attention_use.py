@@ -91,8 +91,8 @@ def test_authors_file_is_read_whole():
 
     converted = convert(official)
     expected = build("slot-attention", converted.config.to_dict()).state_dict()
-    found = {name: value.shape for name, value in converted.weights.items()}
-    assert found == {name: value.shape for name, value in expected.items()}
+    actual = {name: value.shape for name, value in converted.weights.items()}
+    assert actual == {name: value.shape for name, value in expected.items()}
     assert set(converted.names) == set(expected)
     used = {key for keys in converted.names.values() for key in keys.split(", ")}
     assert used == set(official.tensors)

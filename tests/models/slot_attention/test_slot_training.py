@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
 from saccade.models.data.tetrominoes import tetromino_batch  # noqa: E402
-from saccade.models.interface import part_named  # noqa: E402
+from saccade.models.interface import component_named  # noqa: E402
 from saccade.models.scores.ari import adjusted_rand_index  # noqa: E402
 from saccade.models.slot_attention import training  # noqa: E402
 from saccade.models.slot_attention.config import PRESETS, SlotConfig  # noqa: E402
@@ -106,9 +106,9 @@ def test_gaussian_slots_have_the_width_of_their_rule(job):
     initial, rule = job.model.initial, job.model.rule()
     noise = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found = initial(noise, torch.zeros(3, 5, 2))
+        actual = initial(noise, torch.zeros(3, 5, 2))
     expected = np.array(rule["mean"]) + np.exp(np.linspace(-1, 1, 16)) * noise.numpy()
-    np.testing.assert_allclose(found[..., :16], expected, atol=1e-5)
+    np.testing.assert_allclose(actual[..., :16], expected, atol=1e-5)
     np.testing.assert_allclose(rule["std"], np.exp(np.linspace(-1, 1, 16)), rtol=1e-6)
     assert set(SlotModel(job.model.config).rule()["std"]) == {1.0}
 
@@ -127,14 +127,14 @@ def test_loss_is_summed_over_pixels_and_averaged_over_images(job):
 
 def test_validation_scores_every_image_from_its_own_start(job):
     _, images, masks = job.source.validation[0]
-    error, found = training.segmented(job.model, images)
+    error, segments = training.segmented(job.model, images)
     in_parts = training.segmented(job.model, images, batch=3)
-    assert in_parts[0] == pytest.approx(error) and np.array_equal(in_parts[1], found)
+    assert in_parts[0] == pytest.approx(error) and np.array_equal(in_parts[1], segments)
     scores = job.validate()
     assert scores["negative_mse"] == pytest.approx(-error)
-    foreground = adjusted_rand_index(masks, found, foreground=True).mean()
+    foreground = adjusted_rand_index(masks, segments, foreground=True).mean()
     assert scores["fg_ari"] == pytest.approx(foreground)
-    assert scores["ari"] == pytest.approx(adjusted_rand_index(masks, found).mean())
+    assert scores["ari"] == pytest.approx(adjusted_rand_index(masks, segments).mean())
     assert scores["fg_ari"] != scores["ari"]
 
 
@@ -148,12 +148,12 @@ def test_worlds_have_a_slot_for_each_object_and_the_background(tmp_path):
 
 
 def test_what_the_gate_asks_of_masks(job):
-    part = part_named(job.model, "")
+    component = component_named(job.model, "")
     masks = np.full((2, 4, 6, 6), 0.25)
-    law = part.laws["masks_sum"]
-    assert law({}, {"masks": masks}, {}) <= 1 < law({}, {"masks": masks + 1e-5}, {})
+    invariant = component.invariants["masks_sum"]
+    assert invariant({}, {"masks": masks}, {}) <= 1 < invariant({}, {"masks": masks + 1e-5}, {})
     true = np.zeros((1, 6, 6), np.uint8)
     true[0, :3, :3], true[0, 3:, 3:] = 1, 2
     cut = np.eye(4)[np.arange(36).reshape(1, 6, 6) // 18].transpose(0, 3, 1, 2)
-    assert part.score({"masks": cut}, {"masks": true}) == 1.0, "it cuts the background alone"
+    assert component.score({"masks": cut}, {"masks": true}) == 1.0, "it cuts the background alone"
     assert segmentation(torch.zeros(1, 3, 2, 2)).unique().tolist() == [0], "of equal ones the first"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a second-order transformer promises: sizes, settings, fusions, texts, its law."""
+"""Second-order transformer: sizes, budgets, fusions, texts, its invariant."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ COUNTS = {
 def test_size_of_the_published_models(name):
     with torch.device("meta"):
         model = SoT(PRESETS[name], fresh=False)
-    assert sum(each.numel() for each in model.parameters()) == COUNTS[name]
+    assert sum(parameter.numel() for parameter in model.parameters()) == COUNTS[name]
 
 
 def test_weights_follow_the_seed_alone():
@@ -90,30 +90,30 @@ def test_weights_follow_the_seed_alone():
         ({"fusion": "class"}, {"exact": 1.0}),
     ],
 )
-def test_settings_of_a_head(changes, labels):
+def test_budgets_of_a_head(changes, labels):
     model = SoT(SoTConfig.from_dict(TINY.to_dict() | changes))
-    assert {each.label: each.budget for each in model.settings()} == labels
-    own, *others = model.settings()
+    assert {budget.label: budget.share for budget in model.budgets()} == labels
+    own, *others = model.budgets()
     assert torch.equal(model.at(own)(images()), model(images()))
-    for each in others:
-        assert not torch.equal(model.at(each)(images()), model(images()))
+    for other in others:
+        assert not torch.equal(model.at(other)(images()), model(images()))
 
 
-def test_class_setting_drops_the_words_term():
+def test_class_budget_drops_the_words_term():
     model = lively(TINY)
     answer = model.answer(images())
-    small = model.at(model.setting("class"))
+    small = model.at(model.budget("class"))
     torch.testing.assert_close(small(images()), answer.class_logits)
     torch.testing.assert_close(answer.class_logits + answer.word_logits, model(images()))
 
 
-def test_a_setting_that_is_not_there_is_named():
+def test_a_budget_that_is_not_there_is_named():
     model = SoT(replace(TINY, fusion="visual"))
     with pytest.raises(SaccadeError, match="this model has exact, fast"):
-        model.setting("class")
+        model.budget("class")
     # What was trained with the fast norm has the exact one only where it is asked for.
     official = lively(AUTHORS_TINY)
-    exact = official.at(official.setting("exact"))
+    exact = official.at(official.budget("exact"))
     assert (exact.config.normalization, exact.config.mean_removal) == ("svpn", "scalar")
     assert torch.isfinite(exact(images())).all()
 
@@ -144,9 +144,9 @@ def test_what_stands_behind_a_text_does_not_count(pooling, class_token, fusion):
     tokens = torch.randn(2, 7, 16, dtype=torch.float64, generator=torch.manual_seed(0))
     expected = short.outputs(tokens[:, :4], torch.tensor([4, 4]))
     tokens[:, 4:] = torch.nan
-    found = model.outputs(tokens, torch.tensor([4, 4]))
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name])
+    actual = model.outputs(tokens, torch.tensor([4, 4]))
+    for name in actual:
+        torch.testing.assert_close(actual[name], expected[name])
     alone = model.outputs(tokens, torch.tensor([1, 4]))
     assert torch.isfinite(alone["logits"]).all()
 
@@ -217,20 +217,20 @@ def test_fast_svpn_that_learns_no_start_starts_from_ones():
         torch.testing.assert_close(norm(q).detach(), torch.from_numpy(expected))
 
 
-def test_law_of_the_singular_values_tells_exact_from_fast():
+def test_invariant_of_the_singular_values_tells_exact_from_fast():
     model = lively(TINY)
-    (part,) = model.parts()
-    law = part.laws["svpn_singular_values"]
+    (component,) = model.components()
+    invariant = component.invariants["svpn_singular_values"]
     inputs = {"image": images(8).numpy()}
     everything = {"logits", "probabilities", "embedding", "attention", "covariance", "pooled"}
-    for setting, kept in (("exact", True), ("fast", False)):
-        outputs = model.at(model.setting(setting)).outputs(images(8))
-        assert set(outputs) == everything == {*part.outputs, *part.optional}
-        found = {name: each.detach().numpy() for name, each in outputs.items()}
+    for budget, kept in (("exact", True), ("fast", False)):
+        outputs = model.at(model.budget(budget)).outputs(images(8))
+        assert set(outputs) == everything == {*component.outputs, *component.optional}
+        answers = {name: value.detach().numpy() for name, value in outputs.items()}
         # With the matrices in the file, and with nothing but the embedding.
-        for given in (found, {"embedding": found["embedding"]}):
-            assert (law(inputs, given, {}) <= 1) is kept
-    assert not model.at(model.setting("fast")).parts()[0].laws
+        for given in (answers, {"embedding": answers["embedding"]}):
+            assert (invariant(inputs, given, {}) <= 1) is kept
+    assert not model.at(model.budget("fast")).components()[0].invariants
 
 
 @pytest.mark.parametrize(

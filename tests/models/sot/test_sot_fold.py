@@ -82,26 +82,26 @@ def inputs(config):
 def test_folded_is_the_same_function(name):
     config = SoTConfig(**SMALL | FORMS[name])
     model = trained(config).double()
-    for setting in model.settings():
-        chosen = model.at(setting)
+    for budget in model.budgets():
+        chosen = model.at(budget)
         with torch.no_grad():
             pair = chosen, folded_in_order(chosen)
-            expected, found = (m.outputs(*inputs(config)) for m in pair)
-        assert list(found) == list(expected)
+            expected, actual = (m.outputs(*inputs(config)) for m in pair)
+        assert list(actual) == list(expected)
         for output, each in expected.items():
             scale = each.abs().max()
-            assert (found[output] - each).abs().max() <= 1e-10 * scale, (setting.label, output)
+            assert (actual[output] - each).abs().max() <= 1e-10 * scale, (budget.label, output)
 
 
 def test_folded_form_has_no_batch_norm_left_where_a_convolution_follows_or_precedes():
     for name in ("densenet", "resnet", "inception", "non-local"):
         folded = trained(SoTConfig(**SMALL | FORMS[name])).fold()
-        assert not any(isinstance(each, torch.nn.BatchNorm2d) for each in folded.modules())
+        assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
 
 
 def test_class_only_form_computes_one_token_in_the_last_block():
     model = trained(SoTConfig(**SMALL))
-    folded = model.at(model.setting("class")).fold()
+    folded = model.at(model.budget("class")).fold()
     seen = []
     folded.trunk.blocks[-1].widen.register_forward_hook(lambda m, x, y: seen.append(x[0].shape))
     folded.outputs(*inputs(folded.config))
@@ -111,23 +111,23 @@ def test_class_only_form_computes_one_token_in_the_last_block():
 @pytest.mark.parametrize("name", ["naive"])
 def test_onnx_file_answers_the_same(name):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    from saccade.export.graph.tracing import trace_part
+    from saccade.export.graph.tracing import trace_component
     from saccade.export.runtimes.runners import onnx_runner, onnx_session
 
     config = SoTConfig(**SMALL | FORMS[name])
     model = trained(config)
-    (part,) = model.parts()
+    (component,) = model.components()
     samples = {
         spec.name: np.concatenate([each.numpy().astype(spec.dtype)] * 2)
-        for spec, each in zip(part.inputs, inputs(config), strict=True)
+        for spec, each in zip(component.inputs, inputs(config), strict=True)
     }
-    outputs = (*part.outputs, *part.optional)
+    outputs = (*component.outputs, *component.optional)
     folded = trained(config).fold()
-    proto = trace_part(folded, folded.parts()[0], samples, outputs)
-    found = onnx_runner(onnx_session(proto.SerializeToString()))(samples)
+    proto = trace_component(folded, folded.components()[0], samples, outputs)
+    actual = onnx_runner(onnx_session(proto.SerializeToString()))(samples)
     with torch.no_grad():
-        given = {key: torch.from_numpy(each) for key, each in samples.items()}
-        expected = part.run(**given)
+        given = {key: torch.from_numpy(sample) for key, sample in samples.items()}
+        expected = component.run(**given)
     for output in outputs:
         each = expected[output].numpy()
-        assert np.abs(found[output] - each).max() <= 1e-4 * np.abs(each).max(), output
+        assert np.abs(actual[output] - each).max() <= 1e-4 * np.abs(each).max(), output

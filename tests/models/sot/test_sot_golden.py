@@ -40,8 +40,8 @@ def test_other_weights_would_be_seen(kind, golden, monkeypatch):
 
     def moved(folder, of):
         return {
-            name: each * 1.001 if name in ("input", "image") else each
-            for name, each in arrays(folder, of).items()
+            name: array * 1.001 if name in ("input", "image") else array
+            for name, array in arrays(folder, of).items()
         }
 
     monkeypatch.setattr(golden, "_arrays", moved)

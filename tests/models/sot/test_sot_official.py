@@ -108,8 +108,8 @@ def test_deit_with_the_second_order_head():
     together = files.loaded(converted)(files.image(12))
     assert torch.isfinite(together).all()
     # The head alone in one file, the trunk with its old classifier in another.
-    alone = {key: each for key, each in tensors.items() if key.startswith("classifier.")}
-    trunk = {key: each for key, each in tensors.items() if key not in alone}
+    alone = {key: tensor for key, tensor in tensors.items() if key.startswith("classifier.")}
+    trunk = {key: tensor for key, tensor in tensors.items() if key not in alone}
     trunk |= files.pair("head", files.CLASSES, files.DIM)
     apart = vit.convert_deit(Official("head.pth", alone, config=files.HINT, backbone=trunk))
     assert torch.equal(files.loaded(apart)(files.image(12)), together)
@@ -118,14 +118,14 @@ def test_deit_with_the_second_order_head():
 def sot_file():
     entries = json.loads(KEYS.read_text())["entries"]
     return {
-        each["key"]: torch.zeros(each["shape"], dtype=getattr(torch, each["dtype"]))
-        for each in entries
+        entry["key"]: torch.zeros(entry["shape"], dtype=getattr(torch, entry["dtype"]))
+        for entry in entries
     }
 
 
 def test_sot_tiny_is_recognised_by_its_tensors():
-    found = sot.convert(Official("sot.pth", sot_file())).config
-    assert found == replace(PRESETS["sot-tiny"], mean=found.mean, std=found.std)
+    config = sot.convert(Official("sot.pth", sot_file())).config
+    assert config == replace(PRESETS["sot-tiny"], mean=config.mean, std=config.std)
 
 
 def test_what_the_tensors_do_not_tell_is_asked_for_by_name():

@@ -82,8 +82,10 @@ def test_swin_is_attention_among_the_tokens_that_see_each_other():
 def test_swin_of_later_releases_merges_at_the_start_of_a_stage():
     tensors = files.swin_file()
     later = {
-        key.replace("layers.0.downsample", "layers.1.downsample").replace("head.", "head.fc."): each
-        for key, each in tensors.items()
+        key.replace("layers.0.downsample", "layers.1.downsample").replace(
+            "head.", "head.fc."
+        ): tensor
+        for key, tensor in tensors.items()
     }
     one, other = (
         files.loaded(swin.convert(Official("swin.pth", each, config={"img_size": files.SIDE})))
@@ -153,7 +155,7 @@ def torchvision_swin_key(key):
     ],
 )
 def test_torchvisions_names_are_the_same_model(source, tensors, rename, config, side):
-    theirs = {rename(key): each for key, each in tensors.items()}
+    theirs = {rename(key): tensor for key, tensor in tensors.items()}
     assert len(set(theirs) & set(tensors)) <= 4  # no more than the norm's and the head's
     converted = source.convert(Official("file.pth", theirs, config=config))
     assert files.untouched(converted, theirs) == set()

@@ -71,8 +71,8 @@ def test_a_text_classifier_is_trained_and_scored(trained, states):
     assert checkpoint.calibration["tokens"].shape == (256, MOST, WIDTH)
     for task, least in (("top1", 0.7), ("knn", 0.5), ("probe", 0.6)):
         options = EvaluateOptions(data=str(states), task=task, budget=("exact",))
-        (found,) = evaluate(trained.path, options).found
-        assert found.scores[0].value > least and len(found.samples) == 60, task
+        (results,) = evaluate(trained.path, options).results
+        assert results.scores[0].value > least and len(results.samples) == 60, task
     with pytest.raises(SaccadeError, match="takes token states, which are not generated here"):
         evaluate(trained.path, EvaluateOptions())
     other = written(states.with_name("wide.npz"), tokens=np.zeros((TEXTS, MOST, 3), np.float32))

@@ -40,7 +40,7 @@ def test_a_few_steps_lower_the_loss(tmp_path, fusion):
     assert np.mean(losses[-10:]) < 0.95 * np.mean(losses[:5])
     trained.model.eval()
     assert trained.validate()["exact"] > 0.15
-    assert set(trained.report()) == {each.label for each in trained.model.settings()}
+    assert set(trained.report()) == {budget.label for budget in trained.model.budgets()}
 
 
 def test_shapes_are_scenes_of_one_object(tmp_path):

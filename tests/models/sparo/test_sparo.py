@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SPARO beyond the recorded cases: folding, budgets, selection, parts, files of the authors."""
+"""SPARO beyond the recorded cases: folding, budgets, selection, components, authors' files."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ import torch
 from fixed_fold import folded_in_order
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.models.interface import part_named
+from saccade.models.interface import component_named
 from saccade.models.sparo.components import nearest_neighbour, random_tokens
 from saccade.models.sparo.config import PRESETS, SparoConfig
 from saccade.models.sparo.model import Sparo, slots_sha256
@@ -92,11 +92,11 @@ def test_folded_is_the_same_function(form):
     model = model_of(FORMS[form])
     folded = folded_in_order(model)
     for role, inputs in inputs_of(model.config).items():
-        part = part_named(folded, role)
-        expected, found = part_named(model, role).run(**inputs), part.run(**inputs)
-        assert set(found) == {*part.outputs, *part.optional} == set(expected)
+        component = component_named(folded, role)
+        expected, actual = component_named(model, role).run(**inputs), component.run(**inputs)
+        assert set(actual) == {*component.outputs, *component.optional} == set(expected)
         for name, value in expected.items():
-            assert (found[name] - value).abs().max() < 1e-10, (role, name)
+            assert (actual[name] - value).abs().max() < 1e-10, (role, name)
         ones = expected["embedding"].norm(dim=-1)
         assert torch.allclose(ones, torch.ones_like(ones), atol=1e-12)
 
@@ -108,7 +108,7 @@ def test_fewer_slots_are_the_same_slots_renormalised_in_both_towers(kind):
     model = model_of(config)
     model.slot_order.copy_(torch.tensor([6, 1, 4, 3, 7, 0, 2, 5]))
     image, tokens = (next(iter(each.values())) for each in inputs_of(config).values())
-    smaller = model.at(model.setting("0.375"))
+    smaller = model.at(model.budget("0.375"))
     assert smaller.config.kept == (1, 4, 6)
     for full, part in (
         (model.encode_image(image), smaller.encode_image(image)),
@@ -118,19 +118,19 @@ def test_fewer_slots_are_the_same_slots_renormalised_in_both_towers(kind):
         assert (part.slots - expected).abs().max() < 1e-12
         assert (part.attention - full.attention[:, [1, 4, 6]]).abs().max() < 1e-12
     # Cut again: slots keep the numbers of the whole model, and their order.
-    two = smaller.at(smaller.setting("0.67"))
-    assert two.config.kept == (1, 6) and two.facts()["slots"] == [1, 6]
-    assert two.facts()["slots_sha256"] == slots_sha256([1, 6])
+    two = smaller.at(smaller.budget("0.67"))
+    assert two.config.kept == (1, 6) and two.runtime_metadata()["slots"] == [1, 6]
+    assert two.runtime_metadata()["slots_sha256"] == slots_sha256([1, 6])
 
 
-def test_settings_are_those_that_differ():
-    assert [each.label for each in Sparo(TINY).settings()] == ["b1000", "b0500", "b0250"]
+def test_budgets_are_those_that_differ():
+    assert [budget.label for budget in Sparo(TINY).budgets()] == ["b1000", "b0500", "b0250"]
     one = Sparo(replace(TINY, slots=1))
-    assert [each.label for each in one.settings()] == ["b1000"]
+    assert [budget.label for budget in one.budgets()] == ["b1000"]
     baseline = Sparo(FORMS["class token"])
-    assert [each.label for each in baseline.settings()] == ["b1000"]
+    assert [budget.label for budget in baseline.budgets()] == ["b1000"]
     with pytest.raises(SaccadeError, match="no slots to leave out"):
-        baseline.setting("0.5")
+        baseline.budget("0.5")
 
 
 @torch.no_grad()
@@ -156,7 +156,7 @@ def test_masks_change_the_image_code_alone(tmp_path):
     code = model.encode_image(image).slots * torch.from_numpy(mask)[:, None]
     expected = torch.nn.functional.normalize(code.flatten(1), dim=-1)
     assert (masked.encode_image(image).code - expected).abs().max() < 1e-12
-    assert masked.at(masked.setting("0.25")).config.kept == (6, 7)
+    assert masked.at(masked.budget("0.25")).config.kept == (6, 7)
     with pytest.raises(SaccadeError, match="selected for checkpoint aaaa"):
         with_selection(model, chosen, "b" * 64)
     with pytest.raises(SaccadeError, match="orders 2 slots"):
@@ -191,23 +191,23 @@ def test_trained_masks_turn_off_what_misleads(kind):
 
 def masks_by_hand(codes, kind, epochs, rate):
     """Masks as the paper prints them, in float64: every mask, and how many texts are told by it."""
-    image, true, false = (torch.from_numpy(each) for each in codes)
+    image, true, false = (torch.from_numpy(code) for code in codes)
     shape = image.shape[1:] if kind == "dimension" else (image.shape[1], 1)
     theta = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     alpha = torch.tensor(math.log(100) + 1e-9, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([theta, alpha], lr=rate, momentum=0.9)
     between = unit_rows(true) - unit_rows(false)
-    masks, told = [], []
+    masks, accuracies = [], []
     for _ in range(epochs + 1):
         scale = max(100 * alpha**0, alpha.exp())
         mask = 1 / (1 + torch.exp(-scale * theta / 4))
         margin = (unit_rows(image * mask) * between).sum(1)
         masks.append(mask.detach().numpy().squeeze())
-        told.append(float((margin > 0).double().mean()))
+        accuracies.append(float((margin > 0).double().mean()))
         optimizer.zero_grad()
         torch.log1p(torch.exp(-scale * margin)).mean().backward()
         optimizer.step()
-    return masks, told
+    return masks, accuracies
 
 
 def unit_rows(codes):
@@ -232,12 +232,12 @@ def misled(far):
 )
 def test_masks_are_trained_as_printed(kind, rate, far):
     codes = misled(far)
-    masks, told = masks_by_hand(codes, kind, 6, rate)
-    best = int(np.argmax(told))
+    masks, accuracies = masks_by_hand(codes, kind, 6, rate)
+    best = int(np.argmax(accuracies))
     assert best > 1, "the first steps cannot tell momentum and scale"
-    found, share = train_masks(*codes, kind=kind, epochs=6, learning_rate=rate)
-    assert share == told[best]
-    np.testing.assert_allclose(found, masks[best], atol=1e-5)
+    mask, share = train_masks(*codes, kind=kind, epochs=6, learning_rate=rate)
+    assert share == accuracies[best]
+    np.testing.assert_allclose(mask, masks[best], atol=1e-5)
 
 
 @pytest.mark.parametrize("masks", ["slot", "dimension"])
@@ -257,7 +257,7 @@ def test_a_mask_fits_the_codes_that_it_is_applied_to(kind, masks):
         return (nearer.sum(1) > 0).double().mean().item()
 
     codes = (model.encode_image(image), model.encode_text(true), model.encode_text(false))
-    slots = [each.slots.numpy() for each in codes]
+    slots = [code.slots.numpy() for code in codes]
     with torch.enable_grad():
         mask, fit = train_masks(*slots, kind=masks, epochs=5)
         _, before = train_masks(*slots, kind=masks, epochs=0)
@@ -265,7 +265,7 @@ def test_a_mask_fits_the_codes_that_it_is_applied_to(kind, masks):
     masked = with_selection(model, chosen)
     assert before == share(model)
     assert fit == share(masked) >= before
-    half = masked.at(masked.setting("0.5"))
+    half = masked.at(masked.budget("0.5"))
     kept = list(half.config.kept)
     code = (unit_code(codes[0].raw[:, kept], kind) * masked.slot_mask[kept]).flatten(1)
     expected = torch.nn.functional.normalize(code, dim=1)
@@ -293,13 +293,13 @@ def test_the_score_is_the_label_of_the_nearest_other_image():
     assert nearest_neighbour({"embedding": codes}, arrays) == pytest.approx(0.8)
 
 
-def test_facts_are_enough_to_encode_texts():
-    facts = Sparo(TINY).facts()
-    tokens = encode_texts(facts, ["a red circle", "a purple square"])
+def test_runtime_metadata_is_enough_to_encode_texts():
+    metadata = Sparo(TINY).runtime_metadata()
+    tokens = encode_texts(metadata, ["a red circle", "a purple square"])
     assert tokens.tolist() == [[1, 4, 5, 8, 2, 0, 0, 0], [1, 4, 3, 9, 2, 0, 0, 0]]
-    assert facts["logit_scale"] == pytest.approx(1 / 0.07)
+    assert metadata["logit_scale"] == pytest.approx(1 / 0.07)
     with pytest.raises(SaccadeError, match="reads no texts"):
-        encode_texts(Sparo(FORMS["images alone"]).facts(), ["a"])
+        encode_texts(Sparo(FORMS["images alone"]).runtime_metadata(), ["a"])
 
 
 @pytest.mark.parametrize(
@@ -324,20 +324,20 @@ def test_configurations_that_cannot_be_are_refused(changes, field):
         SparoConfig.from_dict(TINY.to_dict() | changes)
 
 
-def test_a_part_becomes_a_graph():
+def test_a_component_becomes_a_graph():
     ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
     tracing = pytest.importorskip("saccade.export.graph.tracing")
     model = Sparo(FORMS["codebook"]).eval()
     folded = model.fold()
-    inputs, part = inputs_of(model.config, 7)["text"], part_named(folded, "text")
+    inputs, component = inputs_of(model.config, 7)["text"], component_named(folded, "text")
     arrays = {name: value.numpy() for name, value in inputs.items()}
-    names = (*part.outputs, *part.optional)
-    proto = tracing.trace_part(folded, part, arrays, names)
+    names = (*component.outputs, *component.optional)
+    proto = tracing.trace_component(folded, component, arrays, names)
     assert "Sparsemax" in {node.op_type for node in proto.graph.node}
     session = ort.InferenceSession(proto.SerializeToString())
     with torch.no_grad():
-        expected = part_named(model, "text").run(**inputs)
+        expected = component_named(model, "text").run(**inputs)
     for count in (1, 7):
-        found = session.run(names, {name: each[:count] for name, each in arrays.items()})
-        for name, value in zip(names, found, strict=True):
+        actual = session.run(names, {name: array[:count] for name, array in arrays.items()})
+        for name, value in zip(names, actual, strict=True):
             assert np.abs(value - expected[name][:count].numpy()).max() < 1e-5, name

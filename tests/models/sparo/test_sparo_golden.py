@@ -78,7 +78,7 @@ def test_a_refused_case_is_a_failure_and_the_others_go_on(tmp_path, capsys):
 def test_full_size_models_have_the_official_number_of_parameters(name, parameters):
     with torch.device("meta"):
         model = Sparo(PRESETS[name], fresh=False)
-    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_ids_are_those_of_clips_own_tokenizer():

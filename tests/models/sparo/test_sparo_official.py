@@ -50,10 +50,10 @@ def test_copies_of_shared_keys_may_be_left_out():
     }
     tensors = {key: value for key, value in official.tensors.items() if ".v." not in key}
     bare = replace(official, tensors=tensors)
-    found = sparo_clip.convert(bare)
-    check_whole(bare, found)
-    assert found.config == whole.config and not found.ignored
-    assert found.config.slot_heads == 4 and found.config.slots == 8
+    converted = sparo_clip.convert(bare)
+    check_whole(bare, converted)
+    assert converted.config == whole.config and not converted.ignored
+    assert converted.config.slot_heads == 4 and converted.config.slots == 8
 
 
 def test_a_json_that_contradicts_the_file_is_refused():
@@ -83,9 +83,9 @@ def test_shared_queries_are_found_with_and_without_their_copy():
         tensors[f"{tower}.q_emb"] = query
     config = {key: value for key, value in official.config.items() if key != "share_queries"}
     shared = replace(official, tensors=tensors, config=config)
-    found = sparo_clip.convert(shared)
-    assert found.config.share_queries and "text_sparo.q_emb" in found.ignored
-    check_whole(shared, found)
+    converted = sparo_clip.convert(shared)
+    assert converted.config.share_queries and "text_sparo.q_emb" in converted.ignored
+    check_whole(shared, converted)
     assert not sparo_clip.convert(replace(shared, config=official.config)).config.share_queries
 
 
@@ -207,7 +207,7 @@ def test_dino_with_slots_is_read_as_it_is_written_out():
         "backbone.sparo.v.bias",
     }
     model = check_whole(official, converted)
-    assert [part.role for part in model.parts()] == [""]
+    assert [component.role for component in model.components()] == [""]
     image = torch.randint(0, 256, (2, 12, 12, 3), generator=torch.Generator().manual_seed(0))
     pixels = (image.double() / 255 - model.image.mean) / model.image.std
     expected = F.normalize(dino_code(tensors, pixels.permute(0, 3, 1, 2)), dim=-1)

@@ -78,7 +78,10 @@ def test_baselines_train_by_the_same_recipe(few, pooling, tmp_path):
     out = tmp_path / "baseline.safetensors"
     model = train("sparo", TrainOptions(out, steps=2, set={"pooling": pooling})).build()
     assert model.config.pooling == pooling and len(model.image.blocks) == 2
-    assert [part.outputs for part in model.parts()] == [("embedding",), ("embedding",)]
+    assert [component.outputs for component in model.components()] == [
+        ("embedding",),
+        ("embedding",),
+    ]
 
 
 def test_the_loss_falls(few, tmp_path):
@@ -131,7 +134,7 @@ def test_a_users_images_are_told_by_the_names_of_their_classes(few, tmp_path):
     checkpoint = train("sparo", TrainOptions(out, data=str(data), set=sizes, steps=20))
     assert checkpoint.config["words"] == ["a", "bright", "dark", "room"]
     assert checkpoint.card["validation"]["zero_shot_top1"] == 1.0
-    assert load(out).build().facts()["context_length"] == 5
+    assert load(out).build().runtime_metadata()["context_length"] == 5
 
 
 def test_slots_are_selected_by_accuracy_and_by_masks(trained, tmp_path):
@@ -141,9 +144,9 @@ def test_slots_are_selected_by_accuracy_and_by_masks(trained, tmp_path):
     out = tmp_path / "m.json"
     masks = select(trained.path, SelectOptions(out, masks="dimension", epochs=3))
     assert masks.scores[1] >= masks.scores[0]
-    found = read_selection(out)
-    assert found == masks.selection and np.shape(found["mask"]) == (4, 6)
-    model = with_selection(trained.build(), found, trained.sha256)
-    assert model.at(model.setting("0.5")).config.kept == tuple(sorted(found["order"][:2]))
+    selection = read_selection(out)
+    assert selection == masks.selection and np.shape(selection["mask"]) == (4, 6)
+    model = with_selection(trained.build(), selection, trained.sha256)
+    assert model.at(model.budget("0.5")).config.kept == tuple(sorted(selection["order"][:2]))
     with pytest.raises(SaccadeError, match="exists"):
         select(trained.path, SelectOptions(out))

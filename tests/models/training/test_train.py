@@ -179,15 +179,15 @@ def test_sizes_that_no_patch_divides_are_refused() -> None:
 
 def test_overrides_are_read_as_they_are_written() -> None:
     words = ["dim=64", "graph_prior=scale-free", "mean=[0.5,0.25]", "read_norm=false", 'a="1"']
-    found = parse_overrides(words)
-    assert found == {
+    overrides = parse_overrides(words)
+    assert overrides == {
         "dim": 64,
         "graph_prior": "scale-free",
         "mean": [0.5, 0.25],
         "read_norm": False,
         "a": "1",
     }
-    assert overrides_words(found) == words
+    assert overrides_words(overrides) == words
     with pytest.raises(SaccadeError, match="key=value"):
         parse_overrides(["dim"])
     with pytest.raises(SaccadeError, match="dim twice"):

@@ -110,7 +110,7 @@ def test_vectors_and_named_weights_do_not_decay() -> None:
     model = nn.ModuleDict({"linear": nn.Linear(2, 3), "position": nn.Linear(2, 3, bias=False)})
     recipe = Recipe(steps=1, batch=1, learning_rate=1.0, weight_decay=0.5)
     bound, free = adamw(recipe, list(model.named_parameters())).param_groups
-    assert [id(each) for each in bound["params"]] == [id(model["linear"].weight)]
+    assert [id(parameter) for parameter in bound["params"]] == [id(model["linear"].weight)]
     assert (bound["weight_decay"], free["weight_decay"]) == (0.5, 0.0)
     assert len(free["params"]) == 2
 

@@ -54,36 +54,42 @@ def _model(config: VQAConfig) -> VQA:
 
 
 def _inputs(model: VQA, count: int = 9) -> dict[str, torch.Tensor]:
-    random = model.parts()[0].random
+    random = model.components()[0].random
     assert random is not None
     drawn = random(np.random.default_rng(0), count)
-    return {name: torch.from_numpy(each) for name, each in drawn.items()}
+    return {name: torch.from_numpy(array) for name, array in drawn.items()}
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_folding_changes_nothing(form: str) -> None:
     model = _model(FORMS[form])
     inputs = _inputs(model)
-    expected, found = model.details(**inputs), folded_in_order(model).parts()[0].run(**inputs)
-    assert list(found) == list(expected)
+    expected, actual = model.details(**inputs), folded_in_order(model).components()[0].run(**inputs)
+    assert list(actual) == list(expected)
     for name, values in expected.items():
-        assert (found[name] - values).abs().max() < 1e-10, name
+        assert (actual[name] - values).abs().max() < 1e-10, name
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_laws_hold_and_can_fail(form: str) -> None:
+def test_invariants_hold_and_can_fail(form: str) -> None:
     model = _model(FORMS[form])
-    part, inputs = model.parts()[0], _inputs(model)
-    found = {name: each.numpy() for name, each in part.run(**inputs).items()}
-    given = {name: each.numpy() for name, each in inputs.items()}
-    assert all(law(given, found, found) <= 1 for law in part.laws.values())
-    wrong = found | {"attention": found["attention"] + 0.01}
-    broken = {name for name, law in part.laws.items() if law(given, wrong, found) > 1}
+    component, inputs = model.components()[0], _inputs(model)
+    answers = {name: array.numpy() for name, array in component.run(**inputs).items()}
+    given = {name: value.numpy() for name, value in inputs.items()}
+    assert all(
+        invariant(given, answers, answers) <= 1 for invariant in component.invariants.values()
+    )
+    wrong = answers | {"attention": answers["attention"] + 0.01}
+    broken = {
+        name
+        for name, invariant in component.invariants.items()
+        if invariant(given, wrong, answers) > 1
+    }
     assert "attention_sums_to_one" in broken
     assert ("attention_support" in broken) == (model.config.attention != "softmax")
-    if "tvmax_bound" in part.laws:
-        far = found | {"attention_excess": found["attention_excess"] + 1e-9}
-        assert part.laws["tvmax_bound"](given, far, found) > 1
+    if "tvmax_bound" in component.invariants:
+        far = answers | {"attention_excess": answers["attention_excess"] + 1e-9}
+        assert component.invariants["tvmax_bound"](given, far, answers) > 1
 
 
 @pytest.mark.parametrize("solver", ["exact", "authors"])
@@ -99,12 +105,12 @@ def test_layouts_agree_and_nothing_outside_counts(solver: str) -> None:
         cells[index, :h, :w] = rows[index, : h * w].unflatten(0, (h, w))
         rows[index, h * w :] = 7.0
     expected = model.details(**inputs)
-    for found in (
+    for actual in (
         other.details(**inputs | {"features": cells}),
         model.details(**inputs | {"features": rows}),
     ):
-        assert (found["logits"] - expected["logits"]).abs().max() < 1e-10
-        assert (found["attention"] - expected["attention"]).abs().max() < 1e-10
+        assert (actual["logits"] - expected["logits"]).abs().max() < 1e-10
+        assert (actual["attention"] - expected["attention"]).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sparsemax"])
@@ -138,11 +144,11 @@ def test_padding_and_zero_rows_are_masked() -> None:
     inputs["sizes"][:] = torch.tensor([3, 4])
     inputs["features"][0, 5] = 0
     inputs["question"][:, 6:] = 0
-    found = model.details(**inputs)
-    assert found["attention"][0, 1, 1] == 0
-    assert found["attention"][1, 1, 1] > 0
+    answer = model.details(**inputs)
+    assert answer["attention"][0, 1, 1] == 0
+    assert answer["attention"][1, 1, 1] > 0
     shorter = model.details(**inputs | {"question": inputs["question"][:, :6]})
-    assert (found["logits"] - shorter["logits"]).abs().max() < 1e-12
+    assert (answer["logits"] - shorter["logits"]).abs().max() < 1e-12
 
 
 def test_each_answer_is_its_samples_own() -> None:
@@ -150,7 +156,7 @@ def test_each_answer_is_its_samples_own() -> None:
     inputs = _inputs(model)
     together = model(**inputs)
     for index in range(9):
-        alone = model(**{name: each[index : index + 1] for name, each in inputs.items()})
+        alone = model(**{name: value[index : index + 1] for name, value in inputs.items()})
         assert (alone[0] - together[index]).abs().max() < 1e-12
 
 
@@ -160,8 +166,8 @@ def test_the_authors_chains_are_exact(shape: tuple[int, int]) -> None:
     z[2, :, :] = 0.5
     sizes = torch.tensor([shape]).expand(8, 2)
     solved = tv_dykstra(z, sizes, torch.zeros_like(z, dtype=torch.bool), 0.2)
-    found = sparsemax(solved.flatten(1)).view_as(z)
-    assert (found - tvmax(z, 0.2, tolerance=1e-12)).abs().max() < 1e-10
+    weights = sparsemax(solved.flatten(1)).view_as(z)
+    assert (weights - tvmax(z, 0.2, tolerance=1e-12)).abs().max() < 1e-10
 
 
 def test_the_authors_rounds_end_early_but_lead_to_the_answer() -> None:
@@ -184,13 +190,13 @@ def test_the_authors_rounds_end_early_but_lead_to_the_answer() -> None:
 
 def test_what_a_client_needs() -> None:
     words = ("what", "is", "red")
-    facts = VQA(replace(FLAT, words=words, tokens=7, question_length=5)).facts()
-    assert question_tokens(facts, "What is blue?", truncate=True).tolist() == [1, 4, 5, 3, 2]
+    metadata = VQA(replace(FLAT, words=words, tokens=7, question_length=5)).runtime_metadata()
+    assert question_tokens(metadata, "What is blue?", truncate=True).tolist() == [1, 4, 5, 3, 2]
     listed = ("PAD", "UNK", "what", "is", "red")
-    facts = VQA(replace(FLAT, words=listed, vocabulary="listed", tokens=5)).facts()
-    assert question_tokens(facts, "Is what's-this red?")[:5].tolist() == [3, 1, 1, 4, 0]
+    metadata = VQA(replace(FLAT, words=listed, vocabulary="listed", tokens=5)).runtime_metadata()
+    assert question_tokens(metadata, "Is what's-this red?")[:5].tolist() == [3, 1, 1, 4, 0]
     with pytest.raises(SaccadeError, match="--vocabulary"):
-        question_tokens(VQA(FLAT).facts(), "is it red ?")
+        question_tokens(VQA(FLAT).runtime_metadata(), "is it red ?")
 
 
 WRONG_INPUTS = {
@@ -232,7 +238,7 @@ def test_configurations_and_budgets_round_trip() -> None:
     for config in PRESETS.values():
         assert VQAConfig.from_dict(config.to_dict()) == config
     model = VQA(TINY)
-    assert model.setting("1") == model.settings()[0]
-    assert model.at(model.setting("whole")) is model
+    assert model.budget("1") == model.budgets()[0]
+    assert model.at(model.budget("whole")) is model
     with pytest.raises(SaccadeError, match="whole"):
-        model.setting("0.5")
+        model.budget("0.5")

@@ -39,9 +39,9 @@ def test_recorded_cases_can_fail(tmp_path: Path) -> None:
         data = dict(file)
     data["tvmax/logits"] = data["tvmax_exact/logits"]
     np.savez(tmp_path / "tvmax_vqa" / "model_b.npz", **data)
-    found = cases.check(tmp_path / "tvmax_vqa")
-    assert len(found) == 1
-    assert "model_b tvmax: logits" in found[0]
+    failures = cases.check(tmp_path / "tvmax_vqa")
+    assert len(failures) == 1
+    assert "model_b tvmax: logits" in failures[0]
 
 
 def _official(**changes: Any) -> Official:
@@ -59,7 +59,7 @@ def _official(**changes: Any) -> Official:
 def test_a_file_becomes_a_model_with_the_authors_numerics() -> None:
     converted = convert(_official(lam=0.02))
     expected = VQA(converted.config).state_dict()
-    assert {name: each.shape for name, each in converted.weights.items()} == {
+    assert {name: weight.shape for name, weight in converted.weights.items()} == {
         name: each.shape for name, each in expected.items()
     }
     assert set(converted.names.values()) == set(_official().tensors)
@@ -123,14 +123,18 @@ def test_a_task_trains_scores_and_saves(tmp_path: Path, monkeypatch: pytest.Monk
         loss.backward()
         optimiser.step()
         losses.append(float(loss.detach()))
-    assert all(each.grad is not None for each in task.model.parameters() if each.requires_grad)
+    assert all(
+        parameter.grad is not None
+        for parameter in task.model.parameters()
+        if parameter.requires_grad
+    )
     assert losses[-1] < 0.9 * losses[0]
     task.model.eval()
     with torch.no_grad():
         scores = task.report()
     assert {"top1", "zero_attention"} <= set(scores)
     saved = task.saved()
-    assert {len(each) for each in saved["calibration"].values()} == {256}
+    assert {len(array) for array in saved["calibration"].values()} == {256}
     assert json.dumps(saved["config"])
 
 
@@ -149,9 +153,9 @@ def test_an_answer_by_itself_is_learned_by_binary_cross_entropy(
     assert float(task.loss(batch, 0).detach()) == pytest.approx(float(expected), rel=1e-5)
     # Several people's answers: each is right to a degree.
     soft = (right + 0.3 * right.roll(1, 1)).clamp(max=1)
-    found = training.answer_loss(logits, soft, "sigmoid")
+    actual = training.answer_loss(logits, soft, "sigmoid")
     added = -0.3 * (right.roll(1, 1) * logits).sum(1).mean()
-    assert float(found) == pytest.approx(float(expected + added))
+    assert float(actual) == pytest.approx(float(expected + added))
     optimiser = torch.optim.AdamW(task.model.parameters(), lr=3e-3)
     for _ in range(12):
         optimiser.zero_grad()

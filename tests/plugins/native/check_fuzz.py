@@ -40,9 +40,9 @@ def run(sanitized: Path, name: str) -> subprocess.CompletedProcess:
     command = compiler.find_compiler()
     preloaded = [
         subprocess.run(
-            [*command, f"-print-file-name={each}"], capture_output=True, text=True, check=True
+            [*command, f"-print-file-name={library}"], capture_output=True, text=True, check=True
         ).stdout.strip()
-        for each in ("libasan.so", "libstdc++.so")
+        for library in ("libasan.so", "libstdc++.so")
     ]
     environment = {
         **os.environ,

@@ -71,7 +71,7 @@ def values(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarr
 
 @st.composite
 def tensors(draw: Any, op: Op, dtype: str) -> tuple[str, list[np.ndarray]]:
-    """What the values are like, and one array a port; some have shapes that do not fit."""
+    """Arrays of one kind of values, one a port; some have shapes that do not fit."""
     kind = draw(st.sampled_from(KINDS))
     leading = draw(LEADING)
     axes = [draw(LENGTHS)] if op.node == "Sparsemax" else [draw(SIDES), draw(SIDES)]
@@ -115,8 +115,8 @@ def attributes(draw: Any, op: Op) -> dict[str, Any]:
 
 
 def is_comparable(op: Op, kind: str, arrays: list[np.ndarray], chosen: dict[str, Any]) -> bool:
-    """Whether the tolerances of the contract apply; elsewhere only the form of an answer does."""
-    known = {name: {np.float32(each).item() for each in ORDINARY[name]} for name in chosen}
+    """True where the contract's tolerances apply; elsewhere only the form of an answer does."""
+    known = {name: {np.float32(number).item() for number in ORDINARY[name]} for name in chosen}
     if not all(np.float32(value).item() in known[name] for name, value in chosen.items()):
         return False
     if op.node == "Sparsemax":
@@ -128,7 +128,7 @@ def is_comparable(op: Op, kind: str, arrays: list[np.ndarray], chosen: dict[str,
 
 def fits(op: Op, arrays: list[np.ndarray]) -> bool:
     try:
-        op.output_shapes(*(each.shape for each in arrays))
+        op.output_shapes(*(array.shape for array in arrays))
     except ShapeError:
         return False
     if op.node != "MaskedTVMax":
@@ -197,21 +197,21 @@ class Harness:
             if not fits(self.op, arrays):
                 self.refuses(lambda given=arrays: self.run(session, given), "refused runs")
                 continue
-            found = self.run(session, arrays)
+            answers = self.run(session, arrays)
             self.counts["ran"] += 1
-            self.check_forms(found, arrays)
-            self.check_isolation(session, found, arrays, data)
+            self.check_forms(answers, arrays)
+            self.check_isolation(session, answers, arrays, data)
             if is_comparable(self.op, kind, arrays, chosen):
-                self.check_answer(found, arrays, chosen, dtype)
+                self.check_answer(answers, arrays, chosen, dtype)
 
-    def check_forms(self, found: list[np.ndarray], arrays: list[np.ndarray]) -> None:
-        shapes = self.op.output_shapes(*(each.shape for each in arrays))
-        assert [each.shape for each in found] == list(shapes)
+    def check_forms(self, answers: list[np.ndarray], arrays: list[np.ndarray]) -> None:
+        shapes = self.op.output_shapes(*(array.shape for array in arrays))
+        assert [each.shape for each in answers] == list(shapes)
         types = [str(arrays[0].dtype) if p.dtype == "T" else p.dtype for p in self.op.outputs]
-        assert [str(each.dtype) for each in found] == types
+        assert [str(each.dtype) for each in answers] == types
 
     def check_isolation(
-        self, session: Any, found: list[np.ndarray], arrays: list[np.ndarray], data: Any
+        self, session: Any, answers: list[np.ndarray], arrays: list[np.ndarray], data: Any
     ) -> None:
         leading = arrays[0].shape[: arrays[0].ndim - len(self.op.inputs[0].axes.split()) + 1]
         if 0 in leading:
@@ -221,17 +221,17 @@ class Harness:
             np.ascontiguousarray(each[at]) if "..." in port.axes else each
             for port, each in zip(self.op.inputs, arrays, strict=True)
         ]
-        for whole, one in zip(found, self.run(session, alone), strict=True):
+        for whole, one in zip(answers, self.run(session, alone), strict=True):
             np.testing.assert_array_equal(whole[at], one)
 
     def check_answer(
-        self, found: list[np.ndarray], arrays: list[np.ndarray], chosen: dict, dtype: str
+        self, answers: list[np.ndarray], arrays: list[np.ndarray], chosen: dict, dtype: str
     ) -> None:
         with np.errstate(all="ignore"):
             expected = self.op.reference(*arrays, **chosen)
-        np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(expected[0]))
+        np.testing.assert_array_equal(np.isnan(answers[0]), np.isnan(expected[0]))
         known = np.where(np.isnan(expected[0]), 0, expected[0])
-        away = np.abs(np.nan_to_num(found[0].astype(np.float64)) - known) / self.op.scale(known)
+        away = np.abs(np.nan_to_num(answers[0].astype(np.float64)) - known) / self.op.scale(known)
         assert away.max(initial=0) <= 4 * self.op.tolerance[dtype], away.max()
         self.counts["compared"] += 1
 

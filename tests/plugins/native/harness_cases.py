@@ -31,7 +31,7 @@ LARGE = {
 
 
 def allowed_difference(op: Op, port: int, expected: np.ndarray, dtype: str) -> np.ndarray:
-    """How far each element may be from the reference; an error only has to be small."""
+    """Allowed difference of each element from the reference; an error only has to be small."""
     if op.outputs[port].dtype != "T":
         return np.full(expected.shape, SMALLEST_FLOAT32_TOLERANCE)
     known = np.nan_to_num(expected)
@@ -46,8 +46,8 @@ def write_case(folder: Path, op: Op, name: str, case: Case, dtype: str) -> list[
         kind = "int" if op.attributes[key].kind is int else "float"
         lines.append(f"field {key} {kind} {value!r}")
     arrays = [
-        np.asarray(each, dtype if port.dtype == "T" else port.dtype)
-        for each, port in zip(case.inputs, op.inputs, strict=True)
+        np.asarray(array, dtype if port.dtype == "T" else port.dtype)
+        for array, port in zip(case.inputs, op.inputs, strict=True)
     ]
     expected = op.reference(*arrays, **op.defaults(case.attributes))
     stem = f"{op.node}-{len(list(folder.iterdir()))}"

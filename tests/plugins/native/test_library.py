@@ -59,7 +59,7 @@ def test_is_built_on_first_use_and_found_afterwards(
     assert library.built_library() == library.onnxruntime_library() == path
     assert count(runs) == steps()
     assert capsys.readouterr().err == ""
-    assert [each.stat().st_mode & 0o777 for each in (path.parent, path.parent.parent)] == [
+    assert [folder.stat().st_mode & 0o777 for folder in (path.parent, path.parent.parent)] == [
         0o700,
         0o700,
     ]
@@ -88,7 +88,7 @@ def test_what_the_compiler_says_is_passed_on(
     ):
         library.onnxruntime_library()
     assert library.built_library() is None
-    assert [each.name for each in library.cached_folder().iterdir()] == [".lock"]
+    assert [path.name for path in library.cached_folder().iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_a_packaged_library_comes_first(
 
 
 def test_every_source_counts() -> None:
-    names = {each.name for each in compiler.sources()}
+    names = {source.name for source in compiler.sources()}
     assert {"kernels.cpp", "kernel.hpp", "interface.cpp", "saccade_ops.h"} <= names
-    assert {each.parent.name for each in compiler.sources()} >= {
+    assert {source.parent.name for source in compiler.sources()} >= {
         "native",
         "sparsemax",
         "svpn",
@@ -175,6 +175,6 @@ def test_every_source_counts() -> None:
     }
 
 
-def test_other_processors_get_the_portable_kernels_only() -> None:
-    kernels = [each for each in compiler.units("aarch64") if each.source == "kernels.cpp"]
-    assert [each.flags for each in kernels] == [("-DSACCADE_TARGET=baseline",)]
+def test_other_cpus_get_the_portable_kernels_only() -> None:
+    kernels = [unit for unit in compiler.units("aarch64") if unit.source == "kernels.cpp"]
+    assert [kernel.flags for kernel in kernels] == [("-DSACCADE_TARGET=baseline",)]

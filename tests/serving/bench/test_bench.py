@@ -15,8 +15,8 @@ from folder_walk import MOST, FolderWalk, walked
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.frontier import read_frontier
-from saccade.export.evaluation.subject import trained_on
-from saccade.serving.bench import bench as verb
+from saccade.export.evaluation.evaluated_model import trained_on
+from saccade.serving.bench import bench as bench_module
 from saccade.serving.bench import in_process
 from saccade.serving.bench.bench import BenchReport, bench
 from saccade.serving.bench.in_process import BATCHES, Calls
@@ -71,19 +71,19 @@ def test_the_folder_is_read_once(watched: tuple[BenchReport, FolderWalk]) -> Non
 
 def test_every_variant_is_measured_in_process_and_served(served: BenchReport) -> None:
     full = json.loads((served.folder / "report.json").read_bytes())
-    assert [each["variant"] for each in full["variants"]] == VARIANTS
-    for each in full["variants"]:
-        inside, samples = each["in_process"], each["samples"]
+    assert [variant["variant"] for variant in full["variants"]] == VARIANTS
+    for variant in full["variants"]:
+        inside, samples = variant["in_process"], variant["samples"]
         assert inside["threads"] == 1
         rates = {size: inside[f"batch_{size}"]["inferences_per_second"] for size in BATCHES}
         assert rates[inside["best_batch"]] >= 0.95 * max(rates.values())
-        assert set(each["grpc"]) == {"concurrency_1", "concurrency_4", "router_concurrency_1"}
-        for name, point in each["grpc"].items():
+        assert set(variant["grpc"]) == {"concurrency_1", "concurrency_4", "router_concurrency_1"}
+        for name, point in variant["grpc"].items():
             latencies = [ms for one in samples["grpc"][name] for ms in one["latencies_ms"]]
             assert point["requests"] == len(latencies) > 0
             assert point["p50_ms"] <= point["p95_ms"] <= point["p99_ms"] <= max(latencies) + 1e-3
             assert 0 < point["client_cpu_share"] <= 1
-        (file,) = each["files"]
+        (file,) = variant["files"]
         assert file["multiply_adds"] > 0 and file["peak_activation_bytes"] > 0
     assert full["machine"]["runtime"].startswith("onnxruntime ")
     assert full["server"].startswith("triton ")
@@ -100,17 +100,17 @@ def test_the_score_is_the_hand_count_on_the_test_split(
     from saccade.models.data.datasets import load_data
 
     test = load_data(str(data), "test")
-    for each in served.full["variants"]:
-        path = str(tiny_folder / f"{each['variant']}.onnx")
+    for variant in served.full["variants"]:
+        path = str(tiny_folder / f"{variant['variant']}.onnx")
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         answers = [
             int(session.run(["logits"], {"image": image[None]})[0].argmax())
             for image in test.images
         ]
         hits = [int(a == b) for a, b in zip(answers, test.labels, strict=True)]
-        assert each["samples"]["values"] == hits
-        assert each["score"]["value"] == pytest.approx(np.mean(hits), abs=1e-6)
-        low, high = each["score"]["interval"]
+        assert variant["samples"]["values"] == hits
+        assert variant["score"]["value"] == pytest.approx(np.mean(hits), abs=1e-6)
+        low, high = variant["score"]["interval"]
         assert low < np.mean(hits) < high
 
 
@@ -148,10 +148,12 @@ def test_larger_batches_are_left_out_where_one_call_takes_too_long(monkeypatch) 
         inputs={"image": np.zeros((3, 2))},
         run=lambda given: sizes.append(len(given["image"])) or given,
     )
-    found = in_process.measure({"slow": work}, seconds=0.0, rounds=2, advance=lambda *_, **__: None)
+    measured = in_process.measure(
+        {"slow": work}, seconds=0.0, rounds=2, advance=lambda *_, **__: None
+    )
     # Two rounds of batches of one, warmed up once; no figure for the others.
     assert sizes == [1, 1, 1]
-    assert set(found["slow"].summary()) == {"threads", "best_batch", "batch_1"}
+    assert set(measured["slow"].summary()) == {"threads", "best_batch", "batch_1"}
 
 
 def test_the_default_data_is_what_the_model_was_trained_on(folder: Path) -> None:
@@ -183,7 +185,7 @@ def test_an_interrupted_run_leaves_all_as_it_was(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    owner, name = (in_process, "measure") if stage == "measuring" else (verb.report, "draw")
+    owner, name = (in_process, "measure") if stage == "measuring" else (bench_module.report, "draw")
     monkeypatch.setattr(owner, name, interrupt)
     with pytest.raises(KeyboardInterrupt):
         bench(folder, options)

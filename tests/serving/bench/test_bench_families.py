@@ -38,7 +38,7 @@ LIMIT = 24
 
 
 def words_of(family: str) -> dict[str, Any]:
-    """What the data decides about a configuration."""
+    """Configuration words that the data decides."""
     from saccade.models.data.captions import CAPTION_WORDS
     from saccade.models.data.questions import ANSWERS, QUESTION_WORDS
 
@@ -61,9 +61,9 @@ def exported(family: str, place: Path) -> Path:
     rng = np.random.default_rng(0)
     side = (config.height_px, config.width_px, 3)
     arrays = {"image": rng.integers(0, 256, (256, *side), dtype=np.uint8)}
-    for part in model.parts():
-        if part.random and not part.real:
-            arrays = part.random(rng, 256) | arrays
+    for component in model.components():
+        if component.random and not component.real:
+            arrays = component.random(rng, 256) | arrays
     arrays.pop("initial_state", None)
     path = place / f"{family}.safetensors"
     save(
@@ -81,7 +81,7 @@ def exported(family: str, place: Path) -> Path:
 
 
 # Questions are measured as plain images are.
-@pytest.fixture(scope="module", params=[each for each in SIZES if each != "vqa"])
+@pytest.fixture(scope="module", params=[size for size in SIZES if size != "vqa"])
 def measured(
     request: pytest.FixtureRequest, needs_server: None, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, BenchReport]:
@@ -95,22 +95,22 @@ def measured(
 
 def test_each_request_is_measured_where_it_can_be_asked(measured: tuple[str, BenchReport]) -> None:
     family, report = measured
-    for each in report.full["variants"]:
+    for variant in report.full["variants"]:
         # Kernels unless none can be built here, and the report says which; the others call no op.
         ran = "kernels" if available_library() else "bodies"
-        assert each["ops"] == (ran if family == "captioner" else None)
+        assert variant["ops"] == (ran if family == "captioner" else None)
         routed, direct = {"router_concurrency_1"}, {"concurrency_1", "concurrency_2"}
         # Only the router makes a caption.
         more = {"router_concurrency_2"} if family == "captioner" else direct
         expected = routed | more
         beside = {"text"} if family == "sparo" else set()
-        assert set(each["grpc"]) == expected | beside
-        assert beside <= set(each["in_process"])
+        assert set(variant["grpc"]) == expected | beside
+        assert beside <= set(variant["in_process"])
         for role in beside:
-            assert set(each["grpc"][role]) == expected
-            assert each["in_process"][role]["batch_64"]["inferences_per_second"] > 0
-            assert set(each["samples"][role]["grpc"]) == expected
-        assert len(each["files"]) == {"vqa": 1}.get(family, 2)
+            assert set(variant["grpc"][role]) == expected
+            assert variant["in_process"][role]["batch_64"]["inferences_per_second"] > 0
+            assert set(variant["samples"][role]["grpc"]) == expected
+        assert len(variant["files"]) == {"vqa": 1}.get(family, 2)
 
 
 def test_the_score_is_the_familys_and_reaches_the_frontier(
@@ -142,8 +142,8 @@ def test_the_measured_folder_is_deployed_with_its_scores(
     from saccade.serving.repository.options import RepositoryOptions
 
     family, report = measured
-    found = deploy(report.folder.parent / "folder", RepositoryOptions(out=tmp_path / "out"))
-    assert not found.unmeasured
+    deployment = deploy(report.folder.parent / "folder", RepositoryOptions(out=tmp_path / "out"))
+    assert not deployment.unmeasured
     routes: dict[str, Any] = json.loads((tmp_path / f"out/{family}/1/routes.json").read_bytes())
     for route, each in zip(routes["variants"], report.full["variants"], strict=True):
         assert route["name"] == each["variant"]
@@ -162,4 +162,6 @@ def test_the_report_names_the_score_and_its_unit(measured: tuple[str, BenchRepor
     assert (f"{name} %" in shown) == (unit == "share")
     assert name in shown and "…" not in shown
     page = (report.folder / "report.html").read_text()
-    assert all(file["name"] in page for each in report.full["variants"] for file in each["files"])
+    assert all(
+        file["name"] in page for variant in report.full["variants"] for file in variant["files"]
+    )

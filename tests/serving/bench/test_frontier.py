@@ -26,7 +26,7 @@ def entry(variant="nac-b1000-fp32", *, sha256="a" * 64, correct=None, speed=100.
     made = entry_of(
         {
             "variant": variant, "sha256": sha256, "budget": 1.0, "precision": "fp32",
-            "runtime": "onnxruntime 1.31.1 CPU", "device": "a processor, 2 cores",
+            "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU, 2 cores",
             "score": {
                 "name": "top-1", "value": hits / n, "higher_is_better": True, "unit": "fraction",
                 "n": n, "interval": list(wilson(hits, n)), "data": "digits",
@@ -69,7 +69,7 @@ def test_dominated_only_beyond_the_paired_interval(case):
         entry("fast", sha256="b" * 64, correct=fast, speed=float(fast_speed)),
     )
     marked = mark_dominated(entries, {"slow": slow, "fast": fast})
-    assert {each.variant: each.dominated_by for each in marked} == expected
+    assert {entry.variant: entry.dominated_by for entry in marked} == expected
 
 
 def test_embeddings_compete_by_their_bytes_and_not_by_time():
@@ -79,7 +79,7 @@ def test_embeddings_compete_by_their_bytes_and_not_by_time():
         replace(entry("smaller", sha256="c" * 64, correct=BAD), embedding_bytes=512),
     ]
     values = {"large": BAD, "small": GOOD, "smaller": BAD}
-    marked = {each.variant: each.dominated_by for each in mark_dominated(entries, values)}
+    marked = {entry.variant: entry.dominated_by for entry in mark_dominated(entries, values)}
     # Of two that dominate the better one is named, though the other saves more.
     assert marked == {"large": "small", "small": None, "smaller": None}
 
@@ -94,13 +94,13 @@ def test_any_values_compete_in_the_direction_of_their_score(higher):
         entry("fast", sha256="b" * 64, correct=GOOD, speed=200.0),
     ]
     entries = [
-        replace(each, score=replace(each.score, higher_is_better=higher)) for each in entries
+        replace(entry, score=replace(entry.score, higher_is_better=higher)) for entry in entries
     ]
     best, worst = (high, low) if higher else (low, high)
     marked = mark_dominated(entries, {"slow": worst, "fast": best})
-    assert [each.dominated_by for each in marked] == ["fast", None]
+    assert [entry.dominated_by for entry in marked] == ["fast", None]
     marked = mark_dominated(entries, {"slow": best, "fast": worst})
-    assert [each.dominated_by for each in marked] == [None, None]
+    assert [entry.dominated_by for entry in marked] == [None, None]
 
 
 def test_another_device_dominates_nobody():
@@ -109,7 +109,7 @@ def test_another_device_dominates_nobody():
         entry("fast", sha256="b" * 64, correct=GOOD, speed=900.0, device="elsewhere"),
     )
     marked = mark_dominated(entries, {"slow": BAD, "fast": GOOD})
-    assert [each.dominated_by for each in marked] == [None, None]
+    assert [entry.dominated_by for entry in marked] == [None, None]
 
 
 def test_speed_is_the_servers_where_it_was_measured():
@@ -147,19 +147,19 @@ def test_merge_replaces_the_same_and_keeps_the_rest(folder):
     full, half = (measured(folder, f"nac-b{mille}-fp32") for mille in ("1000", "0500"))
     ArtefactFolder(folder).merge([full, half])
     elsewhere, again = replace(full, device="elsewhere"), replace(half, top5=0.5)
-    found = ArtefactFolder(folder).merge([elsewhere, again])
-    assert read_frontier(folder / FILE_NAME) == found
-    assert sorted((each.variant, each.device, each.top5) for each in found.entries) == sorted(
-        (each.variant, each.device, each.top5) for each in (full, elsewhere, again)
-    )
+    frontier = ArtefactFolder(folder).merge([elsewhere, again])
+    assert read_frontier(folder / FILE_NAME) == frontier
+    assert sorted(
+        (entry.variant, entry.device, entry.top5) for entry in frontier.entries
+    ) == sorted((entry.variant, entry.device, entry.top5) for entry in (full, elsewhere, again))
 
 
 def test_merge_drops_what_was_measured_of_other_bytes(folder):
     path = folder / FILE_NAME
     ArtefactFolder(folder).merge([measured(folder, "nac-b1000-fp32")])
     path.write_text(path.read_text().replace(measured(folder, "nac-b1000-fp32").sha256, "f" * 64))
-    found = ArtefactFolder(folder).merge([measured(folder, "nac-b0500-fp32")])
-    assert [each.variant for each in found.entries] == ["nac-b0500-fp32"]
+    frontier = ArtefactFolder(folder).merge([measured(folder, "nac-b0500-fp32")])
+    assert [entry.variant for entry in frontier.entries] == ["nac-b0500-fp32"]
 
 
 def test_merge_refuses_another_model(folder):
@@ -192,10 +192,10 @@ WRONG = {
     "a point without p95": (lambda _, one: one["in_process"]["batch_1"].pop("p95_ms"), "p95_ms"),
     "an unmeasured best batch": (lambda _, one: one["in_process"].update(best_batch=3), "batch_3"),
     "text for bytes": (lambda _, one: one.update(embedding_bytes="1"), "found '1'"),
-    "a part without p95": (
+    "a component without p95": (
         lambda _, one: one["in_process"].update(text={"batch_1": {}}), "in_process: text: batch_1",
     ),
-    "an unknown part": (lambda _, one: one["in_process"].update(speech={}), "'speech'"),
+    "an unknown component": (lambda _, one: one["in_process"].update(speech={}), "'speech'"),
     "twice the same": (lambda file, one: file["entries"].append(one), "twice"),
 }  # fmt: skip
 

@@ -82,11 +82,13 @@ def test_counts_and_durations_are_the_servers(generator: LoadGenerator, fake) ->
     assert result.client_cpu_s > 0
     assert sum(result.server_cpu_s.values()) > 0
 
-    found = point(stream("steady", 4), [result])
-    assert found["p50_ms"] == pytest.approx(np.percentile(latencies, 50), abs=1e-3)
-    assert found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"] <= latencies.max() + 1e-3
-    assert found["inferences_per_second"] == pytest.approx(len(latencies) / result.seconds, abs=0.1)
-    assert 0 < found["client_cpu_share"] < 1
+    figures = point(stream("steady", 4), [result])
+    assert figures["p50_ms"] == pytest.approx(np.percentile(latencies, 50), abs=1e-3)
+    assert figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"] <= latencies.max() + 1e-3
+    assert figures["inferences_per_second"] == pytest.approx(
+        len(latencies) / result.seconds, abs=0.1
+    )
+    assert 0 < figures["client_cpu_share"] < 1
 
 
 def test_streams_run_together_and_are_told_apart(generator: LoadGenerator) -> None:
@@ -117,7 +119,7 @@ def test_a_dead_load_process_is_an_error_and_no_hang(fake) -> None:
             started.run(order, seconds=0.1, warmup_s=0)
 
 
-def test_processor_time_is_of_the_process_and_its_children() -> None:
+def test_cpu_time_is_of_the_process_and_its_children() -> None:
     assert os.getpid() in family_of(os.getppid())
     before = sum(cpu_seconds(family_of(os.getpid())).values())
     end = time.process_time() + 0.2
@@ -140,7 +142,7 @@ def plain(model: str) -> service_pb2.ModelInferRequest:
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> int:
-    """How many requests a Poisson process of this seed sends."""
+    """Number of requests that a Poisson process of this seed sends."""
     rng, now, count = random.Random(seed), 0.0, 0
     while (now := now + rng.expovariate(rate)) < seconds:
         count += 1
@@ -153,30 +155,30 @@ def test_open_load_does_not_wait_for_answers(fake):
         (with_timeout(plain("slow"), 1),), rate=1000, seconds=1, deadline_s=0.2, seed=3
     )
     with OpenLoad(fake[1]) as load:
-        found = load.run(order)
+        result = load.run(order)
         again = load.run(order)
-    assert found.sent == again.sent == arrivals(1000, 1, seed=3)
-    assert sum(found.statuses().values()) == found.sent == len(found.lag_ms)
-    assert set(found.statuses()) == {"OK", "DEADLINE_EXCEEDED"}
-    assert max(found.answered_ms) >= 1e3 * DELAY_S and found.client_cpu_s > 0
+    assert result.sent == again.sent == arrivals(1000, 1, seed=3)
+    assert sum(result.statuses().values()) == result.sent == len(result.lag_ms)
+    assert set(result.statuses()) == {"OK", "DEADLINE_EXCEEDED"}
+    assert max(result.answered_ms) >= 1e3 * DELAY_S and result.client_cpu_s > 0
 
 
 def test_open_load_waits_for_the_last_answers(fake):
     order = Arrivals((plain("slow").SerializeToString(),), rate=1000, seconds=0.2, deadline_s=60)
     with OpenLoad(fake[1]) as load:
-        found = load.run(order)
-    assert found.statuses() == {"OK": found.sent}
-    assert 0 < found.after_end <= found.sent
+        result = load.run(order)
+    assert result.statuses() == {"OK": result.sent}
+    assert 0 < result.after_end <= result.sent
 
 
 def test_open_load_tells_refusals_apart(fake):
     order = Arrivals((plain("failing").SerializeToString(),), rate=100, seconds=0.3, deadline_s=30)
     with OpenLoad(fake[1]) as load:
-        found = load.run(order)
-    assert found.statuses() == {"OK": 0, "UNAVAILABLE": found.sent}
-    assert found.first_errors == {"UNAVAILABLE": "the queue of failing is full"}
-    assert quantiles(found.answered_ms) is None
-    assert quantiles(found.failed_ms["UNAVAILABLE"])["p50"] > 0
+        result = load.run(order)
+    assert result.statuses() == {"OK": 0, "UNAVAILABLE": result.sent}
+    assert result.first_errors == {"UNAVAILABLE": "the queue of failing is full"}
+    assert quantiles(result.answered_ms) is None
+    assert quantiles(result.failed_ms["UNAVAILABLE"])["p50"] > 0
 
 
 def test_open_load_says_when_its_process_ended(fake):
@@ -199,8 +201,8 @@ def test_mapped_files_can_be_left_out(tmp_path):
     path.write_bytes(os.urandom(2**20) * 32)
 
     def held(**how):
-        (found,) = memory_mib([os.getpid()], **how).values()
-        return found
+        (mib,) = memory_mib([os.getpid()], **how).values()
+        return mib
 
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         before = held(), held(files=False)

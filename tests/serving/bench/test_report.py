@@ -84,7 +84,7 @@ def full() -> dict[str, Any]:
         "version": report.VERSION,
         "model": "nac",
         "data": {"name": "digits-sum & <script>", "sha256": "cd" * 32, "n": 599},
-        "machine": {"device": "A Processor, 2 cores", "runtime": "onnxruntime 1.31.1 CPU"},
+        "machine": {"device": "A CPU, 2 cores", "runtime": "onnxruntime 1.31.1 CPU"},
         "date": "2026-11-21T02:30:00+00:00",
         "server": "triton 2.51.0",
         "variants": [
@@ -105,19 +105,19 @@ def rendered(content: Any) -> str:
 
 def test_the_tables_hold_every_variant_and_fit_80_columns(full: dict[str, Any]) -> None:
     text = rendered(report.render(full))
-    for each in full["variants"]:
-        assert text.count(each["variant"]) >= 4
+    for variant in full["variants"]:
+        assert text.count(variant["variant"]) >= 4
     assert "…" not in text
     assert re.search(r"nac-b0500-fp32 .*85\.00 .*nac-b1000-fp32", text)
     assert re.search(r"nac-b0125-fp32 .*7,800 .*3,900", text)
     assert "9.00/18.0/270" in text
-    assert "A Processor, 2 cores" in text and "triton 2.51.0" in text
+    assert "A CPU, 2 cores" in text and "triton 2.51.0" in text
 
 
 def test_without_a_server_the_report_says_so(full: dict[str, Any], tmp_path: Path) -> None:
     full["server"] = None
-    for each in full["variants"]:
-        each["grpc"] = None
+    for variant in full["variants"]:
+        variant["grpc"] = None
     report.write_report(full, tmp_path)
     text = rendered(report.render(full))
     assert "Latency" not in text and "without a server" in text
@@ -135,16 +135,16 @@ def test_the_page_is_whole_without_a_network(full: dict[str, Any], tmp_path: Pat
     own = page.replace(base64.b64encode(picture).decode(), "")
     assert not re.search(r"https?:|//[a-z]|<link|@import|url\(|<script", own)
     assert "&lt;script&gt;" in page
-    for each in full["variants"]:
-        assert page.count(each["variant"]) >= 3
+    for variant in full["variants"]:
+        assert page.count(variant["variant"]) >= 3
 
 
 def test_names_are_text_in_picture_and_page(full: dict[str, Any], tmp_path: Path) -> None:
     hostile = '"><img src=x onerror=alert(1)>$\\frac{$ ${title}'
     full["model"] = full["data"]["name"] = full["machine"]["device"] = hostile
-    for each in full["variants"]:
-        each["variant"] = each["files"][0]["name"] = hostile
-        each["score"]["name"] = each["unit"] = hostile
+    for variant in full["variants"]:
+        variant["variant"] = variant["files"][0]["name"] = hostile
+        variant["score"]["name"] = variant["unit"] = hostile
     full["failed"] = [{"variant": hostile, "stage": hostile, "reason": hostile}]
     report.write_report(full, tmp_path)
     page = (tmp_path / "report.html").read_text()
@@ -199,7 +199,9 @@ def codes(full: dict[str, Any]) -> dict[str, Any]:
     return full
 
 
-def test_another_unit_and_a_second_part_read_well(codes: dict[str, Any], tmp_path: Path) -> None:
+def test_another_unit_and_a_second_component_read_well(
+    codes: dict[str, Any], tmp_path: Path
+) -> None:
     text = rendered(report.render(codes))
     assert "…" not in text
     # No per cent where there is none, a share beside it still in per cent.
@@ -243,7 +245,7 @@ def test_a_damaged_report_is_refused(full: dict[str, Any], tmp_path: Path) -> No
         path.write_text(json.dumps(full | {key: value}))
         with pytest.raises(SaccadeError, match="damaged or was edited"):
             report.draw_again(path)
-    assert [each.name for each in tmp_path.iterdir()] == ["report.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_the_examples_are_what_their_committed_figures_give() -> None:

@@ -107,23 +107,23 @@ def test_a_failed_point_stands_in_the_report_and_the_others_are_measured(
     swept: SweepReport, asked: SweepOptions
 ) -> None:
     full = json.loads((asked.out / "report" / "report.json").read_bytes())
-    assert [each["variant"] for each in full["variants"]] == PASSED
+    assert [variant["variant"] for variant in full["variants"]] == PASSED
     assert swept.exit_code == 1
     (failed,) = full["failed"]
     assert (failed["variant"], failed["stage"], failed["reason"]) == (FAILED, "export", WHY)
     assert WHY in (asked.out / "report" / "report.html").read_text()
     entries = read_frontier(asked.out / "artefacts" / "frontier.json").entries
     assert {entry.variant for entry in entries} == set(PASSED)
-    for each in full["variants"]:
-        costs = each["costs"]
+    for variant in full["variants"]:
+        costs = variant["costs"]
         assert all(one["least"] <= one["value"] <= one["most"] for one in costs.values())
         # The runtime alone takes tens of MiB; a tiny model adds next to nothing.
-        assert 20 * 2**20 < costs["memory"]["value"] == each["memory_bytes"] < 500 * 2**20
+        assert 20 * 2**20 < costs["memory"]["value"] == variant["memory_bytes"] < 500 * 2**20
         assert costs["embedding bytes"]["value"] == 32 * 4
-        assert each["samples"]["memory"][0]["before_bytes"] < costs["memory"]["value"]
+        assert variant["samples"]["memory"][0]["before_bytes"] < costs["memory"]["value"]
         if asked.server:  # both precisions through a router, though it hides one of them
-            assert {"concurrency_1", "router_concurrency_1"} == set(each["grpc"])
-            assert costs["latency"]["value"] == each["grpc"]["router_concurrency_1"]["p95_ms"]
+            assert {"concurrency_1", "router_concurrency_1"} == set(variant["grpc"])
+            assert costs["latency"]["value"] == variant["grpc"]["router_concurrency_1"]["p95_ms"]
 
 
 def test_the_artefacts_serve_and_are_measured_as_they_are(
@@ -133,15 +133,15 @@ def test_the_artefacts_serve_and_are_measured_as_they_are(
     deployment = deploy(artefacts, RepositoryOptions(tmp_path / "repository"))
     assert (sorted(deployment.variants), deployment.unmeasured) == (sorted(PASSED), ())
     options = BenchOptions(tmp_path / "report", asked.data, server=False, seconds=0.01, rounds=1)
-    found = bench(artefacts, options).full["variants"]
-    assert [each["variant"] for each in found] == PASSED
-    for one, other in zip(found, swept.full["variants"], strict=True):
+    variants = bench(artefacts, options).full["variants"]
+    assert [each["variant"] for each in variants] == PASSED
+    for one, other in zip(variants, swept.full["variants"], strict=True):
         assert one["score"] == other["score"]
 
 
 def pieces(folder: Path) -> dict[str, int]:
-    found = (path for path in (folder / "points").rglob("*.json") if not path.name.startswith("."))
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in found}
+    paths = (path for path in (folder / "points").rglob("*.json") if not path.name.startswith("."))
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in paths}
 
 
 def test_killed_it_goes_on_and_does_nothing_twice(
@@ -173,9 +173,11 @@ def test_killed_it_goes_on_and_does_nothing_twice(
     assert exports.call_args.args[1] == {}
     after = pieces(folder)
     assert kept.items() <= after.items() and set(after) == set(done)
-    assert [each["variant"] for each in again.full["variants"]] == PASSED and again.exit_code == 1
+    assert [
+        variant["variant"] for variant in again.full["variants"]
+    ] == PASSED and again.exit_code == 1
     assert again.full["date"] == "2096-10-02T07:06:40+00:00"  # of the newest piece, not of the page
-    assert [each.name for each in folder.glob(".*")] == [".lock"]
+    assert [path.name for path in folder.glob(".*")] == [".lock"]
 
 
 def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
@@ -186,25 +188,25 @@ def test_what_cannot_be_measured_fails_alone_and_is_tried_again_when_asked(
     (folder / "points" / PASSED[2] / ".export.half").mkdir()  # of a process that was killed
     options = replace(asked, out=folder)
     with mock.patch.object(turns.Worker, "ask", side_effect=WorkerEnded("killed", "Killed")):
-        found = sweep(tiny_checkpoint, options)
-    assert [each["variant"] for each in found.full["variants"]] == PASSED[:2]
-    failed = {each.variant: (each.stage, each.reason) for each in found.failures}
+        report = sweep(tiny_checkpoint, options)
+    assert [variant["variant"] for variant in report.full["variants"]] == PASSED[:2]
+    failed = {failure.variant: (failure.stage, failure.reason) for failure in report.failures}
     assert failed[PASSED[2]][0] == "measure" and "(killed): Killed" in failed[PASSED[2]][1]
-    left = {each.variant.name for each in ArtefactFolder(folder / "artefacts").manifests}
+    left = {manifest.variant.name for manifest in ArtefactFolder(folder / "artefacts").manifests}
     assert left == set(PASSED[:2]) and not list(folder.rglob(".export*"))
     with mock.patch.object(ready, "each_alone", prepared_from(folder)):
         again = sweep(tiny_checkpoint, replace(options, retry=True))
-    assert [each["variant"] for each in again.full["variants"]] == PASSED
-    assert [each.variant for each in again.failures] == [FAILED]
+    assert [variant["variant"] for variant in again.full["variants"]] == PASSED
+    assert [failure.variant for failure in again.failures] == [FAILED]
 
 
 def processes_of(folder: Path) -> list[int]:
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if f"SWEPT={folder}".encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+                processes.append(int(path.parent.name))
+    return processes
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {

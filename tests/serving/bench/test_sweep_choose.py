@@ -43,7 +43,7 @@ def entry(name: str, sha256: str, budget: float, **changes: Any) -> Entry:
     return entry_of(
         {
             "variant": name, "sha256": sha256, "budget": float(budget), "precision": "fp32",
-            "runtime": "onnxruntime 1.31.1 CPU", "device": "a processor, 2 cores",
+            "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU, 2 cores",
             "score": {
                 "name": "top-1", "value": score, "higher_is_better": True, "unit": "share",
                 "n": 100, "interval": [bound, 1.0], "data": "digits", "data_sha256": "d" * 64,
@@ -59,17 +59,17 @@ def entry(name: str, sha256: str, budget: float, **changes: Any) -> Entry:
 @pytest.fixture(scope="module")
 def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = Path(shutil.copytree(tiny_folder, tmp_path_factory.mktemp("choose") / "nac"))
-    found = [
-        entry(each.variant.name, each.file.sha256, each.variant.budget)
-        for each in ArtefactFolder(place).manifests
+    entries = [
+        entry(manifest.variant.name, manifest.file.sha256, manifest.variant.budget)
+        for manifest in ArtefactFolder(place).manifests
     ]
-    ArtefactFolder(place).merge(found)
+    ArtefactFolder(place).merge(entries)
     return place
 
 
 @pytest.fixture(scope="module")
 def router(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the router over that folder answers: its own code on its own file."""
+    """Answer of the router over that folder: its own code on its own file."""
     place = tmp_path_factory.mktemp("router") / "repository"
     deploy(folder, RepositoryOptions(place))
     sys.path.insert(0, str(place / "nac" / "1"))
@@ -108,17 +108,17 @@ def test_it_chooses_what_the_router_chooses_and_knows_when_that_changes(
 ) -> None:
     for value in VALUES[parameter]:
         given = str(value) if parameter == "budget" else value
-        found = choose(folder, ChooseOptions(**{parameter: given}))
-        assert found.chosen == router(parameter, value)
-        for change in found.changes:
+        choice = choose(folder, ChooseOptions(**{parameter: given}))
+        assert choice.chosen == router(parameter, value)
+        for change in choice.changes:
             step, up = change["value"], change["when"] in ("at least", "above")
             at = beside(parameter, step, math.inf if up else -math.inf)
             at = step if change["when"] in ("at least", "at most") else at
             if parameter == "min_score" and at > 1:
                 continue
-            assert router(parameter, at) == change["variant"] != found.chosen
+            assert router(parameter, at) == change["variant"] != choice.chosen
             between = beside(parameter, at, value)
-            assert up == (at > value) and router(parameter, between) == found.chosen
+            assert up == (at > value) and router(parameter, between) == choice.chosen
 
 
 def chosen(folder: Path, **asked: Any) -> Choice:
@@ -126,19 +126,19 @@ def chosen(folder: Path, **asked: Any) -> Choice:
 
 
 def test_the_reasons_name_the_runner_up_and_the_figures(folder: Path) -> None:
-    found = chosen(folder, min_score=0.9)
-    assert (found.chosen, found.runner_up) == ("nac-b0250-fp32", "nac-b0500-fp32")
-    assert found.why == (
+    choice = chosen(folder, min_score=0.9)
+    assert (choice.chosen, choice.runner_up) == ("nac-b0250-fp32", "nac-b0500-fp32")
+    assert choice.why == (
         "the fastest of 3 variants with a top-1 whose lower 95 % bound is at least 0.9"
     )
-    assert found.changes == (
+    assert choice.changes == (
         {"when": "at most", "value": 0.78, "variant": "nac-b0125-fp32"},
         {"when": "above", "value": 0.915, "variant": "nac-b0500-fp32"},
     )
-    figures = {each["variant"]: each for each in found.to_dict()["variants"]}
+    figures = {variant["variant"]: variant for variant in choice.to_dict()["variants"]}
     assert figures["nac-b0250-fp32"]["inferences_per_second"] == 1800
     assert figures["nac-b0250-fp32"]["memory_bytes"] == BYTES
-    # Of equal scores the faster; a setting's name is a budget.
+    # Of equal scores the faster; a budget's name is a budget.
     assert chosen(folder, max_latency_ms=5).chosen == "nac-b0250-fp32"
     assert chosen(folder, budget="b0500").chosen == "nac-b0500-fp32"
 
@@ -148,7 +148,7 @@ def test_the_command_says_why_and_none_is_exit_1(folder: Path, capsys: Any) -> N
     said = capsys.readouterr().out
     assert said.startswith("nac-b0125-fp32: the best-scoring, then the faster, of 1 variant with a")
     assert "--max-latency-ms at least 5: nac-b0250-fp32." in said and "3,600" in said
-    assert "Measured on a processor, 2 cores, onnxruntime 1.31.1 CPU." in said
+    assert "Measured on a CPU, 2 cores, onnxruntime 1.31.1 CPU." in said
     assert "bytes" not in said
     assert run(["choose", str(folder), "--min-score", "0.99", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
@@ -161,8 +161,8 @@ WRONG = {
     "two asked": (["--budget", "1", "--min-score", "1"], "found --budget and --min-score"),
     "a score in per cent": (["--min-score", "95"], "expected a number from 0 to 1"),
     "no number": (["--max-latency-ms", "nan"], "above 0"),
-    "an unknown setting": (["--budget", "half"], "or a setting's name"),
-    "another device": (["--min-score", "0.5", "--device", "a GPU"], "a processor, 2 cores"),
+    "an unknown budget": (["--budget", "half"], "or a budget's name"),
+    "another device": (["--min-score", "0.5", "--device", "a GPU"], "a CPU, 2 cores"),
 }
 
 
@@ -184,8 +184,8 @@ def test_without_figures_only_a_budget_can_be_asked(tiny_folder: Path) -> None:
 def test_embeddings_are_shown_with_their_bytes(folder: Path, tmp_path: Path, capsys: Any) -> None:
     place = Path(shutil.copytree(folder, tmp_path / "nac"))
     content = json.loads((place / "frontier.json").read_bytes())
-    for each in content["entries"]:
-        each["embedding_bytes"] = 4096
+    for entry in content["entries"]:
+        entry["embedding_bytes"] = 4096
     (place / "frontier.json").write_text(json.dumps(content))
     assert run(["choose", str(place), "--budget", "1"]) == 0
     said = capsys.readouterr().out
@@ -209,11 +209,11 @@ def test_what_single_rounds_say_holds_what_all_say_together() -> None:
     ready: Any = SimpleNamespace(variant=SimpleNamespace(main=SimpleNamespace(outputs=())))
     memory = [{"resident_bytes": 2**26, "batch": 8}] * 2
     given = replace(entry(name, "a" * 64, 1.0), grpc={"router_concurrency_1": point(10.0, 8.0)})
-    found = figures(ready, [], {place: [window] * 2}, memory, given)
-    latency = found["latency"]
+    by_name = figures(ready, [], {place: [window] * 2}, memory, given)
+    latency = by_name["latency"]
     assert (latency.value, latency.least, latency.most) == (8.0, pytest.approx(4.4), 8.0)
     assert latency.of == "95th percentile of a request through the router, one client"
-    assert found["throughput"].of == "through the router, clients at a time: 1"
+    assert by_name["throughput"].of == "through the router, clients at a time: 1"
 
 
 def test_each_cost_has_a_frontier_of_its_own() -> None:
@@ -230,12 +230,12 @@ def test_each_cost_has_a_frontier_of_its_own() -> None:
         }
 
     by_variant = dict(zip(names, (costs(100, 5), costs(90, 4), costs(95, 6)), strict=True))
-    marked, found = frontiers(entries, by_variant, values)
+    marked, by_cost = frontiers(entries, by_variant, values)
     worse, small, quick = names
     # The worse one is the fastest; of the two with the same answers each wins where it is cheaper.
-    assert found["throughput"] == {worse: None, small: quick, quick: None}
-    assert found["memory"] == {worse: small, small: None, quick: small}
+    assert by_cost["throughput"] == {worse: None, small: quick, quick: None}
+    assert by_cost["memory"] == {worse: small, small: None, quick: small}
     del by_variant[quick]["memory"]
     assert set(frontiers(entries, by_variant, values)[1]) == {"throughput"}
     # The table's own word is about the speed in the entries, where the last is the fastest.
-    assert [each.dominated_by for each in marked] == [quick, quick, None]
+    assert [entry.dominated_by for entry in marked] == [quick, quick, None]

@@ -5,7 +5,7 @@ import pytest
 
 from saccade.errors import SaccadeError
 from saccade.serving.bench.sweep import state
-from saccade.serving.bench.sweep.state import opened
+from saccade.serving.bench.sweep.state import open_repository
 
 IDENTITY = {"checkpoint": "a"}
 
@@ -13,7 +13,7 @@ IDENTITY = {"checkpoint": "a"}
 def test_killed_at_its_first_step_it_is_begun_again(tmp_path):
     for name in (".lock", ".sweep.json.saccade-abcd1234"):
         (tmp_path / name).write_bytes(b"")
-    with opened(tmp_path, IDENTITY, force=False):
+    with open_repository(tmp_path, IDENTITY, force=False):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "sweep.json"]
 
@@ -21,13 +21,13 @@ def test_killed_at_its_first_step_it_is_begun_again(tmp_path):
 def test_a_folder_with_hidden_files_of_others_is_no_sweep(tmp_path):
     (tmp_path / ".git").mkdir()
     with pytest.raises(SaccadeError, match="is not a sweep"):
-        with opened(tmp_path, IDENTITY, force=False):
+        with open_repository(tmp_path, IDENTITY, force=False):
             pass
     assert (tmp_path / ".git").exists()
 
 
 def test_half_of_an_emptied_sweep_is_none(tmp_path, monkeypatch):
-    with opened(tmp_path, IDENTITY, force=False):
+    with open_repository(tmp_path, IDENTITY, force=False):
         pass
     for name in ("points/a/export", "points/b/export", "a-first"):
         (tmp_path / name).mkdir(parents=True)
@@ -37,17 +37,17 @@ def test_half_of_an_emptied_sweep_is_none(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(state, "_remove", killed)
-        with opened(tmp_path, IDENTITY, force=True):
+        with open_repository(tmp_path, IDENTITY, force=True):
             pass
     with pytest.raises(SaccadeError, match="--force"):
-        with opened(tmp_path, IDENTITY, force=False):
+        with open_repository(tmp_path, IDENTITY, force=False):
             pass
-    with opened(tmp_path, IDENTITY, force=True):
+    with open_repository(tmp_path, IDENTITY, force=True):
         assert not (tmp_path / "points").exists()
 
 
 def test_halves_are_removed_however_deep_they_lie(tmp_path):
-    with opened(tmp_path, IDENTITY, force=False):
+    with open_repository(tmp_path, IDENTITY, force=False):
         halves = [tmp_path / name / ".x.partial" for name in ("artefacts", "points/a/export")]
         for half in halves:
             half.parent.mkdir(parents=True)

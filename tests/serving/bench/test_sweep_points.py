@@ -14,7 +14,7 @@ from saccade.export.artefact.folder import ArtefactFolder
 from saccade.serving.bench.sweep import point_process, ready
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.point_process import Refusal, Task
-from saccade.serving.bench.sweep.state import differences, opened
+from saccade.serving.bench.sweep.state import differences, open_repository
 from saccade.worker import Worker
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
@@ -39,8 +39,8 @@ def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Pat
         assert worker.ask(task, Refusal) == Refusal()
     (manifest,) = ArtefactFolder(tmp_path / "point" / "export").manifests
     assert manifest.parity.passed and manifest.variant.kept == 1
-    found = ready.read_found(json.loads((tmp_path / "point" / "score.json").read_bytes()))
-    assert found.samples.shape == (20,) and found.scores[0].n == 20
+    result = ready.read_result(json.loads((tmp_path / "point" / "score.json").read_bytes()))
+    assert result.samples.shape == (20,) and result.scores[0].n == 20
     (tmp_path / "point" / "score.json").unlink()
     (tmp_path / "point" / "export" / manifest.file.name).unlink()
     answer = point_process.main(task)
@@ -49,22 +49,22 @@ def test_a_point_is_exported_through_the_gate_in_a_child(tiny_nac, tmp_path: Pat
 
 def test_what_a_killed_sweep_had_begun_is_cleared_by_the_next(tmp_path: Path) -> None:
     half = tmp_path / "points" / "nac-b1000-fp32" / ".export.half"
-    with opened(tmp_path, {}, force=False):
+    with open_repository(tmp_path, {}, force=False):
         half.mkdir(parents=True)
-    assert [each.name for each in tmp_path.rglob(".*")] == [".lock"]
+    assert [path.name for path in tmp_path.rglob(".*")] == [".lock"]
     half.mkdir(parents=True)
-    with opened(tmp_path, {}, force=False):
-        assert [each.name for each in tmp_path.rglob(".*")] == [".lock"]
+    with open_repository(tmp_path, {}, force=False):
+        assert [path.name for path in tmp_path.rglob(".*")] == [".lock"]
 
 
 def test_a_sweep_in_which_nothing_was_done_may_become_another(tmp_path: Path) -> None:
     for rounds in (1, 2):
-        with opened(tmp_path, {"rounds": rounds}, force=False):
+        with open_repository(tmp_path, {"rounds": rounds}, force=False):
             assert differences(tmp_path, {"rounds": rounds}) == []
     (tmp_path / "points" / "nac-b1000-fp32").mkdir(parents=True)
     (tmp_path / "points" / "nac-b1000-fp32" / "score.json").write_text("{}")
     with pytest.raises(SaccadeError, match="rounds is 3, was 2"):
-        with opened(tmp_path, {"rounds": 3}, force=False):
+        with open_repository(tmp_path, {"rounds": 3}, force=False):
             pass
 
 

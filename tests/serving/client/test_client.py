@@ -54,9 +54,9 @@ def test_served_answer_equals_the_one_in_process(client, tiny_folder):
         session = ort.InferenceSession(tiny_folder / f"{variant}.onnx")
         names = ["probabilities", "embedding"]
         probabilities, embedding = session.run(names, {"image": batch})
-        found = client.embed(batch, budget=budget)
-        np.testing.assert_allclose(found.vectors, embedding, atol=1e-5)
-        assert found.variant == variant
+        embeddings = client.embed(batch, budget=budget)
+        np.testing.assert_allclose(embeddings.vectors, embedding, atol=1e-5)
+        assert embeddings.variant == variant
         answers = client.classify(batch, budget=budget, top=10)
         for answer, row in zip(answers, probabilities, strict=True):
             served = [dict(answer.labels)[f"digit {digit}"] for digit in range(10)]
@@ -108,9 +108,9 @@ def test_both_clients_have_the_methods_of_the_operations():
 
 
 def test_ready_asks_every_variant(client, server):
-    found = client.ready()
-    assert found and found.router
-    assert found.variants == dict.fromkeys(VARIANTS, True)
+    readiness = client.ready()
+    assert readiness and readiness.router
+    assert readiness.variants == dict.fromkeys(VARIANTS, True)
     assert routers_at(server.url) == ("nac",)
 
 
@@ -214,9 +214,9 @@ def test_embeddings_of_different_variants_do_not_mix(client, digit, tmp_path):
         save_embeddings(path, other_bytes, ["b"], append=True)
     assert path.read_bytes() == before
     save_embeddings(path, cheap, ["b"], append=True)
-    found, names = load_embeddings(path)
-    assert names == ("a", "b") and found.vectors.shape == (2, cheap.vectors.shape[1])
-    assert (found.variant, found.sha256) == (cheap.variant, cheap.sha256)
+    embeddings, names = load_embeddings(path)
+    assert names == ("a", "b") and embeddings.vectors.shape == (2, cheap.vectors.shape[1])
+    assert (embeddings.variant, embeddings.sha256) == (cheap.variant, cheap.sha256)
     save_embeddings(path, full, ["b", "c"], force=True)
     assert load_embeddings(path)[0].variant == VARIANTS[0]
 

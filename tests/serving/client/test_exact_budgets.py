@@ -30,7 +30,7 @@ from saccade.serving.repository.deploy import RepositoryOptions, deploy
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install 'saccade[cpu]'")
 
-FULL, TWO_THIRDS, SIXTH = (f"sparo-{each}-fp32" for each in ("b1000", "b0667", "b0167"))
+FULL, TWO_THIRDS, SIXTH = (f"sparo-{label}-fp32" for label in ("b1000", "b0667", "b0167"))
 STORED = {"b1000": 1.0, "b0667": 2 / 3, "b0167": 1 / 6}
 ROUNDED = {"b1000": 1.0, "b0667": 0.666667, "b0167": 0.166667}  # as it was stored once
 
@@ -74,14 +74,14 @@ def test_manifest_and_routes_hold_the_budget(
     folders: dict[str, Path], name: str, budgets: dict[str, float]
 ) -> None:
     manifests = ArtefactFolder(folders[name]).manifests
-    assert {each.variant.setting: each.variant.budget for each in manifests} == budgets
-    assert [each.variant.kept for each in manifests] == [4, 4, 3, 3, 1, 1]  # in two towers
+    assert {manifest.variant.setting: manifest.variant.budget for manifest in manifests} == budgets
+    assert [manifest.variant.kept for manifest in manifests] == [4, 4, 3, 3, 1, 1]  # in two towers
     repository = folders[name].with_name(f"{name}-repository")
     content = json.loads((repository / "sparo" / "1" / "routes.json").read_text())
-    assert {each["setting"]: each["budget"] for each in content["variants"]} == budgets
+    assert {variant["setting"]: variant["budget"] for variant in content["variants"]} == budgets
     reference = gate.Reference(load(folders[name] / "sparo.safetensors"))
-    for each in manifests:  # `verify` counts what the manifest counts
-        assert reference.setting(each.variant).kept == each.variant.kept
+    for manifest in manifests:  # `verify` counts what the manifest counts
+        assert reference.budget(manifest.variant).kept == manifest.variant.kept
 
 
 def test_a_manifest_that_was_counted_in_floats_is_verified_as_it_was_made(
@@ -90,10 +90,10 @@ def test_a_manifest_that_was_counted_in_floats_is_verified_as_it_was_made(
     checkpoint = tiny_nac(tmp_path / "nac.safetensors", modules=45, propagator_layers=1)
     reference = gate.Reference(checkpoint)
     written = ArtefactFolder(folders["exact"]).manifests[0].variant
-    for kept, found in ((31, 31), (32, 32), (30, 32)):  # 0.7 of 45 are 31.499999999999996
+    for kept, modules in ((31, 31), (32, 32), (30, 32)):  # 0.7 of 45 are 31.499999999999996
         entry = replace(written, setting="b0700", budget=Budget("0.7"), kept=kept, total=45)
-        setting = reference.setting(entry)
-        assert setting.kept == reference.variant(setting).config.modules == found
+        budget = reference.budget(entry)
+        assert budget.kept == reference.variant(budget).config.modules == modules
 
 
 SAID = [
@@ -119,9 +119,9 @@ def test_router_client_and_choose_take_the_same_variant(
 
 def test_choose_says_where_the_choice_changes(folders: dict[str, Path], capsys: Any) -> None:
     for folder in folders.values():
-        found = choose(folder, ChooseOptions(budget="2/3"))
-        assert found.value == 2 / 3 and "of 2 variants" in found.why
-        (below, above) = found.changes
+        answer = choose(folder, ChooseOptions(budget="2/3"))
+        assert answer.value == 2 / 3 and "of 2 variants" in answer.why
+        (below, above) = answer.changes
         assert (below["when"], below["variant"]) == ("below", SIXTH)
         assert f"{below['value']:g}" == "0.666667"
         assert above == {"when": "at least", "value": 1.0, "variant": FULL}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doctor finds, on this machine and on ones made up."""
+"""Findings of the doctor, on this machine and on ones made up."""
 
 import importlib.metadata
 import io
@@ -20,10 +20,10 @@ def pretend(monkeypatch):
         real = importlib.metadata.version
 
         def version(name: str) -> str:
-            found = versions.get(name.replace("-", "_"), ...)
-            if found is None:
+            own = versions.get(name.replace("-", "_"), ...)
+            if own is None:
                 raise importlib.metadata.PackageNotFoundError(name)
-            return real(name) if found is ... else found
+            return real(name) if own is ... else own
 
         monkeypatch.setattr(module.metadata, "version", version)
 
@@ -47,7 +47,7 @@ def test_this_machine_is_described():
     assert row(report, "numpy").found == importlib.metadata.version("numpy")
     json.dumps(report.to_dict())
     text = shown(report)
-    assert all(each.what in text for each in report.rows)
+    assert all(row.what in text for row in report.rows)
 
 
 def test_missing_package_names_its_use_and_the_pip_command(pretend):
@@ -67,8 +67,8 @@ def test_missing_core_package_is_a_failure(pretend):
 
 def test_both_runtimes_are_one_too_many(pretend):
     pretend(onnxruntime="1.31.1", onnxruntime_gpu="1.31.1")
-    found = row(doctor(), "onnxruntime")
-    assert not found.good and "uninstall both" in found.advice
+    runtime_row = row(doctor(), "onnxruntime")
+    assert not runtime_row.good and "uninstall both" in runtime_row.advice
     pretend(onnxruntime=None, onnxruntime_gpu="1.31.1")
     assert row(doctor(), "onnxruntime").good
 
@@ -85,8 +85,8 @@ def test_old_system_exports_but_does_not_serve(monkeypatch):
 def test_a_running_server_is_asked(server):
     report = doctor(server.url)
     assert report.exit_code == 0
-    (found,) = report.readiness
-    assert found.variants == dict.fromkeys(server.variants, True)
+    (readiness,) = report.readiness
+    assert readiness.variants == dict.fromkeys(server.variants, True)
     assert f"{server.url} nac-b0125-fp32: answers" in shown(report)
 
 

@@ -53,12 +53,12 @@ def asked(served):
         running, folder = served(family)
         client = Client(running.url, family)
         opened.append(client)
-        variants = {each.name: each for each in ArtefactFolder(folder).variants}
+        variants = {variant.name: variant for variant in ArtefactFolder(folder).variants}
 
         def run(variant, role, **inputs):
-            manifest = variants[variant].parts[role]
+            manifest = variants[variant].components[role]
             session = ort.InferenceSession(folder / manifest.file.name)
-            names = [each.name for each in manifest.outputs]
+            names = [value.name for value in manifest.outputs]
             return dict(zip(names, session.run(names, inputs), strict=True))
 
         return client, run
@@ -73,20 +73,20 @@ def test_sot_answers_at_each_of_its_heads(asked):
     assert client.ready()
     budgets = {1.0: "sot-exact-fp32", 0.4: "sot-class-fp32", "class": "sot-class-fp32"}
     for budget, name in budgets.items():
-        found = client.infer({"image": IMAGES}, budget=budget)
+        actual = client.infer({"image": IMAGES}, budget=budget)
         expected = run(name, "", image=IMAGES)
         for output, array in expected.items():
-            np.testing.assert_allclose(found[output], array, **CLOSE)
+            np.testing.assert_allclose(actual[output], array, **CLOSE)
         assert client.classify(IMAGES, budget=budget)[0].variant == name
-    with pytest.raises(SaccadeError, match=r"budget is 'slow', expected .* a setting's name"):
+    with pytest.raises(SaccadeError, match=r"budget is 'slow', expected .* a budget's name"):
         client.classify(IMAGES, budget="slow")
 
 
 def test_sparo_embeds_images_and_texts_by_the_same_variant(asked):
     client, run = asked("sparo")
     assert client.ready()
-    for budget, setting in ((1.0, "b1000"), ("1/6", "b0167"), (2 / 3, "b0667")):
-        name = f"sparo-{setting}-fp32"
+    for budget, budget_name in ((1.0, "b1000"), ("1/6", "b0167"), (2 / 3, "b0667")):
+        name = f"sparo-{budget_name}-fp32"
         images = client.embed(IMAGES, budget)
         texts = client.embed_text(["a red circle", "blue square"], budget)
         assert images.variant == texts.variant == name
@@ -105,16 +105,16 @@ def test_sparo_labels_of_the_request_and_of_the_deployment_agree(asked):
     client, run = asked("sparo")
     deployed = client.classify(IMAGES, top=3)
     given = client.classify(IMAGES, top=3, labels=LABELS, templates=TEMPLATES)
-    facts = client.view().facts("sparo-b1000-fp32")
-    prompts = [each.replace("{}", label) for label in LABELS for each in TEMPLATES]
-    codes = run("sparo-b1000-fp32", "text", tokens=encode_texts(facts, prompts))["embedding"]
+    metadata = client.view().runtime_metadata("sparo-b1000-fp32")
+    prompts = [template.replace("{}", label) for label in LABELS for template in TEMPLATES]
+    codes = run("sparo-b1000-fp32", "text", tokens=encode_texts(metadata, prompts))["embedding"]
     classes = class_vectors(codes.reshape(3, 2, -1))
-    logits = facts["logit_scale"] * client.embed(IMAGES).vectors @ classes.T
+    logits = metadata["logit_scale"] * client.embed(IMAGES).vectors @ classes.T
     chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     for row, one, other in zip(chances, deployed, given, strict=True):
         expected = dict(zip(LABELS, row, strict=True))
-        for found in (one, other):
-            assert dict(found.labels) == pytest.approx(expected, abs=1e-4)
+        for actual in (one, other):
+            assert dict(actual.labels) == pytest.approx(expected, abs=1e-4)
     # Its tokenizer is a list of words, which has no "photo".
     (usual,) = client.classify(IMAGES[:1], top=3, labels=LABELS)
     (said,) = client.classify(IMAGES[:1], top=3, labels=LABELS, templates=("a {}",))
@@ -126,12 +126,12 @@ def test_slots_are_drawn_by_seed_and_place_and_painted_again(asked):
 
     client, run = asked("slot-attention")
     assert client.ready()
-    rule = client.view().facts("slot-attention-t2-fp32")["initial_state"]
+    rule = client.view().runtime_metadata("slot-attention-t2-fp32")["initial_state"]
     for seed, slots in ((0, None), (5, 4)):
         states = initial_states(rule, 3, slots or 3, seed=seed)
         expected = run("slot-attention-t2-fp32", "", image=IMAGES, initial_state=states)
-        found = client.segment(IMAGES, seed=seed, slots=slots)
-        for index, one in enumerate(found):
+        actual = client.segment(IMAGES, seed=seed, slots=slots)
+        for index, one in enumerate(actual):
             for name in ("masks", "slots", "positions", "scales"):
                 np.testing.assert_allclose(getattr(one, name), expected[name][index], **CLOSE)
     state = {name: expected[name][:1] for name in ("slots", "positions", "scales")}
@@ -158,9 +158,9 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
         assert run([command, str(scene), *map(str, arguments), *where]) == 0
         return json.loads(capsys.readouterr().out)
 
-    (found,) = call("segment", "--out", tmp_path / "masks", "--slots", 2)
-    assert [each["slot"] for each in found["slots"]] == [0, 1]
-    assert sum(each["share"] for each in found["slots"]) == pytest.approx(1)
+    (answers,) = call("segment", "--out", tmp_path / "masks", "--slots", 2)
+    assert [slot["slot"] for slot in answers["slots"]] == [0, 1]
+    assert sum(slot["share"] for slot in answers["slots"]) == pytest.approx(1)
     with Image.open(tmp_path / "masks" / "scene-slots.png") as masks:
         assert masks.mode == "P" and masks.size == (16, 16)
     call("edit", "--slot", 1, "--move", "-0.01,0.02", "--out", tmp_path / "edited.png")
@@ -189,11 +189,11 @@ def test_questions_are_answered(asked):
 
     client, run = asked("vqa")
     questions = ["what is left ?", "red circle", "blue ?"]
-    facts = client.view().facts("vqa-b1000-fp32")
-    tokens = np.stack([question_tokens(facts, each) for each in questions])
+    metadata = client.view().runtime_metadata("vqa-b1000-fp32")
+    tokens = np.stack([question_tokens(metadata, question) for question in questions])
     expected = run("vqa-b1000-fp32", "", image=IMAGES, question=tokens)
-    found = client.answer(IMAGES, questions, top=5)
-    for one, row in zip(found, expected["probabilities"], strict=True):
+    actual = client.answer(IMAGES, questions, top=5)
+    for one, row in zip(actual, expected["probabilities"], strict=True):
         served = dict(one.labels)
         assert [served[f"answer {index}"] for index in range(5)] == pytest.approx(row, abs=1e-5)
     maps = client.infer({"image": list(IMAGES), "question": tokens}, ["attention"])["attention"]
@@ -206,21 +206,21 @@ def test_captions_are_those_of_the_search_in_process(asked):
     client, run = asked("captioner")
     assert client.ready()
     name = "captioner-b1000-fp32"
-    facts = client.view().facts(name)
+    metadata = client.view().runtime_metadata(name)
     step = step_of(lambda arrays: run(name, "step", **arrays))
-    settings = {"start": facts["start"], "max_length": 4}
+    settings = {"start": metadata["start"], "max_length": 4}
     encoded = run(name, "encode", image=SMALL)
     # No word is likelier than the end in a model that was never trained: take one as the end.
-    for end in (facts["end"], 5):
+    for end in (metadata["end"], 5):
         greedy = greedy_search(step, encoded, end=end, **settings)
-        found = client.caption(SMALL, beam=1, max_length=4, end=str(end))
-        for one, expected in zip(found, greedy, strict=True):
+        actual = client.caption(SMALL, beam=1, max_length=4, end=str(end))
+        for one, expected in zip(actual, greedy, strict=True):
             assert len(one.text.split()) == len(expected.tokens)
             np.testing.assert_allclose(one.attention, expected.attention, **CLOSE)
     first = {key: value[:1] for key, value in encoded.items()}
-    best = beam_search(step, first, end=facts["end"], beam=3, **settings)[0]
+    best = beam_search(step, first, end=metadata["end"], beam=3, **settings)[0]
     (one,) = client.caption(SMALL[:1], beam=3, max_length=4)
-    words = [facts["words"][token - 4] for token in best.tokens]
+    words = [metadata["words"][token - 4] for token in best.tokens]
     assert one.text.split() == words
     np.testing.assert_allclose(one.attention, best.attention, **CLOSE)
 

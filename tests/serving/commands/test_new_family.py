@@ -62,13 +62,15 @@ def test_it_is_verified_scored_and_measured(folder, tmp_path):
 
     assert [row.name for row in catalogue("stripes")] == ["stripes-tiny"]
     assert verify(folder).passed
-    found = evaluate(folder, EvaluateOptions(limit=64)).found
-    assert [(each.task, each.scores[0].value > 0.9) for each in found] == [("direction", True)] * 2
+    results = evaluate(folder, EvaluateOptions(limit=64)).results
+    assert [(each.task, each.scores[0].value > 0.9) for each in results] == [
+        ("direction", True)
+    ] * 2
     with pytest.raises(SaccadeError, match="which can be asked direction, top1"):
         evaluate(folder, EvaluateOptions(task="vqa"))
     options = BenchOptions(tmp_path / "report", server=False, limit=32, seconds=0.05, rounds=1)
     full = bench(folder, options).full
-    assert [each["score"]["name"] for each in full["variants"]] == ["right directions"] * 2
+    assert [variant["score"]["name"] for variant in full["variants"]] == ["right directions"] * 2
 
 
 def test_it_is_served_and_shown(needs_server, folder, tmp_path):

@@ -25,7 +25,7 @@ from saccade.serving.server.server import ServeOptions, Server  # noqa: E402
 FILES = official_files.FILES | official_files.FORMS
 SOURCES = tuple(FILES)
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
-# The largest setting of each, so that the file's own numerics answer.
+# The largest budget of each, so that the file's own numerics answer.
 BUDGETS = {"sot": "fast", "invariant-slot-attention": "t3", "vit": "exact", "deit": "exact"}
 BUDGETS["swin"] = "exact"
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -33,7 +33,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 def call(*arguments):
     """Run a command that has to succeed."""
-    assert run([str(each) for each in arguments]) == 0
+    assert run([str(argument) for argument in arguments]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +65,16 @@ def made(tmp_path_factory):
 
 def files_of(place):
     """By role, the ONNX file of the only variant."""
-    return {each.variant.role: place / "folder" / each.file.name for each in ArtefactFolder(
-        place / "folder"
-    ).manifests}  # fmt: skip
+    return {
+        manifest.variant.role: place / "folder" / manifest.file.name
+        for manifest in ArtefactFolder(place / "folder").manifests
+    }
 
 
 def answers(path, **inputs):
     """Named outputs of an ONNX file."""
     session = ort.InferenceSession(path)
-    names = [each.name for each in session.get_outputs()]
+    names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
@@ -83,14 +84,14 @@ def answers_of_pixels(path, scaled, checkpoint, **inputs):
     Shapes: scaled float [b c h w].
     """
     proto = onnx.load(path)
-    image = next(each for each in proto.graph.input if each.name == "image")
+    image = next(value for value in proto.graph.input if value.name == "image")
     image.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     own = checkpoint.preprocessing
     pixels = 255 * (scaled.transpose(0, 2, 3, 1) * np.array(own.std) + np.array(own.mean))
     session = ort.InferenceSession(proto.SerializeToString())
-    names = [each.name for each in session.get_outputs()]
-    found = session.run(names, {"image": pixels.astype(np.float32), **inputs})
-    return dict(zip(names, found, strict=True))
+    names = [value.name for value in session.get_outputs()]
+    outputs = session.run(names, {"image": pixels.astype(np.float32), **inputs})
+    return dict(zip(names, outputs, strict=True))
 
 
 def recorded(family, case_id):
@@ -101,34 +102,34 @@ def recorded(family, case_id):
 
 def check_clip(place, checkpoint, case_id):
     data, files = recorded("sparo", case_id), files_of(place)
-    found = answers_of_pixels(files["image"], data["image"], checkpoint)
-    np.testing.assert_allclose(found["embedding"], data["image_features"], **CLOSE)
-    found = answers(files["text"], tokens=data["text"])
-    np.testing.assert_allclose(found["embedding"], data["text_features"], **CLOSE)
+    answer = answers_of_pixels(files["image"], data["image"], checkpoint)
+    np.testing.assert_allclose(answer["embedding"], data["image_features"], **CLOSE)
+    answer = answers(files["text"], tokens=data["text"])
+    np.testing.assert_allclose(answer["embedding"], data["text_features"], **CLOSE)
 
 
 def check_sot(place, checkpoint):
     data = recorded("sot", "sot_naive28_sumloss")
-    found = answers_of_pixels(files_of(place)[""], data["image"], checkpoint)
+    actual = answers_of_pixels(files_of(place)[""], data["image"], checkpoint)
     both = torch.from_numpy(np.stack([data["logits_cls"], data["logits_vis"]]))
     expected = both.softmax(-1).mean(0).numpy()
-    np.testing.assert_allclose(found["probabilities"], expected, **CLOSE)
+    np.testing.assert_allclose(actual["probabilities"], expected, **CLOSE)
 
 
 def check_nac(place, checkpoint):
     case = official_files.golden_case("nac", "model_eval")
     data = np.load(official_files.GOLDEN / "nac" / case["arrays"]["file"])
     image, logits = (data[case["arrays"]["prefix"] + name] for name in ("image", "logits"))
-    found = answers_of_pixels(files_of(place)[""], image, checkpoint)
-    np.testing.assert_allclose(found["logits"], logits, **CLOSE)
+    answer = answers_of_pixels(files_of(place)[""], image, checkpoint)
+    np.testing.assert_allclose(answer["logits"], logits, **CLOSE)
 
 
 def check_vqa(place, checkpoint):
     data = recorded("tvmax_vqa", "model_b")
-    found = answers(files_of(place)[""], **vqa_inputs())
-    np.testing.assert_allclose(found["logits"], data["tvmax/logits"], **CLOSE)
+    answer = answers(files_of(place)[""], **vqa_inputs())
+    np.testing.assert_allclose(answer["logits"], data["tvmax/logits"], **CLOSE)
     # The exact solver's answer is another one: these are the authors' numerics.
-    assert np.abs(found["logits"] - data["tvmax_exact/logits"]).max() > 1e-3
+    assert np.abs(answer["logits"] - data["tvmax_exact/logits"]).max() > 1e-3
 
 
 def vqa_inputs():
@@ -142,11 +143,11 @@ def check_slots(place, checkpoint):
     data, files = recorded("slot_attention", "model_tssa"), files_of(place)
     scaled = data["inputs/video"][:, 0].transpose(0, 3, 1, 2)
     state = data["inputs/initial_slots"].astype(np.float32)
-    found = answers_of_pixels(files[""], scaled, checkpoint, initial_state=state)
-    joined = np.concatenate([found[name] for name in ("slots", "positions", "scales")], -1)
+    answer = answers_of_pixels(files[""], scaled, checkpoint, initial_state=state)
+    joined = np.concatenate([answer[name] for name in ("slots", "positions", "scales")], -1)
     np.testing.assert_allclose(joined, data["out/states"][:, 0], **CLOSE)
-    np.testing.assert_allclose(found["masks"], data["out/targets_masks"][:, 0, ..., 0], **CLOSE)
-    np.testing.assert_allclose(found["reconstruction"], data["out/video"][:, 0], **CLOSE)
+    np.testing.assert_allclose(answer["masks"], data["out/targets_masks"][:, 0, ..., 0], **CLOSE)
+    np.testing.assert_allclose(answer["reconstruction"], data["out/video"][:, 0], **CLOSE)
 
 
 GOLDEN = {
@@ -174,9 +175,9 @@ def check_checkpoint(place, checkpoint):
     image = images_of(checkpoint)
     model = checkpoint.build(torch.float64)
     with torch.no_grad():
-        expected = model.parts()[0].run(torch.from_numpy(image))
-    for name, found in answers(files_of(place)[""], image=image).items():
-        np.testing.assert_allclose(found, expected[name].numpy(), **CLOSE)
+        expected = model.components()[0].run(torch.from_numpy(image))
+    for name, actual in answers(files_of(place)[""], image=image).items():
+        np.testing.assert_allclose(actual, expected[name].numpy(), **CLOSE)
 
 
 def images_of(checkpoint):
@@ -187,7 +188,7 @@ def images_of(checkpoint):
 
 
 def inputs_of(checkpoint, role):
-    """A request's inputs, by the part that answers it."""
+    """A request's inputs, by the component that answers it."""
     if checkpoint.family == "vqa":
         return vqa_inputs()
     if role == "text":
@@ -219,7 +220,7 @@ def test_the_served_answer_is_the_files(source, server, made):
             if role == "decode":
                 continue
             inputs = inputs_of(checkpoint, role)
-            found = client.infer(inputs)
+            actual = client.infer(inputs)
             if "image" in inputs:  # most sources enlarge it and crop
                 wanted = checkpoint.preprocessing.wanted()
                 inputs["image"] = np.stack(
@@ -227,10 +228,10 @@ def test_the_served_answer_is_the_files(source, server, made):
                 )
             expected = answers(path, **inputs)
             for name in expected:
-                np.testing.assert_allclose(found[name], expected[name], **CLOSE, err_msg=name)
+                np.testing.assert_allclose(actual[name], expected[name], **CLOSE, err_msg=name)
 
 
-@pytest.mark.parametrize("source", [each for each in official_files.FILES if each != "tvmax-vqa"])
+@pytest.mark.parametrize("source", [file for file in official_files.FILES if file != "tvmax-vqa"])
 def test_photographs_are_answered_as_by_their_authors(source, server, made):
     files, pixels = official_files.photographs(source)
     assert len(files) >= 12
@@ -241,9 +242,9 @@ def test_photographs_are_answered_as_by_their_authors(source, server, made):
     path = next(path for role, path in files_of(made(source)).items() if role in ("", "image"))
     expected = answers(path, image=pixels, **given)
     with Client(server.url, source) as client:
-        found = client.infer({"image": files, **given})
+        actual = client.infer({"image": files, **given})
     for name, array in expected.items():
-        assert relative_error(found[name], array, WHOLE) <= tensor_limit("fp32"), name
+        assert relative_error(actual[name], array, WHOLE) <= tensor_limit("fp32"), name
 
 
 REFUSED = {

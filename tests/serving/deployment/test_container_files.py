@@ -14,7 +14,7 @@ import pytest
 from dockerfiles import instructions
 from places import ROOT
 
-from saccade.serving.repository.requirements import LIBRARIES, Needs
+from saccade.serving.repository.requirements import LIBRARIES, Requirements
 from saccade.serving.repository.router_folder import router_code
 from saccade.serving.server import print_command
 from saccade.serving.server.print_command import IMAGE, container_arguments
@@ -22,7 +22,7 @@ from saccade.serving.server.print_command import IMAGE, container_arguments
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
 
 DOCKER, KSERVE = ROOT / "docker", ROOT / "deploy" / "kserve"
-ON_GPU = Needs(gpu=True, runtimes=("tensorrt",), rate_limit=True)
+ON_GPU = Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
 # KServe has no schema here. These fields were read from the definitions of its release 0.20.
 RUNTIME_FIELDS = {
     "annotations", "labels", "supportedModelFormats", "protocolVersions", "containers", "volumes",
@@ -47,10 +47,10 @@ def test_every_stage_and_source_of_the_image_is_there():
                 assert re.search(r"\$\{\w+_(IMAGE|DIGEST)\}$", image) or image in stages
                 stages[name] = image
             elif word == "COPY":
-                *sources, _ = [each for each in rest.split() if not each.startswith("--")]
+                *sources, _ = [word for word in rest.split() if not word.startswith("--")]
                 origin = re.match(r"--from=(\S+)", rest)
                 assert origin is None or origin[1] in stages
-                assert origin or all((context / each).exists() for each in sources), rest
+                assert origin or all((context / source).exists() for source in sources), rest
         users = [rest for word, rest in instructions(path) if word == "USER"]
         assert users[-1] == "1000:1000"
         assert any(word == "HEALTHCHECK" for word, _ in instructions(path))
@@ -74,14 +74,14 @@ def test_the_images_versions_and_places_are_those_of_the_printed_command():
 def test_the_router_imports_what_the_image_has():
     code = router_code("captioner")  # the family that brings a file of its own
     own = {name.removesuffix(".py") for name in code}
-    found = set()
+    imported = set()
     for text in code.values():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module.partition(".")[0])
-    assert found - own - set(sys.stdlib_module_names) <= {
+                imported.add(node.module.partition(".")[0])
+    assert imported - own - set(sys.stdlib_module_names) <= {
         *("numpy", "PIL", "triton_python_backend_utils")
     }
 
@@ -118,10 +118,10 @@ def test_compose_says_what_the_printed_command_says(tmp_path, monkeypatch):
     assert server["image"] == IMAGE
     assert server["command"] == inside
     (volume,) = server["volumes"]
-    said = {f"--user={server['user']}", *(f"--tmpfs={each}" for each in server["tmpfs"])}
-    said |= {f"--cap-drop={each}" for each in server["cap_drop"]}
-    said |= {f"--security-opt={each}" for each in server["security_opt"]}
-    said |= {f"--publish={each}" for each in server["ports"]}
+    said = {f"--user={server['user']}", *(f"--tmpfs={tmpf}" for tmpf in server["tmpfs"])}
+    said |= {f"--cap-drop={capability}" for capability in server["cap_drop"]}
+    said |= {f"--security-opt={option}" for option in server["security_opt"]}
+    said |= {f"--publish={port}" for port in server["ports"]}
     said |= {
         f"--shm-size={server['shm_size']}",
         f"--stop-timeout={server['stop_grace_period'][:-1]}",
@@ -165,8 +165,8 @@ def test_only_the_proxy_can_be_opened_and_its_places_fit():
 
 
 def faults(runtime: dict[str, Any], service: dict[str, Any]) -> list[str]:
-    """What KServe would not know or not find in its two resources."""
-    found = []
+    """Names in its two resources that KServe would not know or not find."""
+    unknown = []
     predictor, spec = service["spec"]["predictor"], runtime["spec"]
     model = predictor["model"]
     for where, given, known in (
@@ -174,24 +174,27 @@ def faults(runtime: dict[str, Any], service: dict[str, Any]) -> list[str]:
         ("predictor", predictor, PREDICTOR_FIELDS),
         ("model", model, MODEL_FIELDS),
     ):
-        found += [f"{where} has {field}" for field in sorted(set(given) - known)]
+        unknown += [f"{where} has {field}" for field in sorted(set(given) - known)]
     if (runtime["apiVersion"], runtime["kind"]) != ("serving.kserve.io/v1alpha1", "ServingRuntime"):
-        found.append("kind of the runtime")
+        unknown.append("kind of the runtime")
     if (service["apiVersion"], service["kind"]) != (
         "serving.kserve.io/v1beta1",
         "InferenceService",
     ):
-        found.append("kind of the service")
+        unknown.append("kind of the service")
     if model["runtime"] != runtime["metadata"]["name"]:
-        found.append("no such runtime")
-    formats = {(each["name"], each["version"]) for each in spec["supportedModelFormats"]}
+        unknown.append("no such runtime")
+    formats = {
+        (supportedmodelformat["name"], supportedmodelformat["version"])
+        for supportedmodelformat in spec["supportedModelFormats"]
+    }
     if (model["modelFormat"]["name"], model["modelFormat"]["version"]) not in formats:
-        found.append("no such format")
+        unknown.append("no such format")
     if model["protocolVersion"] not in spec["protocolVersions"]:
-        found.append("no such protocol")
-    if [each["name"] for each in spec["containers"]] != ["kserve-container"]:
-        found.append("the container's name")
-    return found
+        unknown.append("no such protocol")
+    if [container["name"] for container in spec["containers"]] != ["kserve-container"]:
+        unknown.append("the container's name")
+    return unknown
 
 
 def read_kserve() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -213,7 +216,10 @@ def test_kserves_container_is_the_deployments_elsewhere():
     runtime, service = read_kserve()
     spec = runtime["spec"]
     (container,) = spec["containers"]
-    inside = [each.replace("=/models", "=/mnt/models") for each in container_arguments(Needs())]
+    inside = [
+        argument.replace("=/models", "=/mnt/models")
+        for argument in container_arguments(Requirements())
+    ]
     assert container["args"] == ["tritonserver", *inside]
     pod = {"containers": [container], "volumes": spec["volumes"]}
     whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod}

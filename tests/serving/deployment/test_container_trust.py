@@ -31,9 +31,11 @@ def test_images_are_built_on_bytes_that_somebody_chose():
     script = (DOCKER / "pin.sh").read_text()
     assert set(re.findall(r"^digest (\w+) ", script, re.MULTILINE)) == pinned
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"].values()
-    given = {name: value for each in services for name, value in each["build"]["args"].items()}
+    given = {
+        name: value for service in services for name, value in service["build"]["args"].items()
+    }
     assert given == {name: f"${{{name}:?sh docker/pin.sh}}" for name in pinned}
-    assert all(each["pull_policy"] == "build" for each in services)
+    assert all(service["pull_policy"] == "build" for service in services)
 
 
 def test_the_script_of_the_digests_takes_no_other_answer(tmp_path):
@@ -58,7 +60,7 @@ def test_pip_takes_what_has_the_hash_alone():
     )
     assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} < set(line.split())
     text = (DOCKER / "requirements.txt").read_text().replace("\\\n", "")
-    wanted = [each.split() for each in text.splitlines() if not each.startswith("#")]
+    wanted = [splitline.split() for splitline in text.splitlines() if not splitline.startswith("#")]
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     assert wanted and {name for name, *_ in wanted} <= set(pinned)
     for _, *hashes in wanted:
@@ -78,5 +80,5 @@ def test_a_container_has_its_share_and_no_more():
             # Without the second, as much swap again may be used.
             assert each["mem_limit"] == each["memswap_limit"], name
             assert each["pids_limit"] > 0 and each["cpus"] > 0, name
-    assert not [name for name, each in services.items() if "environment" in each]
+    assert not [name for name, service in services.items() if "environment" in service]
     assert "ADMIN_KEY" not in (DOCKER / "compose.yaml").read_text()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from saccade.serving.repository.requirements import Needs
+from saccade.serving.repository.requirements import Requirements
 from saccade.serving.server.print_command import (
     IMAGE,
     MODELS,
@@ -32,7 +32,7 @@ kubernetes_validate = pytest.importorskip(
 DEPLOY = ROOT / "deploy"
 FOLDERS = ("base", "overlays/cpu", "overlays/gpu", "proxy", "models")
 OLDEST = "1.30"  # the first whose pods may sleep before they stop, without a program for it
-ON_GPU = Needs(gpu=True, runtimes=("tensorrt",), rate_limit=True)
+ON_GPU = Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
 
 
 def the_script(name: str) -> ModuleType:
@@ -94,21 +94,23 @@ def test_kustomize_renders_the_same(rendered, folder):
     )
     assert done.returncode == 0, done.stderr
     theirs = {
-        (each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)
+        (resource["kind"], resource["metadata"]["name"]): resource
+        for resource in yaml.safe_load_all(done.stdout)
     }
     assert theirs == rendered[folder]
 
 
 @pytest.mark.parametrize(
-    "folder, needs", [("base", Needs()), ("overlays/cpu", Needs()), ("overlays/gpu", ON_GPU)]
+    "folder, requirements",
+    [("base", Requirements()), ("overlays/cpu", Requirements()), ("overlays/gpu", ON_GPU)],
 )
-def test_arguments_are_those_that_are_printed(rendered, folder, needs):
+def test_arguments_are_those_that_are_printed(rendered, folder, requirements):
     container = container_of(rendered[folder]["Deployment", "saccade-server"])
-    assert container["args"] == ["tritonserver", *container_arguments(needs)]
+    assert container["args"] == ["tritonserver", *container_arguments(requirements)]
     assert container["image"].partition("@")[0] == IMAGE
     # Arguments can be read by whoever sees the process: there is no key, in them or beside them.
-    restricted = [each for each in container["args"] if "-restricted-" in each]
-    assert len(restricted) == 2 and all(each.endswith(f":{CLOSED}") for each in restricted)
+    restricted = [argument for argument in container["args"] if "-restricted-" in argument]
+    assert len(restricted) == 2 and all(protocol.endswith(f":{CLOSED}") for protocol in restricted)
     assert "env" not in container
 
 
@@ -128,7 +130,9 @@ def test_images_are_named_by_their_digest(tmp_path, monkeypatch):
     assert not [path for path in copied.rglob("*.yaml") if "0" * 64 in path.read_text()]
     for folder in ("overlays/cpu", "overlays/gpu", "proxy"):
         (deployment,) = (
-            each for (kind, _), each in render(copied / folder).items() if kind == "Deployment"
+            resource
+            for (kind, _), resource in render(copied / folder).items()
+            if kind == "Deployment"
         )
         assert container_of(deployment)["image"] in images
     assert yaml.safe_load((copied / "chart" / "values.yaml").read_text())["image"] == images[0]
@@ -170,7 +174,7 @@ def test_pods_are_closed(rendered, folder):
             limits, asked = (container["resources"][kind] for kind in ("limits", "requests"))
             assert set(limits) >= {"cpu", "memory", "ephemeral-storage"} == set(asked)
             # What may be written counts: a pod over its limit is ended, not the node.
-            written = [each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each]
+            written = [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume]
             scratch = sum(
                 int(each["sizeLimit"][:-2]) for each in written if each.get("medium") != "Memory"
             )
@@ -180,8 +184,11 @@ def test_pods_are_closed(rendered, folder):
 @pytest.mark.parametrize("folder", ["overlays/cpu", "overlays/gpu"])
 def test_the_model_store_is_read_only_and_memory_is_shared(rendered, folder):
     pod = rendered[folder]["Deployment", "saccade-server"]["spec"]["template"]["spec"]
-    mounts = {each["mountPath"]: each for each in pod["containers"][0]["volumeMounts"]}
-    volumes = {each["name"]: each for each in pod["volumes"]}
+    mounts = {
+        volumemount["mountPath"]: volumemount
+        for volumemount in pod["containers"][0]["volumeMounts"]
+    }
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
     models = mounts[str(MODELS)]
     claim = volumes[models["name"]]["persistentVolumeClaim"]
     assert models["readOnly"] is True and claim["readOnly"] is True
@@ -192,7 +199,7 @@ def test_the_model_store_is_read_only_and_memory_is_shared(rendered, folder):
     assert ("PersistentVolumeClaim", claim["claimName"]) in rendered["models"]
     shared = volumes[mounts["/dev/shm"]["name"]]["emptyDir"]
     assert shared == {"medium": "Memory", "sizeLimit": f"{SHARED_MEMORY_MIB}Mi"}
-    assert {each["name"] for each in mounts.values()} == set(volumes)
+    assert {mount["name"] for mount in mounts.values()} == set(volumes)
 
 
 @pytest.mark.parametrize(
@@ -203,13 +210,13 @@ def test_resources_mean_each_other(rendered, folder, name):
     deployment = resources["Deployment", name]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     container = container_of(deployment)
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert deployment["spec"]["selector"]["matchLabels"] == labels
     for spread in deployment["spec"]["template"]["spec"].get("topologySpreadConstraints", []):
         assert spread["labelSelector"]["matchLabels"] == labels
     service = resources["Service", name]["spec"]
     assert service["selector"] == labels
-    assert {each["targetPort"] for each in service["ports"]} <= set(ports)
+    assert {port["targetPort"] for port in service["ports"]} <= set(ports)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         asked = container.get(probe, {}).get("httpGet") or container.get(probe, {}).get("tcpSocket")
         assert asked is None or asked["port"] in ports
@@ -228,7 +235,7 @@ def test_the_server_asks_nobody_and_is_asked_by_the_proxy(rendered):
     assert {"podSelector": {"matchLabels": proxy["labels"]}} in server["ingress"][0]["from"]
     out = rendered["proxy"]["NetworkPolicy", "saccade-proxy"]["spec"]["egress"][0]
     assert out["to"] == [{"podSelector": server["podSelector"]}]
-    assert {each["port"] for each in out["ports"]} == {8000, 8001}
+    assert {port["port"] for port in out["ports"]} == {8000, 8001}
     upstreams = (DEPLOY.parent / "docker" / "proxy" / "place" / "http.conf").read_text()
     service = rendered["base"]["Service", "saccade-server"]
     for port in service["spec"]["ports"]:
@@ -251,7 +258,7 @@ def test_probes_and_scaling(rendered, folder):
     (rule,) = adapter["rules"]["custom"]
     assert waiting["pods"]["metric"]["name"] == rule["name"]["as"]
     assert rule["seriesQuery"].startswith("nv_inference_queue_duration_us{")
-    # A share of the processors is a share of what was asked for.
+    # A share of the CPUs is a share of what was asked for.
     assert busy["resource"]["name"] == "cpu"
     assert folder == "base" or "cpu" in container["resources"]["requests"]
     assert (container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu") == 1) == (
@@ -277,15 +284,15 @@ def test_the_chart_with_its_values_is_the_overlay(rendered, overlay, values):
         used.add(match[1])
         return json.dumps(given[match[1]])
 
-    found = {}
+    differing = {}
     for path in (DEPLOY / "chart" / "templates").glob("*.yaml"):
         text = re.sub(r"{{ \.Values\.(\w+) \| toJson }}", put_in, path.read_text())
         assert "{{" not in text
         resource = yaml.safe_load(text)
-        found[resource["kind"], resource["metadata"]["name"]] = resource
-    pod = found["Deployment", "saccade-server"]["spec"]["template"]["spec"]
+        differing[resource["kind"], resource["metadata"]["name"]] = resource
+    pod = differing["Deployment", "saccade-server"]["spec"]["template"]["spec"]
     for name in make_chart.ABSENT:
         if not pod[name]:
             del pod[name]
-    assert found == rendered[f"overlays/{overlay}"]
+    assert differing == rendered[f"overlays/{overlay}"]
     assert used == set(given)

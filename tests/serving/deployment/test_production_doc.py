@@ -79,8 +79,8 @@ def test_what_compose_asks_for_is_made(clone):
         (ROOT / "docker" / name).read_text() for name in ("compose.yaml", "compose.gpu.yaml")
     )
     asked = sorted(set(re.findall(r"\$\{(\w+):\?(?!sh docker/pin)", text)))
-    found = shell(f"{script}\nprintf '%s\\n' " + " ".join(f'"${name}"' for name in asked))
-    values = dict(zip(asked, found.splitlines(), strict=True))
+    printed = shell(f"{script}\nprintf '%s\\n' " + " ".join(f'"${name}"' for name in asked))
+    values = dict(zip(asked, printed.splitlines(), strict=True))
     assert values["SACCADE_REPOSITORY"] == str(clone / "build" / "repo")
     assert {path.name for path in Path(values["SACCADE_TLS"]).iterdir()} == {"tls.crt", "tls.key"}
 
@@ -103,7 +103,9 @@ def test_the_cluster_finds_the_secrets_that_are_made(clone):
     tried = [f"{line} --dry-run=client --output=yaml; echo ---" for line in create]
     text = shell("\n".join(made + tried), KUBECONFIG="/dev/null")
     secrets = {
-        each["metadata"]["name"]: set(each["data"]) for each in yaml.safe_load_all(text) if each
+        resource["metadata"]["name"]: set(resource["data"])
+        for resource in yaml.safe_load_all(text)
+        if resource
     }
     proxy = (ROOT / "deploy/proxy/deployment.yaml").read_text()
     files = set(re.findall(r"tls/(\S+);", (ROOT / "docker/proxy/place/server.conf").read_text()))

@@ -139,9 +139,9 @@ def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, 
     ArtefactFolder(folder).merge(
         [entry(folder, FULL, "unsaid", 9.0), entry(folder, HALF, None, 90.0)]
     )
-    assert [each.ops for each in read_frontier(folder / "frontier.json").entries] == [None, None]
-    found = deploy(folder, RepositoryOptions(tmp_path / "kernels"))
-    assert found.unmeasured == (FULL,)
+    assert [entry.ops for entry in read_frontier(folder / "frontier.json").entries] == [None, None]
+    deployment = deploy(folder, RepositoryOptions(tmp_path / "kernels"))
+    assert deployment.unmeasured == (FULL,)
     assert "custom ops by bodies, and the repository runs them by kernels" in (
         capsys.readouterr().err
     )

@@ -42,7 +42,9 @@ def made(tmp_path_factory):
     """A good repository of each runtime; copy it to break it."""
     place = tmp_path_factory.mktemp("preflight")
     folder = tiny.artefacts(place / "artefacts")
-    plans = [str(tiny.engines(folder, place / each, each)) for each in ("8.9", "12.0")]
+    plans = [
+        str(tiny.engines(folder, place / capability, capability)) for capability in ("8.9", "12.0")
+    ]
     deploy(folder, RepositoryOptions(place / "onnxruntime"))
     deploy(
         folder,
@@ -65,23 +67,23 @@ def plans(made, tmp_path):
 
 def failures(repository, target=CONTAINER):
     """The reasons of each check that failed."""
-    found = {}
-    for each in examine(repository, target):
-        if each.verdict == "failed":
-            found.setdefault(each.check, []).extend(each.reasons)
-    return found
+    by_check = {}
+    for finding in examine(repository, target):
+        if finding.verdict == "failed":
+            by_check.setdefault(finding.check, []).extend(finding.reasons)
+    return by_check
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "tensorrt"])
 def test_a_good_repository_passes_every_check(made, runtime):
     findings = examine(made / runtime, CONTAINER)
-    assert [each for each in findings if each.verdict == "failed"] == []
-    checked = {each.check for each in findings if each.verdict == "passed"}
+    assert [finding for finding in findings if finding.verdict == "failed"] == []
+    checked = {finding.check for finding in findings if finding.verdict == "passed"}
     wanted = {"files", "models", "configuration", "fields", "versions", "content", "routes"}
     wanted |= {"labels", "sample", "warm-up"}
     wanted |= {"answer", "weights", "memory"} if runtime == "onnxruntime" else {"profiles"}
     assert checked >= wanted
-    unchecked = {each.check for each in findings if each.verdict == "not checked"}
+    unchecked = {finding.check for finding in findings if finding.verdict == "not checked"}
     gpu = {"engines", "capabilities", "instances", "answer", "memory"}
     assert unchecked == {"machine", *(gpu if runtime == "tensorrt" else ())}
 
@@ -129,18 +131,18 @@ def test_a_broken_repository_of_plans_is_refused_with_its_reason(plans, case):
 def refused(repository, spoil, check, words):
     spoil(repository)
     tiny.rehash(repository)
-    found = failures(repository)
+    by_check = failures(repository)
     # The hashes fit: the check itself has seen it.
-    assert set(found) >= {check} and ("files" not in found or check == "files")
-    assert any(re.search(words, each) for each in found[check]), found
+    assert set(by_check) >= {check} and ("files" not in by_check or check == "files")
+    assert any(re.search(words, finding) for finding in by_check[check]), by_check
 
 
 @pytest.mark.parametrize("case", HASHES)
 def test_files_that_are_not_those_written(repository, case):
     spoil, words = HASHES[case]
     spoil(repository)
-    found = failures(repository)["files"]
-    assert any(re.search(words, each) for each in found), found
+    reasons = failures(repository)["files"]
+    assert any(re.search(words, each) for each in reasons), reasons
 
 
 TARGETS = {
@@ -194,8 +196,8 @@ def test_what_an_operator_may_choose_has_bounds(repository, field):
     assert not failures(repository, MUCH)
     edit(lambda it: choose(it, most + 1))(repository)
     tiny.rehash(repository)
-    found = failures(repository, MUCH)["fields"]
-    assert any(f"expected {bounds}" in each and key in each for each in found), found
+    actual = failures(repository, MUCH)["fields"]
+    assert any(f"expected {bounds}" in each and key in each for each in actual), actual
 
 
 @pytest.mark.parametrize(

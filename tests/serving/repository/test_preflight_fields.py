@@ -41,20 +41,20 @@ def server_messages(data):
 
     start = data.index(b"\n\x12model_config.proto")
     for size in range(4000, 40000):
-        found = descriptor_pb2.FileDescriptorProto()
+        descriptor = descriptor_pb2.FileDescriptorProto()
         try:
-            found.ParseFromString(data[start : start + size])
+            descriptor.ParseFromString(data[start : start + size])
         except DecodeError:
             continue
-        if found.syntax == "proto3":
-            return found
+        if descriptor.syntax == "proto3":
+            return descriptor
     raise AssertionError("the server carries no messages of a configuration")
 
 
 def fields_of(types, prefix=""):
     """All fields of messages by name, those inside other messages too."""
-    found = set()
-    for each in types:
-        found |= {f"{prefix}{each.name}.{field.name}" for field in each.field}
-        found |= fields_of(each.nested_type, f"{prefix}{each.name}.")
-    return found
+    names = set()
+    for kind in types:
+        names |= {f"{prefix}{kind.name}.{field.name}" for field in kind.field}
+        names |= fields_of(kind.nested_type, f"{prefix}{kind.name}.")
+    return names

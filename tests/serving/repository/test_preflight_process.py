@@ -78,7 +78,7 @@ def library(tmp_path):
 
 
 def saccade(capsys, *arguments):
-    code = run([str(each) for each in arguments])
+    code = run([str(argument) for argument in arguments])
     seen = capsys.readouterr()
     return code, seen.out, seen.err
 
@@ -91,9 +91,9 @@ def test_exit_codes_and_answers(capsys, repository, tmp_path):
     tiny.rehash(repository)
     code, out, _ = saccade(capsys, *words, "--json")
     report = json.loads(out)
-    failed = [each for each in report["findings"] if each["verdict"] == "failed"]
+    failed = [finding for finding in report["findings"] if finding["verdict"] == "failed"]
     assert (code, report["passed"]) == (1, False)
-    assert [(each["check"], each["model"]) for each in failed] == [("answer", FULL)]
+    assert [(failure["check"], failure["model"]) for failure in failed] == [("answer", FULL)]
     code, out, _ = saccade(capsys, *words)
     assert code == 1 and f"FAILED {FULL}: answer: output 'logits'" in out
     code, out, err = saccade(capsys, "preflight", tmp_path)
@@ -112,10 +112,10 @@ def test_a_library_is_compared_before_it_is_loaded(repository, library, tmp_path
     with_library(lambda: hostile)(repository)
     tiny.rehash(repository)
     report = preflight(repository, PreflightOptions("24.10"))
-    found = {(each.check, each.model): each for each in report.findings}
-    assert "was not loaded" in found["library", FULL].reasons[0]
-    assert found["answer", FULL].verdict == "not checked"
-    assert found["answer", HALF].verdict == "passed"
+    verdicts = {(finding.check, finding.model): finding for finding in report.findings}
+    assert "was not loaded" in verdicts["library", FULL].reasons[0]
+    assert verdicts["answer", FULL].verdict == "not checked"
+    assert verdicts["answer", HALF].verdict == "passed"
     assert not mark.exists()
 
 
@@ -137,11 +137,11 @@ def test_what_ends_the_process_is_named_and_the_rest_is_checked(
     native.write_record(own)
     tiny.rehash(repository)
     report = preflight(repository, PreflightOptions("24.10", timeout_s=timeout_s))
-    found = {(each.check, each.model): each for each in report.findings}
-    assert len(found) == len(report.findings), "a check was made twice"
-    assert re.search(expected, found["library", FULL].reasons[0])
-    assert found["answer", FULL].verdict == "not checked", "it was loaded again"
-    assert found["answer", HALF].verdict == "passed"
+    actual = {(finding.check, finding.model): finding for finding in report.findings}
+    assert len(actual) == len(report.findings), "a check was made twice"
+    assert re.search(expected, actual["library", FULL].reasons[0])
+    assert actual["answer", FULL].verdict == "not checked", "it was loaded again"
+    assert actual["answer", HALF].verdict == "passed"
     assert report.findings[-1].check == "memory"
 
 

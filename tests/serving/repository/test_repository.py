@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `deploy` writes, what it refuses, and that nothing half-written is left behind."""
+"""Files that `deploy` writes, what it refuses, and that nothing half-written is left behind."""
 
 import json
 import re
@@ -35,13 +35,13 @@ def out(tmp_path):
     return tmp_path / "repository"
 
 
-def measured(folder, *, device="a processor, 2 cores", best_batch=16):
+def measured(folder, *, device="a CPU, 2 cores", best_batch=16):
     """An entry for each variant: score and speed that differ by variant."""
     return [
         entry_of(
             {
-                "variant": each.variant.name, "sha256": each.file.sha256,
-                "budget": float(each.variant.budget), "precision": "fp32",
+                "variant": manifest.variant.name, "sha256": manifest.file.sha256,
+                "budget": float(manifest.variant.budget), "precision": "fp32",
                 "runtime": "onnxruntime 1.31.1 CPU", "device": device,
                 "score": {
                     "name": "top-1", "value": 0.9, "higher_is_better": True, "unit": "fraction",
@@ -51,11 +51,11 @@ def measured(folder, *, device="a processor, 2 cores", best_batch=16):
                 "in_process": {
                     "threads": 1, "best_batch": best_batch, f"batch_{best_batch}": POINT,
                 },
-                "grpc": {"concurrency_1": {**POINT, "p95_ms": 5 * each.variant.budget}},
+                "grpc": {"concurrency_1": {**POINT, "p95_ms": 5 * manifest.variant.budget}},
                 "dominated_by": None,
             }
         )
-        for each in ArtefactFolder(folder).manifests
+        for manifest in ArtefactFolder(folder).manifests
     ]  # fmt: skip
 
 
@@ -85,18 +85,20 @@ def test_a_variants_config(folder, out):
     config = config_of(out, "nac-b0250-fp32")
     assert (config.name, config.backend) == ("nac-b0250-fp32", "onnxruntime")
     assert (config.default_model_filename, config.max_batch_size) == ("model.onnx", 64)
-    assert [(each.name, list(each.dims)) for each in config.input] == [("image", [8, 8, 1])]
-    labels = {each.name: each.label_filename for each in config.output}
+    assert [(tensor.name, list(tensor.dims)) for tensor in config.input] == [("image", [8, 8, 1])]
+    labels = {tensor.name: tensor.label_filename for tensor in config.output}
     assert labels == {"logits": "", "probabilities": "labels.txt", "embedding": ""}
     batching = config.dynamic_batching
     assert list(batching.preferred_batch_size) == [16]
     assert batching.max_queue_delay_microseconds == 0
     # Any queue policy makes some requests of a lone client wait 500 ms.
     assert not batching.HasField("default_queue_policy")
-    assert [(each.count, each.kind) for each in config.instance_group] == [(1, 2)]  # KIND_CPU
-    assert [each.batch_size for each in config.model_warmup] == [1, 16]
-    assert [each.inputs["image"].input_data_file for each in config.model_warmup] == ["image"] * 2
-    parameters = {key: each.string_value for key, each in config.parameters.items()}
+    assert [(group.count, group.kind) for group in config.instance_group] == [(1, 2)]  # KIND_CPU
+    assert [warmup.batch_size for warmup in config.model_warmup] == [1, 16]
+    assert [warmup.inputs["image"].input_data_file for warmup in config.model_warmup] == [
+        "image"
+    ] * 2
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
     assert parameters["intra_op_thread_count"] == "1"
 
 
@@ -106,7 +108,7 @@ def test_the_routers_config(folder, out):
     assert (config.backend, config.max_batch_size) == ("python", 32)
     outputs = ["logits", "probabilities", "embedding", "variant", "variant_sha256"]
     outputs.append("saccade_lanes")
-    assert [each.name for each in config.output] == outputs
+    assert [tensor.name for tensor in config.output] == outputs
     # With a warm-up the start fails: the variants are not ready yet.
     assert not config.model_warmup
     assert config.parameters["variants"].string_value == ",".join(NAMES)
@@ -130,20 +132,20 @@ def test_the_frontier_reaches_the_router_and_the_batch_sizes(folder, out):
     deployment = deploy(folder, RepositoryOptions(out))
     assert deployment.unmeasured == ()
     assert sha256_of(out / "frontier.json") == sha256_of(folder / "frontier.json")
-    found = {each["name"]: each for each in routes_of(out)["variants"]}
-    assert found["nac-b0500-fp32"]["lower_bound"] == 0.88
-    assert found["nac-b0500-fp32"]["p95_ms"] == 2.5
-    assert found["nac-b0500-fp32"]["run_batch"] == 16
+    routes = {variant["name"]: variant for variant in routes_of(out)["variants"]}
+    assert routes["nac-b0500-fp32"]["lower_bound"] == 0.88
+    assert routes["nac-b0500-fp32"]["p95_ms"] == 2.5
+    assert routes["nac-b0500-fp32"]["run_batch"] == 16
     assert list(config_of(out, NAMES[0]).dynamic_batching.preferred_batch_size) == [16]
 
 
 def test_measurements_of_several_devices(folder, out):
     ArtefactFolder(folder).merge(measured(folder))
     ArtefactFolder(folder).merge(measured(folder, device="another", best_batch=4))
-    with pytest.raises(SaccadeError, match=r"a processor, 2 cores.*another.*--device"):
+    with pytest.raises(SaccadeError, match=r"a CPU, 2 cores.*another.*--device"):
         deploy(folder, RepositoryOptions(out))
     deploy(folder, RepositoryOptions(out, device="another"))
-    assert {each["run_batch"] for each in routes_of(out)["variants"]} == {4}
+    assert {variant["run_batch"] for variant in routes_of(out)["variants"]} == {4}
     with pytest.raises(SaccadeError, match="'a third'"):
         deploy(folder, RepositoryOptions(out, device="a third", force=True))
 
@@ -185,13 +187,13 @@ def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words
     assert not out.exists()
 
 
-def test_a_captioner_needs_both_of_its_parts(folder):
+def test_a_captioner_needs_both_of_its_components(folder):
     (first, *_) = ArtefactFolder(folder).manifests
     alone = replace(first, variant=replace(first.variant, family="captioner", role="encode"))
-    with pytest.raises(SaccadeError, match="found the part encode, expected encode and step"):
+    with pytest.raises(SaccadeError, match="found the component encode, expected encode and step"):
         grouped([alone])
     step = replace(alone, variant=replace(alone.variant, role="step"))
-    assert set(grouped([alone, step])[0].parts) == {"encode", "step"}
+    assert set(grouped([alone, step])[0].components) == {"encode", "step"}
 
 
 def test_an_existing_output_is_refused_before_any_work_and_replaced_with_force(folder, out):
@@ -236,9 +238,9 @@ def test_caps_out_of_range_are_refused(folder, out, options, words):
 def test_caps_of_the_options_reach_the_router(folder, out):
     caps = {"max_image_mib": 2, "max_megapixels": 3, "max_side_px": 400, "min_side_px": 5}
     deploy(folder, RepositoryOptions(out, **caps))
-    found = routes_of(out)["preprocessing"]
-    assert {name: found[name] for name in caps} == caps
-    assert found["resize_mode"] == "shortest"
+    routes = routes_of(out)["preprocessing"]
+    assert {name: routes[name] for name in caps} == caps
+    assert routes["resize_mode"] == "shortest"
 
 
 def test_the_same_folder_gives_the_same_bytes(folder, out, tmp_path):
@@ -252,7 +254,7 @@ def test_the_same_folder_gives_the_same_bytes(folder, out, tmp_path):
 
 
 LABELLINGS = {
-    "no text part": ("red\nblue\n", "a {}\n", "no text part"),
+    "no text component": ("red\nblue\n", "a {}\n", "no text component"),
     "no place for the label": ("red\n", "a thing\n", "place"),
     "a label twice": ("red\nred\n", None, "more than once"),
     "no label": ("\n", None, "empty"),
@@ -278,7 +280,7 @@ def test_an_axis_that_differs_between_variants_is_open_in_the_router(folder, out
     content["outputs"][2]["axes"] = "b 7"
     path.write_text(json.dumps(content))
     deploy(folder, RepositoryOptions(out))
-    dims = {each.name: list(each.dims) for each in config_of(out, "nac").output}
+    dims = {tensor.name: list(tensor.dims) for tensor in config_of(out, "nac").output}
     assert (dims["logits"], dims["embedding"]) == ([10], [-1])
     content["outputs"][2]["axes"] = "b 7 2"
     path.write_text(json.dumps(content))

@@ -57,7 +57,7 @@ def out(tmp_path):
 def manifests():
     """Manifests of files that never change, whatever writes ONNX files today."""
     parent = ParentEntry(f"{MODEL}.safetensors", "0" * 64)
-    return [tiny.manifest_of(setting, b"fixed", parent) for setting in tiny.SETTINGS]
+    return [tiny.manifest_of(budget, b"fixed", parent) for budget in tiny.SETTINGS]
 
 
 def written(name, place):
@@ -67,7 +67,7 @@ def written(name, place):
         return variant_config(full, run_batch=8, served=Served(onnx_fields(None, False, 8)))
     if name == "router":
         variants = grouped(manifests())
-        run_batch = {each.name: 8 for each in variants}
+        run_batch = {variant.name: 8 for variant in variants}
         plan = RouterPlan(MODEL, variants, tiny.PREPROCESSING, tiny.LABELS, {}, {}, run_batch)
         write_router(place, plan)
         return (place / "config.pbtxt").read_text()
@@ -114,7 +114,7 @@ def test_without_the_checkpoint_zeros_warm_up(tmp_path, out):
     folder = tiny.artefacts(tmp_path / "artefacts", checkpoint=False)
     deploy(folder, RepositoryOptions(out))
     config = parse_config((out / FULL / "config.pbtxt").read_text())
-    assert all(each.inputs["image"].zero_data for each in config.model_warmup)
+    assert all(warmup.inputs["image"].zero_data for warmup in config.model_warmup)
     assert not read_sample(out / FULL / "warmup" / "sample.safetensors").inputs["image"].any()
     assert not (out / FULL / "warmup" / "image").exists()
 
@@ -140,7 +140,10 @@ def test_what_no_server_would_load_is_not_written(artefacts, tmp_path, out):
 
 
 def test_plans_of_two_gpus_stand_under_the_same_names(artefacts, tmp_path, out):
-    folders = tuple(str(tiny.engines(artefacts, tmp_path / each, each)) for each in ("8.9", "12.0"))
+    folders = tuple(
+        str(tiny.engines(artefacts, tmp_path / capability, capability))
+        for capability in ("8.9", "12.0")
+    )
     options = RepositoryOptions(out, runtime="tensorrt", engines=folders)
     deployment = deploy(artefacts, options)
     assert (deployment.variants, deployment.runtime) == ((FULL, HALF), "tensorrt")
@@ -150,8 +153,8 @@ def test_plans_of_two_gpus_stand_under_the_same_names(artefacts, tmp_path, out):
     assert dict(config.cc_model_filenames) == PLANS
     assert config.default_model_filename == "model-8.9.plan"
     assert config.instance_group[0].kind == 1  # KIND_GPU
-    found = {path.name: path.read_text() for path in (out / HALF / "1").iterdir()}
-    assert found == {name: f"ftrt {HALF} {each}" for each, name in PLANS.items()}
+    files = {path.name: path.read_text() for path in (out / HALF / "1").iterdir()}
+    assert files == {name: f"ftrt {HALF} {plan}" for plan, name in PLANS.items()}
     # The router before them is the same.
     deploy(artefacts, RepositoryOptions(tmp_path / "cpu"))
     for path in sorted((tmp_path / "cpu" / MODEL).rglob("*")):
@@ -178,7 +181,7 @@ def test_figures_of_another_runtime_do_not_route_plans(artefacts, tmp_path, out)
     digest = tiny.sha256_of(folder / f"{FULL}.onnx")
     entry = {
         "variant": FULL, "sha256": digest, "budget": 1.0, "precision": "fp32", "top5": None,
-        "runtime": "onnxruntime 1.31.1 CPU", "device": "a processor", "score": score,
+        "runtime": "onnxruntime 1.31.1 CPU", "device": "a CPU", "score": score,
         "in_process": {"threads": 1, "best_batch": 4, "batch_4": point}, "grpc": None,
         "dominated_by": None,
     }  # fmt: skip
@@ -227,7 +230,7 @@ def test_a_smaller_cap_makes_a_small_profile_do(artefacts, tmp_path, out):
 
 
 def test_folders_of_engines_that_lack_a_variant_or_say_the_same_twice(artefacts, tmp_path, out):
-    folders = tuple(str(tiny.engines(artefacts, tmp_path / each)) for each in ("one", "two"))
+    folders = tuple(str(tiny.engines(artefacts, tmp_path / name)) for name in ("one", "two"))
     with pytest.raises(SaccadeError, match=r"two plans are for compute capability 8\.9"):
         deploy(artefacts, RepositoryOptions(out, runtime="tensorrt", engines=folders))
     for path in (tmp_path / "one").glob(f"{HALF}*"):
@@ -239,7 +242,7 @@ def test_folders_of_engines_that_lack_a_variant_or_say_the_same_twice(artefacts,
 WRONG = {
     "plans without a folder": ({"runtime": "tensorrt"}, "needs --engines"),
     "a folder without plans": ({"engines": ("x",)}, "--runtime tensorrt"),
-    "plans on a processor": (
+    "plans on a CPU": (
         {"runtime": "tensorrt", "engines": ("x",), "instances": "cpu"}, "GPUs only",
     ),
     "bodies for plans": (
@@ -264,7 +267,7 @@ def test_options_that_contradict_each_other(out, case):
         RepositoryOptions(out, **given)
 
 
-def test_precisions_are_chosen_and_those_that_no_processor_runs_refused(artefacts, tmp_path, out):
+def test_precisions_are_chosen_and_those_that_no_cpu_runs_refused(artefacts, tmp_path, out):
     folder = Path(shutil.copytree(artefacts, tmp_path / "copy"))
     full, _ = ArtefactFolder(folder).manifests
     name = f"{MODEL}-b1000-bf16"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variant the router picks for which parameter, and what it says where it picks none."""
+"""Choice of the router for each parameter, and what it says where it picks none."""
 
 import json
 import math
@@ -54,8 +54,8 @@ CHOSEN = {
     "between two budgets": (PLAIN, {"budget": 0.49}, "nac-b0250-fp32"),
     "an integer": (PLAIN, {"budget": 1}, "nac-b1000-fp32"),
     "a string": (PLAIN, {"budget": "0.25"}, "nac-b0250-fp32"),
-    "a setting": (PLAIN, {"budget": "b0250"}, "nac-b0250-fp32"),
-    "a setting of two precisions: the faster": (MEASURED, {"budget": "b1000"}, "nac-b1000-int8"),
+    "a budget": (PLAIN, {"budget": "b0250"}, "nac-b0250-fp32"),
+    "a budget of two precisions: the faster": (MEASURED, {"budget": "b1000"}, "nac-b1000-int8"),
     "the smallest": (PLAIN, {"budget": 0.125}, "nac-b0125-fp32"),
     "two precisions of a budget: the faster": (MEASURED, {"budget": 1}, "nac-b1000-int8"),
     "score: the fastest whose lower bound is enough": (
@@ -182,7 +182,7 @@ def test_a_familys_own_parameters_do_not_choose(case):
         choosing.choose(PLAIN, parameters)
 
 
-FACTS = {
+METADATA = {
     "grid": [3, 4], "boxes": 5, "max_tokens": 6, "condition_tokens": 2, "vocabulary": "words",
     "words": ["a", "b"],
 }  # fmt: skip
@@ -200,15 +200,15 @@ NUMBERS = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_a_model_would_misread_are_refused(name):
     good, bad, words = NUMBERS[name]
-    VQA.check({name: np.array(good)}, FACTS)
+    VQA.check({name: np.array(good)}, METADATA)
     if bad is not None:
         with pytest.raises(choosing.RequestRefused, match=words):
-            VQA.check({name: np.array(bad)}, FACTS)
+            VQA.check({name: np.array(bad)}, METADATA)
 
 
 def test_a_flat_layout_has_as_many_cells_as_rows():
     given = {"features": np.zeros((1, 6, 2), np.float32), "sizes": np.array([[2, 3]])}
-    facts = {**FACTS, "layout": "flat"}
-    VQA.check(given, facts)
+    metadata = {**METADATA, "layout": "flat"}
+    VQA.check(given, metadata)
     with pytest.raises(choosing.RequestRefused, match="at most 6 cells"):
-        VQA.check({**given, "sizes": np.array([[3, 3]])}, facts)
+        VQA.check({**given, "sizes": np.array([[3, 3]])}, metadata)

@@ -44,7 +44,7 @@ def posted(server, *outputs, **parameters):
         {"Inference-Header-Content-Length": str(len(head))},
     )  # fmt: skip
     with urllib.request.urlopen(request, timeout=30) as response:
-        return {each["name"]: each["data"] for each in json.load(response)["outputs"]}
+        return {value["name"]: value["data"] for value in json.load(response)["outputs"]}
 
 
 def wanted(name, **parameters):
@@ -72,12 +72,12 @@ def test_classes_over_http(server, output):
 
 def test_no_output_of_a_router_is_strings(connection):
     outputs = connection.get_model_metadata("nac").outputs
-    assert {each.name for each in outputs} == {*OUTPUTS, "saccade_lanes"}
-    assert "BYTES" not in {each.datatype for each in outputs}
+    assert {value.name for value in outputs} == {*OUTPUTS, "saccade_lanes"}
+    assert "BYTES" not in {value.datatype for value in outputs}
 
 
 def test_answers_over_http_are_those_over_grpc(server, client):
-    found = posted(server, wanted("logits"), wanted("variant"), budget=0.25)
-    assert bytes(found["variant"]) == b"nac-b0250-fp32"
+    actual = posted(server, wanted("logits"), wanted("variant"), budget=0.25)
+    assert bytes(actual["variant"]) == b"nac-b0250-fp32"
     expected = client.infer({"image": [small_picture()]}, outputs=["logits"], budget=0.25)
-    np.testing.assert_allclose(found["logits"], expected["logits"][0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual["logits"], expected["logits"][0], rtol=1e-4, atol=1e-5)

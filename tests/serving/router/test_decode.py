@@ -225,11 +225,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_is_refused_with_found_and_allowed(case, recwarn):
-    data, found, allowed = REFUSED[case]
+    data, shown, allowed = REFUSED[case]
     with pytest.raises(decoding.ImageRefused) as caught:
         decoding.decode(data, GREY._replace(min_side_px=2))
     message = str(caught.value)
-    assert found in message and allowed in message
+    assert shown in message and allowed in message
     assert "/" not in message and "0x" not in message and "object at" not in message
 
 

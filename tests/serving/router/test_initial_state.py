@@ -19,9 +19,9 @@ def test_the_router_draws_as_the_model_does():
     for rule in rules:
         for positions, mean, std in places:
             whole = {**rule, "positions": positions, "scale_mean": mean, "scale_std": std}
-            facts = {"initial_state": whole, "slots": 5}
+            metadata = {"initial_state": whole, "slots": 5}
             for seed, slots in ((0, 5), (3, 2)):
                 np.testing.assert_array_equal(
-                    drawing.initial_state(facts, 4, seed=seed, slots=slots),
+                    drawing.initial_state(metadata, 4, seed=seed, slots=slots),
                     initial_states(whole, 4, slots, seed=seed),
                 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the router takes, without a server: parts and their inputs, axes, own parameters, labels."""
+"""Intake of the router, without a server: components and their inputs, axes, parameters, labels."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ Refused = router_module("choose").RequestRefused
 IMAGE = routing.Tensor("image", "b 4 4 1", "uint8")
 STATE = routing.Tensor("initial_state", "b k 6", "float32")
 WORDS, COUNT = (routing.Tensor(*each) for each in (("words", "b n", "int64"), ("n", "b", "int64")))
-SLOTS = routing.Part((IMAGE, STATE), ("masks",), ("initial_state",), ("image",))
-TEXT = routing.Part((WORDS, COUNT), ("code",), (), ())
+SLOTS = routing.Component((IMAGE, STATE), ("masks",), ("initial_state",), ("image",))
+TEXT = routing.Component((WORDS, COUNT), ("code",), (), ())
 
 
 def route(**changes):
@@ -29,21 +29,21 @@ def routes(**parts):
 def captioner(pb):
     """The captioner's side of the router, and its module."""
     module = family_module("captioner")
-    step = routing.Part((COUNT,), (), (), ())
-    parts = routes(encode=routing.Part((IMAGE,), (), (), ("image",)), step=step)
-    return module.Family(parts), module
+    step = routing.Component((COUNT,), (), (), ())
+    components = routes(encode=routing.Component((IMAGE,), (), (), ("image",)), step=step)
+    return module.Family(components), module
 
 
-def test_a_part_is_known_by_its_inputs(captioner):
-    both = routes().parts
+def test_a_component_is_known_by_its_inputs(captioner):
+    both = routes().components
     for given in ({"image"}, {"image", "initial_state"}):
-        assert intake.part_for(both, given) == ""
-    assert intake.part_for(both, {"words", "n"}) == "text"
+        assert intake.component_for(both, given) == ""
+    assert intake.component_for(both, {"words", "n"}) == "text"
     for given in ({"words"}, {"initial_state"}, {"image", "words"}, set()):
         with pytest.raises(Refused, match=r"expected image \[and initial_state\], or words and n"):
-            intake.part_for(both, given)
+            intake.component_for(both, given)
     with pytest.raises(Refused, match="inputs are n; expected image"):
-        intake.part_for(captioner[0].parts(), {"n"})
+        intake.component_for(captioner[0].components(), {"n"})
 
 
 def test_axes_of_one_name_are_of_one_size():
@@ -91,8 +91,8 @@ def test_own_parameters_are_whole_and_in_their_range(captioner):
         with pytest.raises(refused, match="seed draws the initial state"):
             taken(inputs, role, seed=1)
     family, module = captioner
-    found = family.read(route(), "encode", {"image"}, {"end": 2, "beam": 64})
-    assert found == {"end": "2", "beam": 64}
+    read = family.read(route(), "encode", {"image"}, {"end": 2, "beam": 64})
+    assert read == {"end": "2", "beam": 64}
     for wrong, words in (({"beam": 65}, "from 1 to 64"), ({"end": True}, "a word or a token")):
         with pytest.raises(module.RequestRefused, match=words):
             family.read(route(), "encode", {"image"}, wrong)
@@ -109,11 +109,11 @@ def test_a_search_costs_its_hypotheses_steps(captioner):
 def test_labels_are_scored_by_the_cosine(tmp_path):
     vectors = np.eye(3, dtype=np.float32)[:2]
     np.save(tmp_path / "classes.npy", vectors)
-    told = route(classes="classes.npy", facts={"logit_scale": 10.0})
-    found = labels.Labels(tmp_path, (told, route(name="other")))
-    assert found.known(told, "image") and not found.known(told, "text")
-    assert not found.known(route(name="other"), "image")
-    scores = found.scores(told, np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], np.float32))
+    labelled = route(classes="classes.npy", facts={"logit_scale": 10.0})
+    known = labels.Labels(tmp_path, (labelled, route(name="other")))
+    assert known.known(labelled, "image") and not known.known(labelled, "text")
+    assert not known.known(route(name="other"), "image")
+    scores = known.scores(labelled, np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], np.float32))
     np.testing.assert_allclose(scores["logits"], [[6, 8], [0, 0]], atol=1e-5)
     chances = 1 / (1 + np.exp(2.0))
     np.testing.assert_allclose(scores["probabilities"], [[chances, 1 - chances], [0.5, 0.5]], 1e-5)

@@ -125,11 +125,11 @@ def test_a_full_lane_is_one_of_many_bytes_too(lane, ticket):
 def test_a_thousand_requests_of_one_caller_do_not_starve_another(lane, ticket):
     hold(lane, ticket)
     crowd = [ticket(caller="crowd") for _ in range(1000)]
-    taken = [each for each in crowd if lane.offer(each) == ""]
+    taken = [ticket for ticket in crowd if lane.offer(ticket) == ""]
     assert len(taken) == 256
     # One of the crowd's, the newest, makes room.
     assert lane.offer(ticket(caller="other")) == ""
-    assert [each for each in taken if each.sender.error] == [taken[-1]]
+    assert [ticket for ticket in taken if ticket.sender.error] == [taken[-1]]
     assert taken[-1].sender.error.code() == "unavailable"
     assert "is full" in taken[-1].sender.error.message()
     assert "other" in rest(lane, 8)[0], "it is in the very next group"
@@ -270,9 +270,9 @@ def test_a_request_gets_nine_tenths_of_its_time(lane, ticket):
 def test_nobody_makes_room_for_a_caller_who_has_as_much_waiting(lane, ticket):
     hold(lane, ticket)
     waiting = [ticket(caller=str(number)) for number in range(256)]
-    assert {lane.offer(each) for each in waiting} == {""}
+    assert {lane.offer(ticket) for ticket in waiting} == {""}
     assert "is full" in lane.offer(ticket(caller="late"))
-    assert not any(each.sender.error for each in waiting)
+    assert not any(ticket.sender.error for ticket in waiting)
 
 
 def test_decoding_is_not_the_models_time(pb, ticket):

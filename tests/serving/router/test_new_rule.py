@@ -18,7 +18,7 @@ ROUTER: Any = import_module("saccade.model_repository.router.choose")
 
 
 @dataclass(frozen=True)
-class Asked(ChooseOptions):
+class SceneQuestions(ChooseOptions):
     max_multiply_adds: float | None = None
 
 
@@ -45,7 +45,7 @@ def routes(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_the_router_follows_it(routes: Any) -> None:
-    sizes = {each.name: each.multiply_adds for each in routes.variants}
+    sizes = {variant.name: variant.multiply_adds for variant in routes.variants}
     assert len(set(sizes.values())) > 2
     for name, size in sizes.items():
         assert ROUTER.choose(routes, {"max_multiply_adds": str(size)}).name == name
@@ -58,16 +58,16 @@ def test_the_router_follows_it(routes: Any) -> None:
 
 def test_choose_shows_what_it_decides(tiny_folder: Path, routes: Any) -> None:
     largest, second = sorted(routes.variants, key=lambda route: -route.multiply_adds)[:2]
-    decided = choose(tiny_folder, Asked(max_multiply_adds=largest.multiply_adds - 1))
+    decided = choose(tiny_folder, SceneQuestions(max_multiply_adds=largest.multiply_adds - 1))
     assert (decided.chosen, decided.parameter) == (second.name, "max_multiply_adds")
     assert decided.why.startswith("the largest of ")
     assert {"when": "at least", "value": largest.multiply_adds, "variant": largest.name} in (
         decided.changes
     )
     with pytest.raises(SaccadeError, match=r"--max-multiply-adds: .* expected a number above 0"):
-        choose(tiny_folder, Asked(max_multiply_adds=-1))
+        choose(tiny_folder, SceneQuestions(max_multiply_adds=-1))
     with pytest.raises(SaccadeError, match=r"expected exactly one of .*, --max-multiply-adds"):
-        choose(tiny_folder, Asked())
+        choose(tiny_folder, SceneQuestions())
 
 
 def test_the_client_sends_it() -> None:

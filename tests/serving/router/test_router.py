@@ -68,13 +68,13 @@ def connection(server):
 def in_process(tiny_folder):
     """The answers of each variant's file to PIXELS, by ONNX Runtime in this process."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    found = {}
+    answers = {}
     for manifest in ArtefactFolder(tiny_folder).manifests:
         session = onnxruntime.InferenceSession(str(tiny_folder / manifest.file.name))
-        found[manifest.variant.name] = dict(
+        answers[manifest.variant.name] = dict(
             zip(OUTPUTS, session.run(OUTPUTS, {"image": PIXELS}), strict=True)
         )
-    return found
+    return answers
 
 
 def assert_answers(result, expected, rows):
@@ -96,7 +96,10 @@ def test_a_routed_answer_is_the_in_process_one(connection, in_process, tiny_fold
     contents = [png(pixels) for pixels in PIXELS]
     result = connection.infer("nac", files(*contents), parameters={"budget": budget})
     assert_answers(result, in_process[BUDGETS[budget]], slice(None))
-    hashes = {each.variant.name: each.file.sha256 for each in ArtefactFolder(tiny_folder).manifests}
+    hashes = {
+        manifest.variant.name: manifest.file.sha256
+        for manifest in ArtefactFolder(tiny_folder).manifests
+    }
     assert names(result, "variant") == {BUDGETS[budget]}
     assert names(result, "variant_sha256") == {hashes[BUDGETS[budget]]}
     assert len(result.as_numpy("variant")) == len(PIXELS)
@@ -112,7 +115,7 @@ def test_the_default_is_the_full_budget_and_only_what_was_asked_for_is_sent(conn
     wanted = [grpc.InferRequestedOutput("variant")]
     result = connection.infer("nac", files(png(PIXELS[0])), outputs=wanted)
     assert names(result) == {"nac-b1000-fp32"}
-    assert [each.name for each in result.get_response().outputs] == ["variant"]
+    assert [value.name for value in result.get_response().outputs] == ["variant"]
 
 
 @pytest.mark.parametrize("routed", [False, True])
@@ -132,8 +135,8 @@ def test_classification_extension(connection, in_process, tiny_folder, routed):
     ):
         best = np.argsort(-expected)[:3]
         for entry, index in zip(row, best, strict=True):
-            score, found, label = entry.decode().split(":")
-            assert (int(found), label) == (index, labels[index])
+            score, actual, label = entry.decode().split(":")
+            assert (int(actual), label) == (index, labels[index])
             assert float(score) == pytest.approx(expected[index], abs=1e-4)
 
 
@@ -239,8 +242,8 @@ CONVERTED = {
 @pytest.mark.parametrize("case", CONVERTED)
 def test_other_kinds_of_images_are_answered_as_their_grey(connection, case):
     expected = connection.infer("nac", files(encode(Image.new("L", (8, 8), 204))))
-    found = connection.infer("nac", files(encode(CONVERTED[case])))
-    np.testing.assert_array_equal(found.as_numpy("logits"), expected.as_numpy("logits"))
+    actual = connection.infer("nac", files(encode(CONVERTED[case])))
+    np.testing.assert_array_equal(actual.as_numpy("logits"), expected.as_numpy("logits"))
 
 
 def test_time_that_has_run_out_is_not_spent(connection):

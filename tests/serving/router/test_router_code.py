@@ -118,10 +118,10 @@ def test_a_negative_timeout_is_its_callers_own_failure(busy):
         "the request's timeout is -1 microseconds, expected 1 or more, or 0 for none",
     )
     busy.go.set()
-    for each in good:
-        assert each.error() is None
-        np.testing.assert_array_equal(each.answer().tensors["logits"], [[7, 7]])
-    assert busy.runs == [1, 2] and all(each < 2**63 for each in busy.timeouts)
+    for request in good:
+        assert request.error() is None
+        np.testing.assert_array_equal(request.answer().tensors["logits"], [[7, 7]])
+    assert busy.runs == [1, 2] and all(timeout < 2**63 for timeout in busy.timeouts)
 
 
 def test_a_run_that_fails_is_made_again_for_each_request(busy):
@@ -138,9 +138,9 @@ def test_a_probe_is_answered_while_the_lane_is_busy(busy):
     probe = Request(parameters={"saccade_probe": "lanes"})
     busy.execute([probe])
     assert probe.error() is None
-    (found,) = json.loads(probe.answer().tensors["saccade_lanes"].tobytes())
-    assert (found["variant"], found["part"], found["waiting"]) == (VARIANT, "", 256)
-    assert 0 <= found["step_s"] <= found["running_s"] < found["longest_step_s"]
+    (content,) = json.loads(probe.answer().tensors["saccade_lanes"].tobytes())
+    assert (content["variant"], content["part"], content["waiting"]) == (VARIANT, "", 256)
+    assert 0 <= content["step_s"] <= content["running_s"] < content["longest_step_s"]
     assert busy.runs == [1], "a probe is no work"
 
 
@@ -266,8 +266,8 @@ def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
     busy.execute(mates)
     pb.answer = died
     busy.go.set()
-    for each in mates:
-        code, text = each.error()
+    for mate in mates:
+        code, text = mate.error()
         assert code == "unavailable" and "has died or is being loaded" in text
     assert busy.runs == [1, 2]
 

@@ -22,7 +22,7 @@ from saccade.serving.repository.config_text import config_text, parse_config
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.target import Target
-from saccade.serving.repository.requirements import needs_of
+from saccade.serving.repository.requirements import requirements_of
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.exposure import check_repository, notices
 from saccade.serving.server.print_command import print_command
@@ -62,10 +62,8 @@ def test_strings_of_older_repositories_are_read_too():
 def test_captions_are_read_with_their_attention():
     maps = np.zeros((3, 2, 1, 1), np.float32)
     maps[0, :2] = maps[2, :1] = 1
-    found = captions(
-        answered(caption=text_rows(SAID), attention=maps, variant=text_rows(["v"] * 3))
-    )
-    assert [(each.text, len(each.attention)) for each in found] == list(
+    read = captions(answered(caption=text_rows(SAID), attention=maps, variant=text_rows(["v"] * 3)))
+    assert [(each.text, len(each.attention)) for each in read] == list(
         zip(SAID, (2, 0, 1), strict=True)
     )
 
@@ -78,21 +76,21 @@ def written(tmp_path_factory):
     deploy(place / "artefacts", RepositoryOptions(place / "older"))
     path = place / "older" / tiny.MODEL / "config.pbtxt"
     config = parse_config(path.read_text())
-    for each in config.output:
-        if each.name in ("variant", "variant_sha256"):
-            each.data_type, each.dims[:] = config.input[0].data_type, [1]
+    for tensor in config.output:
+        if tensor.name in ("variant", "variant_sha256"):
+            tensor.data_type, tensor.dims[:] = config.input[0].data_type, [1]
     path.write_text(config_text(config))
     tiny.rehash(place / "older")
     return place
 
 
 def test_an_older_repository_is_served_here_with_a_warning(written):
-    older = needs_of(written / "older")
+    older = requirements_of(written / "older")
     assert older.strings == ("variant", "variant_sha256")
     check_repository(written / "older", older, ServeOptions())
     level, text = next(notices(written / "older", older, ServeOptions()))
     assert level == logging.WARNING and "Run `saccade repository` again" in text
-    today = needs_of(written / "today")
+    today = requirements_of(written / "today")
     assert today.strings == ()
     assert [level for level, _ in notices(written / "today", today, ServeOptions())] == [
         logging.INFO
@@ -108,9 +106,9 @@ def test_an_older_repository_is_not_shown_to_others(written, needs_server, tmp_p
 
 def test_preflight_knows_which_servers_it_ends(written):
     def reasons(name, line):
-        found = tiny.examine(written / name, Target(line=line, bundled=False))
+        findings = tiny.examine(written / name, Target(line=line, bundled=False))
         return [
-            text for each in found if each.check == "router" for text in each.reasons
+            text for each in findings if each.check == "router" for text in each.reasons
         ]  # fmt: skip
 
     (reason,) = reasons("older", "24.10")
@@ -119,7 +117,7 @@ def test_preflight_knows_which_servers_it_ends(written):
 
 
 def test_http_is_warned_of(written):
-    needs = needs_of(written / "today")
-    found = list(notices(written / "today", needs, ServeOptions(http=True)))
-    assert [level for level, _ in found] == [logging.WARNING, logging.INFO]
-    assert "HTTP is on" in found[0][1] and "MemoryMax" in found[1][1]
+    requirements = requirements_of(written / "today")
+    warnings = list(notices(written / "today", requirements, ServeOptions(http=True)))
+    assert [level for level, _ in warnings] == [logging.WARNING, logging.INFO]
+    assert "HTTP is on" in warnings[0][1] and "MemoryMax" in warnings[1][1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in the router's lanes is on the server's page of metrics."""
+"""Waiting times in the router's lanes are on the server's page of metrics."""
 
 import re
 import urllib.request

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs inside the server, without one: the backend's refusals and its runs."""
+"""Code that runs inside the server, without one: the backend's refusals and its runs."""
 
 import importlib.util
 import json
@@ -91,7 +91,7 @@ def test_the_backend_refuses_what_it_does_not_know(pb, start, config, case):
         start({**config, **change})
 
 
-def test_the_backend_runs_on_processors_only(pb, start, config):
+def test_the_backend_runs_on_cpus_only(pb, start, config):
     with pytest.raises(pb.TritonError, match="KIND_CPU"):
         start(config, kind="GPU")
 
@@ -108,8 +108,8 @@ def test_a_batch_of_any_size_is_answered_row_by_row(pb, start, config, run_batch
         lambda names, feed: sizes.append(len(feed["image"])) or plain(names, feed),
     )
     answers = model.execute([request(pb, part) for part in np.split(pixels, (1, 8, 10))])
-    found = np.concatenate([each.tensors["logits"] for each in answers])
-    np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-5)
+    logits = np.concatenate([answer.tensors["logits"] for answer in answers])
+    np.testing.assert_allclose(logits, alone, rtol=1e-4, atol=1e-5)
     assert sum(sizes) == 21 and max(sizes) <= run_batch and max(sizes) - min(sizes) <= 1
 
 

@@ -83,7 +83,7 @@ def soaked(bytes_a_request: float, *, requests: int = 100_000, **changes) -> Soa
 
 
 @pytest.mark.parametrize(
-    ("found", "wrong"),
+    ("verdict", "wrong"),
     [
         (soaked(0), []),
         (soaked(32, requests=1_000_000), []),
@@ -93,8 +93,8 @@ def soaked(bytes_a_request: float, *, requests: int = 100_000, **changes) -> Soa
         (soaked(0, restarts=1), ["restarts"]),
     ],
 )
-def test_the_soak_is_judged(found, wrong):
-    assert [check.what for check in judge_soak(found) if not check.passed] == wrong
+def test_the_soak_is_judged(verdict, wrong):
+    assert [check.what for check in judge_soak(verdict) if not check.passed] == wrong
 
 
 def test_every_row_has_a_fault_and_every_fault_a_row():

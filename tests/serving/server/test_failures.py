@@ -55,7 +55,7 @@ def victim(needs_server, small_repository):
 
 @pytest.fixture
 def reloaded_alone(victim, eventually, caplog):
-    """What is struck within is loaded again by itself; the server and its other models stay."""
+    """A strike within: what it hits is loaded again by itself; the server and the others stay."""
 
     @contextmanager
     def run():
@@ -79,14 +79,14 @@ def reloaded_alone(victim, eventually, caplog):
 
 def stubs(server: Server) -> dict[str, list[str]]:
     """By process id, the arguments of the processes in which the models run."""
-    found = {}
+    by_model = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             words = (entry / "cmdline").read_text().split("\0")
             if parent == str(server.pid) and words[0]:  # the server does not bury its dead
-                found[entry.name] = words
-    return found
+                by_model[entry.name] = words
+    return by_model
 
 
 def regions(server: Server) -> set[Path]:
@@ -104,7 +104,7 @@ def raw_calls(server: Server, model: str) -> Iterator[list[str]]:
     """Call in a loop without the client's words; the status of each call, "" for an answer."""
     from tritonclient.utils import InferenceServerException
 
-    stop, found = threading.Event(), []
+    stop, outcomes = threading.Event(), []
 
     def loop() -> None:
         prober = Prober(server.url, 5)
@@ -115,14 +115,14 @@ def raw_calls(server: Server, model: str) -> Iterator[list[str]]:
                     connection.infer(
                         model, client_timeout=5, **request | {"parameters": {"budget": CHEAP}}
                     )
-                    found.append("")
+                    outcomes.append("")
                 except InferenceServerException as error:
-                    found.append(f"{error.status()}: {error.message()}")
+                    outcomes.append(f"{error.status()}: {error.message()}")
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     try:
-        yield found
+        yield outcomes
     finally:
         stop.set()
         thread.join()
@@ -230,7 +230,7 @@ def test_client_says_which_variant_does_not_answer(victim, eventually):
     with Client(victim.url, victim.model, timeout_s=5) as client:
         assert client.ready()
         kill_stub(victim, CHEAP_VARIANT)
-        found = client.ready()
-        assert not found
-        assert found.variants == {name: name != CHEAP_VARIANT for name in victim.variants}
-        assert found.reasons[CHEAP_VARIANT]
+        readiness = client.ready()
+        assert not readiness
+        assert readiness.variants == {name: name != CHEAP_VARIANT for name in victim.variants}
+        assert readiness.reasons[CHEAP_VARIANT]

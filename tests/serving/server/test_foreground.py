@@ -39,11 +39,11 @@ def descendants(pid: int) -> set[int]:
             )
         except OSError:
             continue
-    found, size = {pid}, 0
-    while len(found) > size:
-        size = len(found)
-        found |= {child for child, parent in parents.items() if parent in found}
-    return found
+    pids, size = {pid}, 0
+    while len(pids) > size:
+        size = len(pids)
+        pids |= {child for child, parent in parents.items() if parent in pids}
+    return pids
 
 
 def gone(pids: set[int]) -> bool:
@@ -136,7 +136,7 @@ def test_nothing_outlives_a_killed_supervisor(
 
 
 def reapers(pid: int) -> set[int]:
-    return {each for each in descendants(pid) if b"reaper.py" in cmdline(each)}
+    return {descendant for descendant in descendants(pid) if b"reaper.py" in cmdline(descendant)}
 
 
 def cmdline(pid: int) -> bytes:
@@ -148,12 +148,12 @@ def cmdline(pid: int) -> bytes:
 
 def read_to(process: "subprocess.Popen[str]", text: str) -> list[str]:
     """The lines up to the first that holds `text`."""
-    found = []
+    lines = []
     for line in process.stderr:
-        found.append(line)
+        lines.append(line)
         if text in line:
-            return found
-    raise AssertionError("".join(found))
+            return lines
+    raise AssertionError("".join(lines))
 
 
 def url_in(line: str) -> str:

@@ -44,8 +44,8 @@ class Answers:
         return model not in self.out
 
     def answers(self):
-        found, self.came = self.came, []
-        return found
+        probes, self.came = self.came, []
+        return probes
 
     def late(self):
         return dict(self.out)
@@ -93,10 +93,10 @@ def server():
 @pytest.fixture
 def clock(monkeypatch):
     """The clock that liveness reads: `clock.now += 2` lets two seconds pass."""
-    found = SimpleNamespace(now=1000.0)
+    state = SimpleNamespace(now=1000.0)
     place = "saccade.serving.server.liveness.time"
-    monkeypatch.setattr(place, SimpleNamespace(monotonic=lambda: found.now))
-    return found
+    monkeypatch.setattr(place, SimpleNamespace(monotonic=lambda: state.now))
+    return state
 
 
 @pytest.fixture
@@ -108,13 +108,13 @@ def liveness(prober, board, stub, server, clock):
 
 
 def looks(liveness, clock, prober, times, model="v"):
-    """What it finds while the model's probe stays out for so many deadlines."""
-    found = None
+    """Liveness while the model's probe stays out for so many deadlines."""
+    verdict = None
     for turn in range(times):
         clock.now += 1.1 * TIMEOUT_S
         prober.out = {model: (turn + 1) * 1.1 * TIMEOUT_S}
-        found = found or liveness.look()
-    return found
+        verdict = verdict or liveness.look()
+    return verdict
 
 
 def test_a_model_that_stands_still_is_dead_after_three_deadlines(liveness, clock, prober, board):
@@ -149,12 +149,12 @@ def test_a_model_that_computes_is_busy_but_not_for_ever(liveness, clock, prober,
         assert liveness.look() is None
     assert board.readiness()
     prober.out = {"v": LONGEST_RUN_S + 1}
-    found = []
+    verdicts = []
     for _ in range(MISSES):
         computed()
         clock.now += 1.1 * TIMEOUT_S
-        found.append(liveness.look())
-    assert found[-1] and found[:-1] == [None] * (MISSES - 1)
+        verdicts.append(liveness.look())
+    assert verdicts[-1] and verdicts[:-1] == [None] * (MISSES - 1)
 
 
 def test_a_stopped_process_is_not_busy(liveness, clock, prober, stub):
@@ -199,8 +199,8 @@ def test_an_answer_ends_all_doubt(liveness, clock, prober, board):
 def test_what_waits_is_said_and_harms_nobody(liveness, prober, board):
     prober.came = [Probe("m", lanes=({**LANE, "waiting": 212, "waiting_s": 1.42},))]
     assert liveness.look() is None
-    found = board.readiness()
-    assert found and found.to_dict()["busy"] == {"v": "212 requests wait, about 1.4 s"}
+    readiness = board.readiness()
+    assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests wait, about 1.4 s"}
     prober.came = [Probe("m", lanes=(LANE,))]
     liveness.look()
     assert board.readiness().busy == {}

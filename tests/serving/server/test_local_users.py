@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other users of the machine, and callers, cannot reach of a running server."""
+"""Secrets of a running server that other users of the machine, and callers, cannot reach."""
 
 import re
 import stat
@@ -28,15 +28,15 @@ print(oct(before), oct(os.fstat(file).st_mode & 0o777), *resource.getrlimit(reso
 
 @pytest.fixture(scope="module")
 def command_line(server) -> str:
-    """What everyone on the machine can read."""
+    """Command line that everyone on the machine can read."""
     return Path(f"/proc/{server.pid}/cmdline").read_text().replace("\0", "\n")
 
 
 @pytest.fixture(scope="module")
 def regions(command_line) -> list[Path]:
     """The server's own shared memory, in which callers' images are."""
-    found = re.search(r"shm-region-prefix-name=(.+)", command_line)
-    return list(SHARED_MEMORY.glob(f"{found[1]}*"))
+    prefix = re.search(r"shm-region-prefix-name=(.+)", command_line)
+    return list(SHARED_MEMORY.glob(f"{prefix[1]}*"))
 
 
 def test_a_program_inherits_umask_modes_and_descriptors(tmp_path):

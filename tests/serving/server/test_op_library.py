@@ -28,7 +28,7 @@ def open_session(monkeypatch):
     return module.open_session
 
 
-def opened(open_session, folder, *, body, library=None):
+def open_repository(open_session, folder, *, body, library=None):
     axes = {"Z": "b 4 4", "P": "b 4 4", "error": "b"}
     model = one_node_model(OPS["TVMax"], attributes={"lam": 0.1}, axes=axes, body=body)
     (folder / "1").mkdir(exist_ok=True)
@@ -44,16 +44,16 @@ def test_config_names_the_library(open_session, tmp_path):
     z = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
     (exact, _) = OPS["TVMax"].reference(z, lam=0.1)
     # Without a body only the kernel can answer.
-    p, error = opened(open_session, tmp_path, body=False, library=built_library()).run(
+    p, error = open_repository(open_session, tmp_path, body=False, library=built_library()).run(
         None, {"Z": z}
     )
     np.testing.assert_allclose(p, exact, atol=1e-5)
     assert (error <= 1e-6).all()
-    p, error = opened(open_session, tmp_path, body=True).run(None, {"Z": z})
+    p, error = open_repository(open_session, tmp_path, body=True).run(None, {"Z": z})
     np.testing.assert_allclose(p, exact, atol=1e-5)
     assert (error <= 1e-5).all()
 
 
 def test_without_library_and_body_the_model_is_refused(open_session, tmp_path):
     with pytest.raises(Exception, match="saccade"):
-        opened(open_session, tmp_path, body=False)
+        open_repository(open_session, tmp_path, body=False)

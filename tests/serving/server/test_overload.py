@@ -64,9 +64,9 @@ def test_a_large_legal_request_is_not_taken_for_death(watched):
     seen = []
     with Client(watched.url, "nac", timeout_s=300) as client:
         began = time.monotonic()
-        found = client.embed([picture(3464)] * 40)  # 12 megapixels each
+        embeddings = client.embed([picture(3464)] * 40)  # 12 megapixels each
         seen.append(time.monotonic() - began)
-    assert len(found.vectors) == 40 and np.isfinite(found.vectors).all()
+    assert len(embeddings.vectors) == 40 and np.isfinite(embeddings.vectors).all()
     assert seen[0] > 3 * PROBE_S, "the request was too short to show anything"
     assert watched.restarts == 0 and watched.ready()
 

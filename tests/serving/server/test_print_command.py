@@ -18,10 +18,10 @@ from saccade.errors import SaccadeError
 from saccade.serving.client.client import Client
 from saccade.serving.client.connection import connect_alone
 from saccade.serving.commands import cli
-from saccade.serving.repository import requirements as needs_module
+from saccade.serving.repository import requirements as requirements_module
 from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.installation import find_installation
-from saccade.serving.repository.requirements import Needs, needs_of
+from saccade.serving.repository.requirements import Requirements, requirements_of
 from saccade.serving.server import print_command
 from saccade.serving.server.addresses import ServeOptions, with_ports
 from saccade.serving.server.print_command import as_text, container_arguments
@@ -36,7 +36,7 @@ WITH_LIBRARY = 'name: "m" backend: "onnxruntime" model_operations { op_library_f
 
 
 def says_ready(url, timeout_s=1):
-    """Whether the server says over gRPC that every model is loaded."""
+    """True if the server says over gRPC that every model is loaded."""
     from tritonclient.utils import InferenceServerException
 
     connection = connect_alone(url)
@@ -106,18 +106,23 @@ def test_json_is_the_same_words(tiny_repository, capsys):
     shown = split(capsys.readouterr().out)
     # Ports are numbers, not pictures of them.
     assert "--publish=127.0.0.1:1234:8001" in shown
-    differing = {each.partition("=")[0] for each in set(listed) ^ set(shown)}
+    differing = {word.partition("=")[0] for word in set(listed) ^ set(shown)}
     assert differing == {"--publish"}
 
 
 def test_every_option_is_one_of_the_server(needs_server):
-    found = find_installation()
+    installation = find_installation()
     done = subprocess.run(
-        [found.binary, "--help"], env=found.environment(), capture_output=True, text=True
+        [installation.binary, "--help"],
+        env=installation.environment(),
+        capture_output=True,
+        text=True,
     )
     help_text = done.stdout + done.stderr
     known = {line.split()[0] for line in help_text.splitlines() if line.startswith("  --")}
-    everything = container_arguments(Needs(gpu=True, runtimes=("tensorrt",), rate_limit=True))
+    everything = container_arguments(
+        Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
+    )
     assert len(known) > 50
     assert options_of(everything) <= known
     assert not options_of([*everything, "--no-such-option=1"]) <= known
@@ -157,23 +162,23 @@ def test_a_path_with_a_comma_is_one_field(written):
 
 
 @pytest.mark.parametrize(
-    "config, needs",
+    "config, requirements",
     [
-        (CPU, Needs()),
-        (GPU, Needs(gpu=True)),
-        (PLAN, Needs(gpu=True, runtimes=("tensorrt",))),
-        (SHARED, Needs(gpu=True, runtimes=("tensorrt",), rate_limit=True)),
-        (WITH_LIBRARY % "lib.so", Needs(op_libraries=("lib.so",))),
+        (CPU, Requirements()),
+        (GPU, Requirements(gpu=True)),
+        (PLAN, Requirements(gpu=True, runtimes=("tensorrt",))),
+        (SHARED, Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)),
+        (WITH_LIBRARY % "lib.so", Requirements(op_libraries=("lib.so",))),
     ],
 )
-def test_needs_are_read_from_the_configs(written, config, needs):
+def test_requirements_are_read_from_the_configs(written, config, requirements):
     folder = written(config)
-    assert needs_of(folder) == needs
+    assert requirements_of(folder) == requirements
     words = set(print_command.print_command(folder, container=True))
     plugins = "--backend-config=tensorrt,plugins=/opt/saccade/lib/libsaccade_tensorrt.so"
-    assert ("--gpus=all" in words) == needs.gpu
-    assert (plugins in words) == bool(needs.runtimes)
-    assert ("--rate-limit=execution_count" in words) == needs.rate_limit
+    assert ("--gpus=all" in words) == requirements.gpu
+    assert (plugins in words) == bool(requirements.runtimes)
+    assert ("--rate-limit=execution_count" in words) == requirements.rate_limit
 
 
 @pytest.mark.parametrize(
@@ -200,17 +205,17 @@ def test_a_server_that_saccade_does_not_bring_is_told_what_plans_need(
     needs_server, written, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = replace(find_installation(), bundled=False)
-    monkeypatch.setattr(print_command, "find_installation", lambda: found)
+    foreign = replace(find_installation(), bundled=False)
+    monkeypatch.setattr(print_command, "find_installation", lambda: foreign)
     folder = written(SHARED)
     (folder / "saccade.json").touch()
-    monkeypatch.setattr(needs_module, "gpus", tuple)
+    monkeypatch.setattr(requirements_module, "gpus", tuple)
     with pytest.raises(SaccadeError, match="needs a GPU for them, and its driver shows none"):
         print_command.print_command(folder)
-    monkeypatch.setattr(needs_module, "gpus", lambda: (ADA,))
+    monkeypatch.setattr(requirements_module, "gpus", lambda: (ADA,))
     words = print_command.print_command(folder, ServeOptions(host="localhost"))
     assert "--grpc-address=127.0.0.1" in words
-    assert words[-2:] == tuple(container_arguments(needs_of(folder))[-2:])
+    assert words[-2:] == tuple(container_arguments(requirements_of(folder))[-2:])
     assert words[-1] == "--rate-limit=execution_count"
 
 

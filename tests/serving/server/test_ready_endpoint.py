@@ -133,13 +133,13 @@ def test_a_slow_caller_is_ended(port, monkeypatch):
 def test_a_server_that_greets_nobody_is_not_ready():
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # it takes connections, and no more
         caller = NewCaller(*deaf.getsockname(), 0.1)
-        found = caller.sees(READY)
-        assert not found and found.variants == READY.variants
-        assert "not answered within 0.1 s" in found.to_dict()["reasons"]["new_connections"]
+        readiness = caller.sees(READY)
+        assert not readiness and readiness.variants == READY.variants
+        assert "not answered within 0.1 s" in readiness.to_dict()["reasons"]["new_connections"]
         place = deaf.getsockname()
     assert "refused" in refusal(*place, 0.1).lower()
     # A caller who was refused a moment ago is told the same, without another attempt.
-    assert caller.sees(READY) == found
+    assert caller.sees(READY) == readiness
     starting = Readiness("starting", "m", False, {})
     assert caller.sees(starting) is starting
 

@@ -95,8 +95,8 @@ def test_an_update_is_served_without_one_failure(
         for _ in range(16):
             callers.append(socket.create_connection(("127.0.0.1", port)))
         eventually(lambda: listeners.connections(port, served.pid) >= len(callers), 10)
-        for each in callers:
-            each.close()
+        for caller in callers:
+            caller.close()
         time.sleep(1)
         assert Path(f"/proc/{pid}").exists()
         idle.close()
@@ -134,17 +134,17 @@ def test_new_callers_go_where_they_are_sent():
             callers = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
             other = second if taker is first else first
             assert taken(taker) == 64 and taken(other) == 0
-            for each in callers:
-                each.close()
+            for caller in callers:
+                caller.close()
 
 
 def listener(port: int) -> socket.socket:
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    found.bind(("127.0.0.1", port))
-    found.listen(128)
-    found.settimeout(0.2)
-    return found
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listening.bind(("127.0.0.1", port))
+    listening.listen(128)
+    listening.settimeout(0.2)
+    return listening
 
 
 def taken(waiting: socket.socket) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs is what was hashed: no link is followed, and the server has a copy of its own."""
+"""Served files are those that were hashed: no link is followed, and the server has its own copy."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from saccade.serving.repository.description import read_repository
 from saccade.serving.repository.installation import Installation
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.target import Target
-from saccade.serving.repository.requirements import Needs
+from saccade.serving.repository.requirements import Requirements
 from saccade.serving.server import served_copy
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.log import ServerLog
@@ -104,12 +104,14 @@ def test_a_link_is_refused_by_every_reader(repository, tmp_path, case):
         read_repository(repository)
     with pytest.raises(SaccadeError, match=words):
         copy_repository(repository, tmp_path / "models")
-    assert not [each for each in tmp_path.iterdir() if "models" in each.name]
+    assert not [path for path in tmp_path.iterdir() if "models" in path.name]
     (files,) = (
-        each for each in examine(repository, Target(bundled=False)) if each.check == "files"
+        finding
+        for finding in examine(repository, Target(bundled=False))
+        if finding.check == "files"
     )
     assert files.verdict == "failed"
-    assert any("link" in each or "neither" in each for each in files.reasons), files.reasons
+    assert any("link" in reason or "neither" in reason for reason in files.reasons), files.reasons
 
 
 def test_a_repository_behind_a_link_is_one(repository, tmp_path):
@@ -122,8 +124,8 @@ def test_a_repository_behind_a_link_is_one(repository, tmp_path):
 def test_what_is_served_is_a_copy_that_the_repository_cannot_change(repository, tmp_path):
     models, before = tmp_path / "models", (repository / CODE).read_bytes()
     copy_repository(repository, models)
-    found = {path.relative_to(models).as_posix() for path in models.rglob("*") if path.is_file()}
-    assert found == {
+    copied = {path.relative_to(models).as_posix() for path in models.rglob("*") if path.is_file()}
+    assert copied == {
         path.relative_to(repository).as_posix()
         for path in repository.rglob("*")
         if path.is_file() and path.parent != repository
@@ -147,7 +149,7 @@ def test_a_restarted_server_runs_what_was_checked(repository, tmp_path, monkeypa
     before = (repository / CODE).read_bytes()
     with RunFolder() as folder:
         for _ in range(2):
-            arguments = fake, repository, ServeOptions(), folder, ServerLog(None), Needs()
+            arguments = fake, repository, ServeOptions(), folder, ServerLog(None), Requirements()
             process = ServerProcess(*arguments, "copy-of-a-start")
             link = next(folder.path.glob(f"models*/{CODE}"))
             assert link.resolve() == process.copy / CODE and link.read_bytes() == before
@@ -166,24 +168,24 @@ def test_a_file_that_changes_after_it_was_looked_at_is_not_served(
     listed = served_copy.regular_files
 
     def then_change(folder):
-        found = listed(folder)
+        entries = listed(folder)
         (repository / CODE).write_bytes(b"import os")
-        return found
+        return entries
 
     monkeypatch.setattr(served_copy, "regular_files", then_change)
     with pytest.raises(SaccadeError, match=r"model\.py: was changed"):
         copy_repository(repository, tmp_path / "models")
 
     def then_link(folder):
-        found = listed(folder)
+        entries = listed(folder)
         (repository / CODE).unlink()
         (repository / CODE).symlink_to(sys.executable)
-        return found
+        return entries
 
     monkeypatch.setattr(served_copy, "regular_files", then_link)
     with pytest.raises(SaccadeError, match=r"model\.py: cannot be read"):
         copy_repository(repository, tmp_path / "models")
-    assert [each.name for each in tmp_path.iterdir()] == ["repository"]
+    assert [path.name for path in tmp_path.iterdir()] == ["repository"]
 
 
 def test_no_room_for_the_copy_says_how_much_is_missing(repository, tmp_path, monkeypatch):
@@ -191,7 +193,7 @@ def test_no_room_for_the_copy_says_how_much_is_missing(repository, tmp_path, mon
     with pytest.raises(SaccadeError, match=r"need \d+ MiB more, 0 MiB are free.*TMPDIR"):
         with writable(tmp_path, "TMPDIR"):
             copy_repository(repository, tmp_path / "models")
-    assert [each.name for each in tmp_path.iterdir()] == ["repository"]
+    assert [path.name for path in tmp_path.iterdir()] == ["repository"]
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -83,11 +83,13 @@ def test_a_missing_repository_is_named_before_a_taken_port(tmp_path):
 
 
 def test_ports_are_distinct_and_given_ones_kept():
-    found = with_ports(ServeOptions(**FREE_PORTS, http=True))
-    assert len({found.grpc_port, found.http_port, found.metrics_port, found.ready_port}) == 4
-    assert with_ports(found) == found
+    options = with_ports(ServeOptions(**FREE_PORTS, http=True))
+    assert (
+        len({options.grpc_port, options.http_port, options.metrics_port, options.ready_port}) == 4
+    )
+    assert with_ports(options) == options
     with pytest.raises(SaccadeError, match="both"):
-        with_ports(dataclasses.replace(found, http_port=found.grpc_port))
+        with_ports(dataclasses.replace(options, http_port=options.grpc_port))
     assert with_ports(ServeOptions(host="localhost", **FREE_PORTS)).host == "127.0.0.1"
     for host in ("::1", "no.such.host.invalid", "192.0.2.1"):
         with pytest.raises(SaccadeError, match=f"--host {host}"):
@@ -101,7 +103,7 @@ def test_ports_are_distinct_and_given_ones_kept():
 def test_http_is_off_unless_asked_for():
     arguments = server_arguments(ServeOptions(), Path("b"), Path("m"), "r-")
     assert "--allow-http=false" in arguments
-    assert not any(each.startswith("--http") for each in arguments)
+    assert not any(argument.startswith("--http") for argument in arguments)
     over_http = server_arguments(ServeOptions(http=True), Path("b"), Path("m"), "r-")
     assert {"--http-address=127.0.0.1", "--http-port=8000"} < set(over_http)
     assert with_ports(ServeOptions(**FREE_PORTS)).http_port == 0
@@ -157,12 +159,12 @@ def test_missing_libpython_is_found_before_the_server_hangs(
     needs_server, tiny_repository, monkeypatch, tmp_path
 ):
     # The loader really is asked: for a stub that wants a Python nobody has.
-    found = installation.find_installation()
+    installed = installation.find_installation()
     wanted = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0".encode()
     stub = tmp_path / "stub"
-    stub.write_bytes(found.stub.read_bytes().replace(wanted, wanted.replace(b"3.1", b"3.9")))
+    stub.write_bytes(installed.stub.read_bytes().replace(wanted, wanted.replace(b"3.1", b"3.9")))
     stub.chmod(0o755)
-    broken = dataclasses.replace(found, stub=stub)
+    broken = dataclasses.replace(installed, stub=stub)
     monkeypatch.setattr(server_module, "find_installation", lambda: broken)
     with pytest.raises(SaccadeError, match=r"libpython3\.9\d\.so\.1\.0 was not found") as error:
         Server(tiny_repository, ServeOptions(**FREE_PORTS)).__enter__()
@@ -235,11 +237,11 @@ def test_port_lost_between_choice_and_start_is_chosen_again(needs_server, hand_m
     with socket.create_server(("127.0.0.1", 0)) as holder:
 
         def choose(options):
-            found = with_ports(options)
+            chosen = with_ports(options)
             if not choices:
-                found = dataclasses.replace(found, grpc_port=holder.getsockname()[1])
-            choices.append(found.grpc_port)
-            return found
+                chosen = dataclasses.replace(chosen, grpc_port=holder.getsockname()[1])
+            choices.append(chosen.grpc_port)
+            return chosen
 
         monkeypatch.setattr(server_module, "with_ports", choose)
         with Server(hand_made(), ServeOptions(**FREE_PORTS)) as server:
@@ -258,6 +260,6 @@ def test_models_are_compiled_where_the_server_looks(tmp_path, monkeypatch):
     server_process.compile_models(tmp_path)
     (made,) = tmp_path.rglob("*.pyc")
     assert made.parent == source.parent / "__pycache__"
-    found = installation.Installation(tmp_path, tmp_path, tmp_path, (), True)
-    environment = found.environment()
+    installed = installation.Installation(tmp_path, tmp_path, tmp_path, (), True)
+    environment = installed.environment()
     assert "PYTHONPYCACHEPREFIX" not in environment and "PATH" in environment

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which type a variant promises for each matrix layer of its graph."""
+"""Expected types of a variant: one for each matrix layer of its graph."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ NEWEST_OPSET = 23
 
 
 @dataclass(frozen=True)
-class Promise:
+class ExpectedTypes:
     """The matrix nodes of a variant's graph: all of its precision but those of float32."""
 
     name: str
@@ -20,15 +20,15 @@ class Promise:
     nodes: frozenset[str]
     float32_layers: frozenset[str]
     # Of a variant of several files, of which one may be a read-out as a whole.
-    is_part: bool = False
+    is_component: bool = False
 
     def of(self, node: str) -> str:
         """The precision that a node has."""
         return "fp32" if node in self.float32_layers else self.precision
 
 
-def promise_of(artefact: ArtefactFolder, manifest: Manifest) -> Promise:
-    """What name and manifest of a variant say of the nodes that its ONNX file has.
+def expected_types_of(artefact: ArtefactFolder, manifest: Manifest) -> ExpectedTypes:
+    """Expected types of the nodes of an ONNX file, by the variant's name and manifest.
 
     Raises: SaccadeError if the file cannot be read, or has an opset that no engine was built of.
     """
@@ -37,7 +37,7 @@ def promise_of(artefact: ArtefactFolder, manifest: Manifest) -> Promise:
     from saccade.export.graph.limits import read_graph
 
     name, proto = manifest.variant.name, read_graph(artefact.file(manifest))
-    opset = next((each.version for each in proto.opset_import if not each.domain), 0)
+    opset = next((opset.version for opset in proto.opset_import if not opset.domain), 0)
     if opset > NEWEST_OPSET:
         raise SaccadeError(
             f"{name}: its ONNX file has opset {opset}, newer than {NEWEST_OPSET}, up to which "
@@ -46,4 +46,4 @@ def promise_of(artefact: ArtefactFolder, manifest: Manifest) -> Promise:
         )
     nodes = frozenset(node.name for node in proto.graph.node if node.op_type in MATRIX_NODES)
     kept = frozenset(manifest.float32_layers)
-    return Promise(name, manifest.variant.precision, nodes, kept, bool(manifest.variant.role))
+    return ExpectedTypes(name, manifest.variant.precision, nodes, kept, bool(manifest.variant.role))

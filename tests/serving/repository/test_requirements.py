@@ -24,7 +24,7 @@ FOUND = {"onnxruntime": "models whose instances are KIND_GPU", "tensorrt": "Tens
 
 
 def starts(monkeypatch):
-    """What is started from now on, which is nothing."""
+    """Starts from now on, of which there are none."""
     found = []
     monkeypatch.setattr(server_process.subprocess, "Popen", lambda *words, **_: found.append(words))
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is evaluated: a checkpoint or an exported variant, as functions of named arrays."""
+"""Models under evaluation: a checkpoint or an exported variant, as functions of named arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.export.artefact.folder import ArtefactFolder
 from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant import choose_settings
+from saccade.export.artefact.variant import choose_budgets
 from saccade.export.graph.trial import refuse_untried
 from saccade.export.runtimes.runners import Runner, run_in_batches, torch_runner
 from saccade.export.runtimes.runtime import Runtime, has_custom_ops, loaded, ops_of
@@ -27,7 +27,7 @@ _GENERATED = ("digits", "digits-sum", "shapes", "tetrominoes", "listops")
 
 @dataclass(frozen=True)
 class Function:
-    """One part of a model, whatever runs it."""
+    """One component of a model, whatever runs it."""
 
     inputs: tuple[TensorSpec, ...]
     run: Runner
@@ -38,34 +38,34 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One variant: its parts by role, and what is known of it."""
+class EvaluatedModel:
+    """One variant: its components by role, and what is known of it."""
 
     name: str
     family: str
     sha256: str
-    facts: dict[str, Any]
+    runtime_metadata: dict[str, Any]
     labels: tuple[str, ...]
     preprocessing: Preprocessing | None
-    parts: dict[str, Function]
+    components: dict[str, Function]
     ops: Ops = None  # how its custom ops run
 
-    def part(self, *roles: str) -> Function:
+    def component(self, *roles: str) -> Function:
         """The first of these roles that it has.
 
         Raises: SaccadeError if it has none of them.
         """
         for role in roles:
-            if role in self.parts:
-                return self.parts[role]
+            if role in self.components:
+                return self.components[role]
         raise SaccadeError(
-            f"{self.name}: found the parts {sorted(self.parts)}, this task needs one of "
+            f"{self.name}: found the components {sorted(self.components)}, this task needs one of "
             f"{sorted(roles)}. If files are missing from the folder, export the checkpoint again; "
             "otherwise choose another --task."
         )
 
     def images(self) -> Preprocessing:
-        """What the image is that it takes.
+        """Preprocessing of the image that it takes.
 
         Raises: SaccadeError if it takes none.
         """
@@ -76,14 +76,15 @@ class Subject:
 
 def subjects_of_folder(
     folder: ArtefactFolder, runtime: Runtime, *, kernels: bool = True
-) -> list[Subject]:
+) -> list[EvaluatedModel]:
     """The variants of an artefact folder in a runtime.
 
     Raises: SaccadeError for a file that cannot be opened within limits, or does not run here.
     """
     refuse_untried(folder, folder.manifests)
     groups = groupby(
-        folder.manifests, key=lambda each: (each.variant.setting, each.variant.precision)
+        folder.manifests,
+        key=lambda manifest: (manifest.variant.setting, manifest.variant.precision),
     )
     ops = ops_of(runtime, folder.manifests, kernels=kernels)
     return [_exported(folder, list(manifests), runtime, ops) for _, manifests in groups]
@@ -91,16 +92,16 @@ def subjects_of_folder(
 
 def subjects_of_checkpoint(
     checkpoint: Checkpoint, budget: Sequence[BudgetLike] = ()
-) -> list[Subject]:
+) -> list[EvaluatedModel]:
     """A checkpoint at these budgets, at the largest where none is given.
 
     Raises: SaccadeError for a budget that the family does not know.
     """
     model = cast(Family, checkpoint.build())
-    settings = choose_settings(model, budget) if budget else model.settings()[:1]
+    budgets = choose_budgets(model, budget) if budget else model.budgets()[:1]
     return [
-        _built(checkpoint, model.at(setting), f"{checkpoint.path.stem}-{setting.label}")
-        for setting in settings
+        _built(checkpoint, model.at(budget), f"{checkpoint.path.stem}-{budget.label}")
+        for budget in budgets
     ]
 
 
@@ -112,39 +113,41 @@ def trained_on(checkpoint: Checkpoint | None) -> str | None:
 
 def _exported(
     folder: ArtefactFolder, manifests: Sequence[Manifest], runtime: Runtime, ops: Ops
-) -> Subject:
+) -> EvaluatedModel:
     first = manifests[0]
     runners = loaded(runtime, folder, manifests, ops)
-    parts = {
-        each.variant.role: Function(each.inputs, runners[each.variant.role]) for each in manifests
+    components = {
+        manifest.variant.role: Function(manifest.inputs, runners[manifest.variant.role])
+        for manifest in manifests
     }
     entry = first.variant
-    return Subject(
+    return EvaluatedModel(
         f"{entry.model}-{entry.setting}-{entry.precision}",
         entry.family,
         first.file.sha256,
         first.facts,
         first.labels,
         first.preprocessing,
-        parts,
+        components,
         ops if has_custom_ops(manifests) else None,
     )
 
 
-def _built(checkpoint: Checkpoint, model: Family, name: str) -> Subject:
+def _built(checkpoint: Checkpoint, model: Family, name: str) -> EvaluatedModel:
     folded = model.fold()
-    parts = {
-        part.role: Function(
-            part.inputs, torch_runner(folded, part.role, (*part.outputs, *part.optional))
+    components = {
+        component.role: Function(
+            component.inputs,
+            torch_runner(folded, component.role, (*component.outputs, *component.optional)),
         )
-        for part in cast(Family, folded).parts()
+        for component in cast(Family, folded).components()
     }
-    return Subject(
+    return EvaluatedModel(
         name,
         checkpoint.family,
         checkpoint.sha256,
-        model.facts(),
+        model.runtime_metadata(),
         checkpoint.labels,
         checkpoint.preprocessing,
-        parts,
+        components,
     )

@@ -22,20 +22,20 @@ ROUNDINGS = {"fp32": 1, "fp16": 2**13, "bf16": 2**16}
 MOST = {"fp32": THRESHOLDS["fp16"]["relative_error"]}
 
 
-def nudged(model: Any, seed: int) -> Any:
+def perturbed(model: Any, seed: int) -> Any:
     """A copy of a torch model whose every weight is moved by a rounding, up or down."""
     import torch
 
     copy = deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for each in copy.parameters():
-            up = torch.randint(0, 2, each.shape, generator=generator, dtype=each.dtype)
-            each.mul_(1 + torch.finfo(each.dtype).eps * (2 * up - 1))
+        for parameter in copy.parameters():
+            up = torch.randint(0, 2, parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.mul_(1 + torch.finfo(parameter.dtype).eps * (2 * up - 1))
     return copy
 
 
-def sensitive_rows(
+def ill_conditioned_rows(
     runs: Sequence[Sequence[Arrays]],
     reference: Arrays,
     own: Arrays,
@@ -49,7 +49,7 @@ def sensitive_rows(
 
     Shapes: runs as for `figures_of`, each output [n ...]; own and the answer [n], the answer bool.
     """
-    every = [run for each in runs for run in each]
+    every = [run for group in runs for run in group]
     errors = row_errors(every, reference, floor)
     apart = rows_apart(runs, floor)
     cosines = row_cosines(every, reference)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OpenedModel:
+class RepositoryModel:
     """One model's folder. What cannot be read is `NotChecked` for all but the check of it."""
 
     folder: Path
@@ -87,7 +87,7 @@ class OpenedModel:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What was promised of the file that was exported."""
+        """Manifest of the file that was exported."""
         try:
             return read_manifest(self.folder / (self.name + SUFFIX))
         except SaccadeError:
@@ -96,13 +96,13 @@ class OpenedModel:
     @cached_property
     def engines(self) -> "dict[str, EngineManifest]":
         """The manifests of its plans by compute capability."""
-        found = {}
+        engines = {}
         for path in sorted(self.folder.glob("engine-*.json")):
             try:
-                found[path.stem.removeprefix("engine-")] = read_engine(path)
+                engines[path.stem.removeprefix("engine-")] = read_engine(path)
             except SaccadeError:
                 raise NotChecked(f"{path.name} cannot be read") from None
-        return found
+        return engines
 
     @cached_property
     def proto(self) -> Any:
@@ -120,7 +120,7 @@ class OpenedModel:
 
 
 @dataclass(frozen=True)
-class Opened:
+class Repository:
     """A repository whose description could be read."""
 
     folder: Path
@@ -128,23 +128,23 @@ class Opened:
     files: dict[str, str]
 
     @property
-    def models(self) -> tuple[OpenedModel, ...]:
+    def models(self) -> tuple[RepositoryModel, ...]:
         """The variants' models; of names that cannot be folders, none."""
         said = self.deployment
         return tuple(
-            OpenedModel(self.folder / name, said.runtime, name in said.samples)
+            RepositoryModel(self.folder / name, said.runtime, name in said.samples)
             for name in said.variants
             if _is_plain(name) and (self.folder / name).is_dir()
         )
 
     @property
-    def router(self) -> OpenedModel:
+    def router(self) -> RepositoryModel:
         """The router's folder."""
-        return OpenedModel(self.folder / self.deployment.model, self.deployment.runtime)
+        return RepositoryModel(self.folder / self.deployment.model, self.deployment.runtime)
 
     @cached_property
     def routes(self) -> dict[str, Any]:
-        """What the router knows of its variants."""
+        """Routes of the router to its variants."""
         path = self.router.version / "routes.json"
         try:
             if (size := path.stat().st_size) > MAX_ROUTES_BYTES:
@@ -156,13 +156,13 @@ class Opened:
         return content
 
 
-def opened(folder: Path) -> Opened:
+def open_repository(folder: Path) -> Repository:
     """The repository in a folder.
 
     Raises: SaccadeError if it describes none.
     """
     deployment, files = read_description(folder)
-    return Opened(folder, deployment, files)
+    return Repository(folder, deployment, files)
 
 
 def _is_plain(name: str) -> bool:
