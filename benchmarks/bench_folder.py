@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from bench_config import bench_config
 
-from saccade.export.exported import ExportOptions, export
+from saccade.exporter.exported import ExportOptions, export
 from saccade.models.checkpoint import save
 from saccade.models.nac.model import NAC
 from saccade.models.preprocessing import Preprocessing
@@ -45,7 +45,7 @@ def random_images(folder: Path, count: int) -> np.ndarray:
 
     Shapes: uint8 [count h w c].
     """
-    from saccade.export.artefact.folder import ArtefactFolder
+    from saccade.exporter.artefact.folder import ArtefactFolder
 
     declared = ArtefactFolder(folder).manifests[0].preprocessing
     shape = (count, declared.height_px, declared.width_px, declared.channels)

@@ -22,8 +22,8 @@ from over_seeds import over_seeds, spoken
 from result_file import write_result
 from trained_once import trained_once
 
-from saccade.export.evaluation.evaluate import evaluate
-from saccade.export.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import load
 from saccade.models.scores.intervals import paired_bootstrap
 from saccade.models.training.options import TrainOptions

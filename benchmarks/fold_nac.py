@@ -25,9 +25,9 @@ import torch
 from bench_config import bench_config
 from torch import Tensor, nn
 
-from saccade.export.graph.cost import cost_of
-from saccade.export.graph.tracing import trace_component
-from saccade.export.runtimes.runners import onnx_session
+from saccade.exporter.graph.cost import cost_of
+from saccade.exporter.graph.tracing import trace_component
+from saccade.exporter.runtimes.runners import onnx_session
 from saccade.files import json_bytes, write_atomically
 from saccade.machine import this_machine
 from saccade.models.interface import component_named
@@ -54,7 +54,7 @@ Call = Callable[[], Any]
 PEAK = """
 import re, sys, numpy
 from pathlib import Path
-from saccade.export.runtimes.runners import onnx_session
+from saccade.exporter.runtimes.runners import onnx_session
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 session = onnx_session(sys.argv[1])

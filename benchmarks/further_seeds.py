@@ -17,7 +17,7 @@ from compare import COMPARISONS, RESULTS, SEEDS, Comparison, trained
 from over_seeds import over_seeds, spoken
 from result_file import write_result
 
-from saccade.export.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.evaluate import evaluate
 
 
 def runs_of(name: str, comparison: Comparison, seed: int) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ import numpy as np
 from compare import CHECKPOINTS, RESULTS, SEEDS, paired_difference
 from result_file import write_result
 
-from saccade.export.evaluation.evaluate import evaluate
-from saccade.export.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import load
 from saccade.models.sparo.select import SelectOptions, select, selected_checkpoint
 

@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from saccade.export.graph.catalogue_cost import cost_of_size
+from saccade.exporter.graph.catalogue_cost import cost_of_size
 from saccade.files import json_bytes, write_atomically
 from saccade.models.catalogue import COSTS, known_costs, presets
 from saccade.models.families import FAMILIES

@@ -31,8 +31,8 @@ from memory_watch import grown, memory_of
 from result_file import write_result
 
 from saccade.errors import ServerFailed
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.exported import ExportOptions, export
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.exported import ExportOptions, export
 from saccade.machine import cpu_seconds, family_of, this_machine
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, StreamResult
 from saccade.serving.bench.open_load import (

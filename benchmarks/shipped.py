@@ -23,10 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from result_file import write_result
 from shipped_card import Shipped, card
 
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.evaluation.evaluate import evaluate
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.exported import ExportOptions, export
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.exported import ExportOptions, export
 from saccade.files import write_atomically
 from saccade.machine import this_machine
 from saccade.models.checkpoint import load

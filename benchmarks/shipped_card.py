@@ -8,7 +8,7 @@ from typing import Any
 
 from nac_curves import links_of
 
-from saccade.export.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import EvaluationResult, Score
 

@@ -27,11 +27,11 @@ from typing import Any
 from result_file import write_result
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
-from saccade.export.runtimes.half_products import half_products
-from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
-from saccade.export.runtimes.runtime import peers_of
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
+from saccade.exporter.runtimes.half_products import half_products
+from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
+from saccade.exporter.runtimes.runtime import peers_of
 from saccade.models.checkpoint import load
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import GateFailed, SaccadeError, require
-from saccade.export.artefact.manifest import (
+from saccade.exporter.artefact.manifest import (
     FileEntry,
     Manifest,
     ParentEntry,
@@ -19,7 +19,7 @@ from saccade.export.artefact.manifest import (
     VariantEntry,
     write_manifest,
 )
-from saccade.export.artefact.variant import (
+from saccade.exporter.artefact.variant import (
     PRECISIONS,
     check_chosen,
     check_model_name,
@@ -27,7 +27,7 @@ from saccade.export.artefact.variant import (
     default_model_name,
     variant_name,
 )
-from saccade.export.gate.gate import (
+from saccade.exporter.gate.gate import (
     Expected,
     Reference,
     candidates_of,
@@ -35,12 +35,12 @@ from saccade.export.gate.gate import (
     folded_float32,
     measure,
 )
-from saccade.export.gate.metrics import exceeded, thresholds_of
-from saccade.export.gate.report import GateReport, VariantReport
-from saccade.export.graph.samples import GateSizes
-from saccade.export.graph.trial import made_here
-from saccade.export.runtimes.runners import Runner
-from saccade.export.runtimes.runtime import DEFAULT, runtime_named
+from saccade.exporter.gate.metrics import exceeded, thresholds_of
+from saccade.exporter.gate.report import GateReport, VariantReport
+from saccade.exporter.graph.samples import GateSizes
+from saccade.exporter.graph.trial import made_here
+from saccade.exporter.runtimes.runners import Runner
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, load
@@ -50,7 +50,7 @@ from saccade.path_fields import PathFields
 from saccade.progress import progress
 
 if TYPE_CHECKING:
-    from saccade.export.graph.precision import TypedGraph
+    from saccade.exporter.graph.precision import TypedGraph
 
 _TOOLS = ("saccade", "torch", "onnx", "onnxscript", "onnxruntime")
 
@@ -197,8 +197,8 @@ def _export_component(
     folder: Path, variant: _Variant, component: Component, options: ExportOptions
 ) -> Iterator[Manifest]:
     """Write the component in each precision; the reference answers once for all of them."""
-    from saccade.export.graph.canonical import serialize
-    from saccade.export.graph.precision import typed_graph, with_ops_inlined
+    from saccade.exporter.graph.canonical import serialize
+    from saccade.exporter.graph.precision import typed_graph, with_ops_inlined
     from saccade.plugins.onnx_model import check_nodes
 
     outputs = (
@@ -213,7 +213,7 @@ def _export_component(
 
     @cache
     def traced(precision: str) -> Any:
-        from saccade.export.graph.tracing import trace_component
+        from saccade.exporter.graph.tracing import trace_component
 
         same = component_named(folded, component.role)
         return trace_component(folded, same, samples.inputs, outputs, precision)
@@ -243,9 +243,9 @@ def _manifest(
     data: bytes,
     inlined_ops: tuple[str, ...],
 ) -> Manifest:
-    from saccade.export.graph.canonical import tensor_specs
-    from saccade.export.graph.cost import parameters_of
-    from saccade.export.graph.layer_types import opset_of
+    from saccade.exporter.graph.canonical import tensor_specs
+    from saccade.exporter.graph.cost import parameters_of
+    from saccade.exporter.graph.layer_types import opset_of
     from saccade.plugins.onnx_model import IR_VERSION, check_nodes
 
     checkpoint, proto = variant.reference.checkpoint, graph.proto

@@ -15,11 +15,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from saccade.errors import SaccadeError as SaccadeError
-    from saccade.export.exported import ExportOptions as ExportOptions
-    from saccade.export.exported import export as export
-    from saccade.export.gate.gate import verify as verify
-    from saccade.export.runtimes.build import build as build
-    from saccade.export.runtimes.options import BuildOptions as BuildOptions
+    from saccade.exporter.exported import ExportOptions as ExportOptions
+    from saccade.exporter.exported import export as export
+    from saccade.exporter.gate.gate import verify as verify
+    from saccade.exporter.runtimes.build import build as build
+    from saccade.exporter.runtimes.options import BuildOptions as BuildOptions
     from saccade.models.checkpoint import Checkpoint as Checkpoint
     from saccade.models.checkpoint import load as load
     from saccade.serving.client.async_client import AsyncClient as AsyncClient
@@ -33,19 +33,19 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "saccade.serving.client.async_client",
-    "BuildOptions": "saccade.export.runtimes.options",
+    "BuildOptions": "saccade.exporter.runtimes.options",
     "Checkpoint": "saccade.models.checkpoint",
     "Client": "saccade.serving.client.client",
-    "ExportOptions": "saccade.export.exported",
+    "ExportOptions": "saccade.exporter.exported",
     "RepositoryOptions": "saccade.serving.repository.options",
     "SaccadeError": "saccade.errors",
     "ServeOptions": "saccade.serving.server.server",
     "Server": "saccade.serving.server.server",
-    "build": "saccade.export.runtimes.build",
+    "build": "saccade.exporter.runtimes.build",
     "deploy": "saccade.serving.repository.deploy",
-    "export": "saccade.export.exported",
+    "export": "saccade.exporter.exported",
     "load": "saccade.models.checkpoint",
-    "verify": "saccade.export.gate.gate",
+    "verify": "saccade.exporter.gate.gate",
 }
 
 __all__ = [*sorted(_HOME), "__version__"]

@@ -104,7 +104,7 @@ def tiny_folder(tiny_checkpoint: Path) -> Path:
     """The checkpoint exported as `nac` at budgets 1, 0.5, 0.25, 0.125; copy it to change it."""
     from folder_store import stored
 
-    from saccade.export.exported import ExportOptions, export
+    from saccade.exporter.exported import ExportOptions, export
 
     def make(place: Path) -> None:
         export(tiny_checkpoint, ExportOptions(place / "nac"))

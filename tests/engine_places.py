@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from saccade.export.runtimes.gpu import Gpu
-from saccade.export.runtimes.tensorrt import build as build_module
-from saccade.export.runtimes.tensorrt import loading, modules
+from saccade.exporter.runtimes.gpu import Gpu
+from saccade.exporter.runtimes.tensorrt import build as build_module
+from saccade.exporter.runtimes.tensorrt import loading, modules
 
 FAKES = Path(__file__).with_name("fakes")
 ADA = Gpu("a card of Ada", "8.9", "580.95", 2**34)
@@ -35,8 +35,9 @@ def use_library(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """A file in place of the library of plugins, for the builder and the loader."""
     library = folder / "libsaccade_tensorrt.so"
     library.write_bytes(b"plugins")
+    package = "saccade.exporter.runtimes.tensorrt"
     for module in ("build", "loading"):
-        monkeypatch.setattr(f"saccade.export.runtimes.tensorrt.{module}.TENSORRT_LIBRARY", library)
+        monkeypatch.setattr(f"{package}.{module}.TENSORRT_LIBRARY", library)
     return library
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.runners import Runner, onnx_runner, onnx_session
-from saccade.export.runtimes.runtime import Packages
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
+from saccade.exporter.runtimes.runtime import Packages
 from saccade.files import new_folder, sha256_of
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.options import RepositoryOptions

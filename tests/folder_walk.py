@@ -14,7 +14,7 @@ from typing import Any
 
 from places import ROOT
 
-from saccade.export.artefact.folder import _TICK_NS
+from saccade.exporter.artefact.folder import _TICK_NS
 
 SOURCES = tuple(
     f"{ROOT / name}{os.sep}" for name in ("saccade", "plugins", "models", "export", "serving")

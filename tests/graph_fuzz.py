@@ -13,8 +13,8 @@ from one_node import one_node_model
 from tiny_artefacts import manifest_of, onnx_model
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import SUFFIX, ParentEntry, read_manifest
-from saccade.export.graph.limits import parse_graph
+from saccade.exporter.artefact.manifest import SUFFIX, ParentEntry, read_manifest
+from saccade.exporter.graph.limits import parse_graph
 from saccade.plugins.ops import OPS
 
 _NUMBERS = (-1, 0, 1, 7, 16, 255, 2**31, 2**62, -(2**63), 2**63 - 1)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import onnx
 
-from saccade.export.artefact.manifest import (
+from saccade.exporter.artefact.manifest import (
     SUFFIX,
     FileEntry,
     Manifest,
     read_manifest,
     write_manifest,
 )
-from saccade.export.graph.layer_types import MATRIX_NODES
+from saccade.exporter.graph.layer_types import MATRIX_NODES
 
 _KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from saccade.export.gate import gate
-from saccade.export.graph.samples import GateSizes
+from saccade.exporter.gate import gate
+from saccade.exporter.graph.samples import GateSizes
 
 FEW_SAMPLES = GateSizes(real_inputs=16, random_inputs=8, batches=(1, 4))
 

@@ -16,9 +16,9 @@ from hostile_files import CheckpointFile, images_npz
 from PIL import Image
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact import frontier
-from saccade.export.artefact.manifest import read_manifest
-from saccade.export.runtimes.tensorrt.engine_manifest import read_engine_manifest
+from saccade.exporter.artefact import frontier
+from saccade.exporter.artefact.manifest import read_manifest
+from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 from saccade.models.catalogue import presets
 from saccade.models.checkpoint import load
 from saccade.models.data.token_states import token_states
@@ -161,7 +161,7 @@ def _checkpoint(path: Path) -> None:
 
 
 def _manifest(path: Path) -> None:
-    from saccade.export.artefact.manifest import SCHEMA, VERSION
+    from saccade.exporter.artefact.manifest import SCHEMA, VERSION
 
     multiply_adds = {"total": 10, "by_part": {"head": 10}}
     content = {

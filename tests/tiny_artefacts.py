@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import (
     Cost,
     FileEntry,
     Manifest,
@@ -24,8 +24,8 @@ from saccade.export.artefact.manifest import (
     VariantEntry,
     write_manifest,
 )
-from saccade.export.gate.metrics import FLOORS, THRESHOLDS
-from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest, write_engine_manifest
+from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS
+from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest, write_engine_manifest
 from saccade.files import json_bytes, sha256_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing

@@ -93,7 +93,7 @@ def exported(
     inline_ops: bool = False,
 ) -> Path:
     """The folder of that model; the gate has tests of its own, so it looks at few samples here."""
-    from saccade.export.exported import ExportOptions, export
+    from saccade.exporter.exported import ExportOptions, export
 
     tiny(family, place / f"{family}.safetensors")
     options = ExportOptions(

@@ -8,10 +8,10 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.frontier import FILE_NAME, Entry, Frontier, merged, read_frontier
-from saccade.export.artefact.manifest import SQUASHING, SUFFIX, FileEntry, Manifest, manifest_of
-from saccade.export.artefact.variant import known_roles
-from saccade.export.artefact.variant_files import VariantFiles, grouped
+from saccade.exporter.artefact.frontier import FILE_NAME, Entry, Frontier, merged, read_frontier
+from saccade.exporter.artefact.manifest import SQUASHING, SUFFIX, FileEntry, Manifest, manifest_of
+from saccade.exporter.artefact.variant import known_roles
+from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes, sha256_of, write_atomically
 from saccade.leftovers import only_writer
 from saccade.models.checkpoint import Checkpoint, load

@@ -11,8 +11,8 @@ import numpy as np
 
 from saccade import limits
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant import known_roles
-from saccade.export.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.variant import known_roles
+from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.files import read_bounded
 from saccade.json_text import parse_json
 from saccade.models.scores.intervals import paired_bootstrap

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest_checks import (
+from saccade.exporter.artefact.manifest_checks import (
     MOST_CHARACTERS,
     MOST_LABELS,
     Contradiction,
@@ -17,7 +17,7 @@ from saccade.export.artefact.manifest_checks import (
     check_hashes,
     check_tensors,
 )
-from saccade.export.artefact.variant import variant_name
+from saccade.exporter.artefact.variant import variant_name
 from saccade.files import json_bytes, write_atomically
 from saccade.models.budget import Budget
 from saccade.models.families import FAMILIES

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant import variant_name
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.variant import variant_name
 from saccade.models.families import entry_of
 from saccade.models.preprocessing import Preprocessing
 

@@ -4,11 +4,11 @@
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.evaluation.evaluated_model import EvaluatedModel
-from saccade.export.evaluation.load_inputs import Inputs, images_of
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.scenes import QUESTIONS_A_SCENE, SceneQuestions, asked_scenes
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.load_inputs import Inputs, images_of
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, SceneQuestions, asked_scenes
 from saccade.models.scores.attention import zero_share
 from saccade.models.scores.results import EvaluationResult, mean, proportion
 from saccade.models.vqa.questions import question_tokens

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.evaluation.evaluated_model import EvaluatedModel
-from saccade.export.evaluation.load_inputs import Inputs, images_of
-from saccade.export.evaluation.options import EvaluateOptions
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.load_inputs import Inputs, images_of
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.data.listops import CLASS_NAMES, Grammar, listops
 from saccade.models.data.token_states import token_states

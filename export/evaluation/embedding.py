@@ -3,9 +3,9 @@
 
 import numpy as np
 
-from saccade.export.evaluation.classification import Labelled, labelled_inputs
-from saccade.export.evaluation.evaluated_model import EvaluatedModel
-from saccade.export.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.classification import Labelled, labelled_inputs
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.scores.classification import knn_predict, probe_predict
 from saccade.models.scores.results import EvaluationResult, proportion
 

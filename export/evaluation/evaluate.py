@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.evaluation.evaluated_model import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.evaluation.evaluated_model import (
     EvaluatedModel,
     subjects_of_checkpoint,
     subjects_of_folder,
     trained_on,
 )
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.report import render
-from saccade.export.evaluation.tasks import task_asked
-from saccade.export.runtimes.runtime import runtime_named
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.report import render
+from saccade.exporter.evaluation.tasks import task_asked
+from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.entry import imported
 from saccade.models.scores.results import EvaluationResult

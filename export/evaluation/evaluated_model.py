@@ -9,12 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant import choose_budgets
-from saccade.export.graph.trial import refuse_untried
-from saccade.export.runtimes.runners import Runner, run_in_batches, torch_runner
-from saccade.export.runtimes.runtime import Runtime, has_custom_ops, loaded, ops_of
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.variant import choose_budgets
+from saccade.exporter.graph.trial import refuse_untried
+from saccade.exporter.runtimes.runners import Runner, run_in_batches, torch_runner
+from saccade.exporter.runtimes.runtime import Runtime, has_custom_ops, loaded, ops_of
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Family, TensorSpec

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.evaluation.tasks import tasks_of
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.tasks import tasks_of
 from saccade.models.entry import imported
 from saccade.models.preprocessing import Preprocessing
 

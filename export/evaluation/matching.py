@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.evaluation.classification import labelled_images
-from saccade.export.evaluation.evaluated_model import EvaluatedModel
-from saccade.export.evaluation.load_inputs import Inputs, images_of
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.scenes import described_scenes
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.classification import labelled_images
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.load_inputs import Inputs, images_of
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.scenes import described_scenes
 from saccade.files import read_lines
 from saccade.models.data.datasets import load_data
 from saccade.models.scores.classification import correct

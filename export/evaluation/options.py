@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from saccade.errors import SaccadeError
-from saccade.export.evaluation.tasks import task_names
-from saccade.export.runtimes.runtime import DEFAULT, RuntimeName
+from saccade.exporter.evaluation.tasks import task_names
+from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.models.budget import BudgetLike
 from saccade.path_fields import PathFields
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.captions import CaptionedScenes, caption, captioned
 from saccade.models.data.questions import Question, questions
 from saccade.models.data.shapes import Object, Scenes, scenes

@@ -4,11 +4,11 @@
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.evaluation.evaluated_model import EvaluatedModel
-from saccade.export.evaluation.load_inputs import Inputs, images_of
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.scenes import drawn_scenes, scenes_sha256
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.load_inputs import Inputs, images_of
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.scenes import drawn_scenes, scenes_sha256
 from saccade.models.data.tetrominoes import tetrominoes
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.scores.ari import adjusted_rand_index

@@ -8,7 +8,7 @@ from saccade.errors import SaccadeError
 from saccade.models.entry import EvaluationTask
 from saccade.models.families import entries, entry_of
 
-_HERE = "saccade.export.evaluation"
+_HERE = "saccade.exporter.evaluation"
 _LABELLED = f"{_HERE}.classification:load_inputs"
 _CAPTIONED = f"{_HERE}.captioning:load_inputs"
 _PAIRED = f"{_HERE}.matching:load_inputs"

@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.gate.gate import Reference
-from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
-from saccade.export.gate.report import GateReport
-from saccade.export.graph.half_graph import widened_bytes
-from saccade.export.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.gate.gate import Reference
+from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
+from saccade.exporter.gate.report import GateReport
+from saccade.exporter.graph.half_graph import widened_bytes
+from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import available_library
 from saccade.progress import progress
@@ -189,7 +189,7 @@ class _Node:
 
 
 def _numeric_nodes(proto: onnx.ModelProto) -> dict[str, _Node]:
-    from saccade.export.graph.layer_types import element_types
+    from saccade.exporter.graph.layer_types import element_types
 
     types = element_types(proto)
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.gate.metrics import THRESHOLDS, row_cosines, row_errors, rows_apart
+from saccade.exporter.gate.metrics import THRESHOLDS, row_cosines, row_errors, rows_apart
 from saccade.models.interface import Arrays
 
 # Two orders of the same sums differ by a small factor.

@@ -12,15 +12,15 @@ from typing import Any, cast
 import numpy as np
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest, Parity, VariantEntry
-from saccade.export.artefact.variant import budget_option
-from saccade.export.gate.conditioning import ill_conditioned_rows, perturbed
-from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
-from saccade.export.gate.report import GateReport, VariantReport
-from saccade.export.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
-from saccade.export.graph.trial import tried
-from saccade.export.runtimes.runners import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest, Parity, VariantEntry
+from saccade.exporter.artefact.variant import budget_option
+from saccade.exporter.gate.conditioning import ill_conditioned_rows, perturbed
+from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, row_errors, thresholds_of
+from saccade.exporter.gate.report import GateReport, VariantReport
+from saccade.exporter.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
+from saccade.exporter.graph.trial import tried
+from saccade.exporter.runtimes.runners import (
     Runner,
     half_runner,
     onnx_runner,
@@ -28,7 +28,7 @@ from saccade.export.runtimes.runners import (
     run_in_batches,
     torch_runner,
 )
-from saccade.export.runtimes.runtime import DEFAULT, peers_of, runtime_named
+from saccade.exporter.runtimes.runtime import DEFAULT, peers_of, runtime_named
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component, ComputeBudget, Family, component_named
 from saccade.plugins.native.library import available_library
@@ -185,7 +185,7 @@ def candidates_of(
     """
     if entry.precision not in ("fp16", "bf16"):
         return runners_of(model, custom_ops)
-    from saccade.export.graph.half_graph import widened_bytes
+    from saccade.exporter.graph.half_graph import widened_bytes
 
     rounded = half_runner(folded(), entry.role, outputs, entry.precision)
     return [rounded, *runners_of(widened_bytes(model), custom_ops)]
@@ -238,7 +238,7 @@ def verify(folder: ArtefactFolder | Path | str, gate: GateSizes | None = None) -
 def _verify_variant(
     folder: ArtefactFolder, manifest: Manifest, reference: Reference, wrong: Mapping[str, str]
 ) -> VariantReport:
-    from saccade.export.gate.manifest_checks import contradictions
+    from saccade.exporter.gate.manifest_checks import contradictions
 
     name = manifest.variant.name
     try:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import onnx
 
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.graph.canonical import flaws, tensor_specs
-from saccade.export.graph.layer_types import float32_layers, matrix_types, opset_of
-from saccade.export.graph.limits import read_graph
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.graph.canonical import flaws, tensor_specs
+from saccade.exporter.graph.layer_types import float32_layers, matrix_types, opset_of
+from saccade.exporter.graph.limits import read_graph
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import ComputeBudget, Family
 from saccade.plugins.onnx_model import check_nodes

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Parity
-from saccade.export.gate.metrics import FLOORS, THRESHOLDS, exceeded
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Parity
+from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, exceeded
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import onnx
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import TensorSpec
-from saccade.export.graph.limits import check_graph
+from saccade.exporter.artefact.manifest import TensorSpec
+from saccade.exporter.graph.limits import check_graph
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, all_nodes
 
 # An output that is exported under its own name may be called as a value inside is.

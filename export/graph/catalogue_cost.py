@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.graph.cost import cost_of, parameters_of
-from saccade.export.graph.samples import random_inputs
+from saccade.exporter.graph.cost import cost_of, parameters_of
+from saccade.exporter.graph.samples import random_inputs
 from saccade.models.catalogue import preset_of
 from saccade.models.families import build
 
@@ -18,7 +18,7 @@ def cost_of_size(family: str, name: str) -> dict[str, Any]:
 
     Raises: SaccadeError if there is no such family or size.
     """
-    from saccade.export.graph.tracing import trace_component
+    from saccade.exporter.graph.tracing import trace_component
 
     model: Any = build(family, preset_of(family, name).to_dict()).eval()
     parameters = parameters_of(model)

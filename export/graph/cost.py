@@ -9,10 +9,10 @@ from typing import Any
 
 import onnx
 
-from saccade.export.artefact.manifest import Cost, MultiplyAdds
-from saccade.export.graph.half_graph import HALF, widened
-from saccade.export.graph.layer_types import element_types
-from saccade.export.runtimes.runners import onnx_session
+from saccade.exporter.artefact.manifest import Cost, MultiplyAdds
+from saccade.exporter.graph.half_graph import HALF, widened
+from saccade.exporter.graph.layer_types import element_types
+from saccade.exporter.runtimes.runners import onnx_session
 from saccade.models.interface import Arrays
 
 Shape = tuple[int, ...]

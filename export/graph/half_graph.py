@@ -8,8 +8,8 @@ import onnx
 from onnx import numpy_helper
 
 from saccade.errors import GateFailed, SaccadeError
-from saccade.export.graph.layer_types import element_types
-from saccade.export.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.graph.layer_types import element_types
+from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 from saccade.plugins.onnx_model import all_nodes
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from saccade.errors import SaccadeError, require
-from saccade.export.graph.canonical import tidy
+from saccade.exporter.graph.canonical import tidy
 from saccade.leftovers import temporary_folder
 from saccade.models.interface import Arrays
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from saccade.errors import SaccadeError
-from saccade.export.graph.calls import NODES, call_excesses, graphs_in
+from saccade.exporter.graph.calls import NODES, call_excesses, graphs_in
 
 FILE_BYTES = 2**31 - 1  # what the format's own reader takes
 FUNCTIONS = 1_000

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import onnx
 import onnx.inliner
 
-from saccade.export.graph.canonical import tidy
-from saccade.export.graph.cost import Count, count_of
-from saccade.export.graph.half_graph import activation_ranges, check_ranges
-from saccade.export.graph.int8_graph import quantized, quantized_ranges
-from saccade.export.graph.layer_types import check_types, float32_layers, matrix_types
-from saccade.export.graph.samples import Samples
+from saccade.exporter.graph.canonical import tidy
+from saccade.exporter.graph.cost import Count, count_of
+from saccade.exporter.graph.half_graph import activation_ranges, check_ranges
+from saccade.exporter.graph.int8_graph import quantized, quantized_ranges
+from saccade.exporter.graph.layer_types import check_types, float32_layers, matrix_types
+from saccade.exporter.graph.samples import Samples
 from saccade.plugins.contract import DOMAIN
 
 

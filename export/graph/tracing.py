@@ -16,10 +16,10 @@ from onnxscript.rewriter.rules.common import _no_op
 from torch import nn
 
 from saccade.errors import require
-from saccade.export.graph.canonical import OUTPUT_PREFIX, clean, tidy
-from saccade.export.graph.half_graph import fold_casts
-from saccade.export.graph.layer_types import opset_of
-from saccade.export.runtimes.half_products import HALF_TYPES, half_products
+from saccade.exporter.graph.canonical import OUTPUT_PREFIX, clean, tidy
+from saccade.exporter.graph.half_graph import fold_casts
+from saccade.exporter.graph.layer_types import opset_of
+from saccade.exporter.runtimes.half_products import HALF_TYPES, half_products
 from saccade.models.interface import Arrays, Component, component_named
 from saccade.plugins.contract import DOMAIN, DTYPES, VERSION, Op, Port
 from saccade.plugins.onnx_model import IR_VERSION, OPSET, attach_bodies

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
 from saccade.worker import START_S, Limits, Worker, WorkerEnded
 
-_PROCESS = "saccade.export.graph.trial_process"
+_PROCESS = "saccade.exporter.graph.trial_process"
 _GIB = 2**30
 _WALL = 10  # times the CPU time: the same work while others have the CPU
 _AGAIN = "Export it again with: saccade export CHECKPOINT"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from saccade.errors import MissingPackage, SaccadeError, require
-from saccade.export.graph.trial import Tried
-from saccade.export.runtimes.runners import onnx_session
+from saccade.exporter.graph.trial import Tried
+from saccade.exporter.runtimes.runners import onnx_session
 from saccade.files import sha256_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _tried(path: Path) -> tuple[str, str | None]:
     """
     import onnx
 
-    from saccade.export.graph.limits import parse_graph, read_file
+    from saccade.exporter.graph.limits import parse_graph, read_file
 
     data = read_file(path)
     digest, proto = hashlib.sha256(data).hexdigest(), parse_graph(data, str(path))
@@ -73,7 +73,7 @@ def _ask(proto: "onnx.ModelProto") -> None:
     """Load it as a command does, and run it on zeros, with each free axis of one."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    from saccade.export.graph.half_graph import HALF, widened
+    from saccade.exporter.graph.half_graph import HALF, widened
 
     if any(tensor.data_type in HALF for tensor in proto.graph.initializer):
         proto = widened(proto)

@@ -4,9 +4,9 @@
 from pathlib import Path
 
 from saccade.errors import MissingPackage, SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.runtime import Built, Runtime, engine_names, runtime_named
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runtime import Built, Runtime, engine_names, runtime_named
 
 
 def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Built:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.runtimes.gpu import gpu_at_hand
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.runners import CUDA, Runner, onnx_runner, onnx_session
-from saccade.export.runtimes.runtime import Built, Packages
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.gpu import gpu_at_hand
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runners import CUDA, Runner, onnx_runner, onnx_session
+from saccade.exporter.runtimes.runtime import Built, Packages
 from saccade.machine import this_machine
 from saccade.plugins.execution import Ops
 from saccade.plugins.native.library import available_library

@@ -11,7 +11,7 @@ from saccade.path_fields import PathFields
 if TYPE_CHECKING:
     EngineName = str
 else:
-    EngineName = choice_of("saccade.export.runtimes.runtime:engine_names")
+    EngineName = choice_of("saccade.exporter.runtimes.runtime:engine_names")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def half_runner(model: Any, role: str, outputs: Sequence[str], precision: str) -
 
     Shapes: as `torch_runner`.
     """
-    from saccade.export.runtimes.half_products import half_products
+    from saccade.exporter.runtimes.half_products import half_products
 
     run = torch_runner(model, role, outputs)
     products = half_products(model, precision, accumulate=True)

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from saccade.choice import choice_of
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.runners import Runner
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runners import Runner
 from saccade.models.entry import imported
 from saccade.plugins.execution import Ops
 
 # By the name that options, manifests, frontiers and repositories say; a line each.
 RUNTIMES = {
-    "onnxruntime": "saccade.export.runtimes.onnxruntime:ONNXRUNTIME",
-    "tensorrt": "saccade.export.runtimes.tensorrt.runtime:TENSORRT",
-    "tensorrt-rtx": "saccade.export.runtimes.tensorrt.runtime:TENSORRT_RTX",
+    "onnxruntime": "saccade.exporter.runtimes.onnxruntime:ONNXRUNTIME",
+    "tensorrt": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT",
+    "tensorrt-rtx": "saccade.exporter.runtimes.tensorrt.runtime:TENSORRT_RTX",
 }
 DEFAULT = "onnxruntime"  # what runs an exported file as it is
 
 if TYPE_CHECKING:
     RuntimeName = str
 else:
-    RuntimeName = choice_of("saccade.export.runtimes.runtime:runtime_names")
+    RuntimeName = choice_of("saccade.exporter.runtimes.runtime:runtime_names")
 
 
 @dataclass(frozen=True)

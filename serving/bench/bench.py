@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import Entry, mark_dominated
-from saccade.export.evaluation.evaluate import scores_of
-from saccade.export.evaluation.evaluated_model import subjects_of_folder
-from saccade.export.evaluation.load_inputs import inputs_of
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.runtimes.runtime import Runtime, runtime_named
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import Entry, mark_dominated
+from saccade.exporter.evaluation.evaluate import scores_of
+from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
+from saccade.exporter.evaluation.load_inputs import inputs_of
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.runtimes.runtime import Runtime, runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.machine import this_machine
 from saccade.models.scores.results import EvaluationResult

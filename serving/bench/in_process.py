@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from saccade.export.runtimes.runners import Runner
+from saccade.exporter.runtimes.runners import Runner
 from saccade.models.interface import Arrays
 from saccade.progress import Advance
 

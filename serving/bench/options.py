@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.export.evaluation.options import TaskName
-from saccade.export.runtimes.runtime import DEFAULT, RuntimeName
+from saccade.exporter.evaluation.options import TaskName
+from saccade.exporter.runtimes.runtime import DEFAULT, RuntimeName
 from saccade.path_fields import PathFields
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.artefact.frontier import Entry
-from saccade.export.artefact.variant_files import VariantFiles
+from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench import served
 from saccade.serving.bench.in_process import InProcess

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.artefact.frontier import Entry, Score
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.runtimes.runtime import has_custom_ops
+from saccade.exporter.artefact.frontier import Entry, Score
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.runtimes.runtime import has_custom_ops
 from saccade.machine import Machine
 from saccade.models.families import entry_of
 from saccade.models.scores.intervals import bootstrap

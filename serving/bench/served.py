@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import ServerFailed
-from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
+from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.models.interface import Arrays
 from saccade.serving.bench.load import LoadResult, Stream
 from saccade.serving.bench.load_requests import Answer, ask, png_files, request

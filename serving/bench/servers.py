@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import Entry
-from saccade.export.runtimes.runtime import DEFAULT
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.leftovers import temporary_folder
 from saccade.progress import Advance
 from saccade.serving.bench import served

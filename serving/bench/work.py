@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.export.artefact.variant_files import VariantFiles, encoded, filled
-from saccade.export.runtimes.runners import Runner
+from saccade.exporter.artefact.variant_files import VariantFiles, encoded, filled
+from saccade.exporter.runtimes.runners import Runner
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.models.interface import Arrays

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.files import read_lines
 from saccade.models.sparo import zero_shot
 from saccade.models.sparo.zero_shot import default_templates, prompts

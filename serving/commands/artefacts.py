@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from saccade.errors import SaccadeError
-from saccade.export.exported import ExportOptions
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.runtime import runtime_named
+from saccade.exporter.exported import ExportOptions
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.serving.bench.bench import BenchOptions
 from saccade.serving.bench.sweep.choice import ChooseOptions
 from saccade.serving.bench.sweep.options import SweepOptions
@@ -25,7 +25,7 @@ Kernels = Annotated[bool, arg(help="refuse to run custom ops by anything but our
 
 def export(checkpoint: Checkpoint, options: ExportOptions) -> Result:
     """Export a checkpoint to ONNX at several budgets, each proved against the checkpoint."""
-    from saccade.export.exported import export
+    from saccade.exporter.exported import export
 
     return export(checkpoint, options)
 
@@ -37,14 +37,14 @@ def verify(
     ] = False,
 ) -> Result:
     """Run the parity gate on every variant of a folder; exit 1 if any fails."""
-    from saccade.export.gate.gate import verify
+    from saccade.exporter.gate.gate import verify
 
     report = verify(folder)
     if not bisect:
         return report
     from rich.console import Group
 
-    from saccade.export.gate.bisect import bisect as first_departures
+    from saccade.exporter.gate.bisect import bisect as first_departures
 
     departures = first_departures(report)
     data = {**report.to_dict(), "bisect": departures.to_dict()["departures"]}
@@ -55,10 +55,10 @@ def verify(
 def build(artefact: Artefacts, options: BuildOptions) -> Result:
     """Build a TensorRT engine of every variant, once its network has the expected types."""
     if options.locked:
-        from saccade.export.runtimes.tensorrt.locked import rebuild
+        from saccade.exporter.runtimes.tensorrt.locked import rebuild
 
         return rebuild(artefact, options)
-    from saccade.export.runtimes.build import build
+    from saccade.exporter.runtimes.build import build
 
     return build(artefact, options)
 

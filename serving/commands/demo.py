@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.export.exported import ExportOptions
+from saccade.exporter.exported import ExportOptions
 from saccade.files import new_folder
 from saccade.models.training.options import TrainOptions
 from saccade.serving.bench.bench import BenchOptions
@@ -41,7 +41,7 @@ def demo(options: DemoOptions) -> tuple[dict[str, Any], Any]:
 
 
 def _serve_digits(folder: Path) -> list[str]:
-    from saccade.export.exported import export
+    from saccade.exporter.exported import export
     from saccade.models.training.train import train
     from saccade.serving.client.client import Client
     from saccade.serving.repository.deploy import deploy
@@ -82,7 +82,7 @@ def _validation_images(folder: Path) -> list[Path]:
 
 
 def _benchmark_shipped(folder: Path) -> dict[str, Any]:
-    from saccade.export.exported import export
+    from saccade.exporter.exported import export
     from saccade.models.shipped import shipped_checkpoint
     from saccade.serving.bench.bench import bench
 

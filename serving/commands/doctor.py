@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.runtime import Packages, runtimes
+from saccade.exporter.runtimes.runtime import Packages, runtimes
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.repository.installation import (
     OLDEST_GLIBC,

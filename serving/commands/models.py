@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from saccade.export.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.official.convert import SOURCES, ConvertOptions
 from saccade.models.sparo.select import SelectOptions
@@ -57,7 +57,7 @@ def evaluate(
     options: EvaluateOptions,
 ) -> Result:
     """Score a checkpoint, or every variant of an exported folder, on data."""
-    from saccade.export.evaluation.evaluate import evaluate
+    from saccade.exporter.evaluation.evaluate import evaluate
 
     return evaluate(path, options)
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.export.artefact.frontier import Entry, Frontier, with_ops
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.runtimes.runtime import DEFAULT, runtime_named
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.exporter.artefact.frontier import Entry, Frontier, with_ops
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.machine import this_machine
 from saccade.models.interface import TensorSpec
 from saccade.plugins.execution import OPS, Ops

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import SUFFIX, Manifest
+from saccade.exporter.artefact.manifest import SUFFIX, Manifest
 from saccade.files import json_bytes, sha256_of
 from saccade.serving.repository.model_config import Served, variant_config
 from saccade.serving.repository.options import RepositoryOptions

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.export.artefact.frontier import Entry, Frontier
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.graph.trial import refuse_untried
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.exporter.artefact.frontier import Entry, Frontier
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.graph.trial import refuse_untried
 from saccade.files import json_bytes, new_folder, refuse_existing
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops

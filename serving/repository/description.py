@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.runtime import DEFAULT
+from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.files import sha256_of
 from saccade.models.preprocessing import Preprocessing
 from saccade.plugins.execution import OPS, Ops

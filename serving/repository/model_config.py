@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest
+from saccade.exporter.artefact.manifest import Manifest
 from saccade.models.interface import TensorSpec
 from saccade.serving.client.router_view import LANES
 from saccade.serving.repository.config_text import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.runtime import DEFAULT, runtime_named
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.path_fields import PathFields
 from saccade.serving.repository.runtimes.registry import ServedName, served_runtime
 

@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.gpu import gpus
-from saccade.export.runtimes.runtime import DEFAULT, runtime_named
+from saccade.exporter.runtimes.gpu import gpus
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.serving.repository.config_text import read_config
 from saccade.serving.repository.installation import Installation
 from saccade.serving.repository.model_config import data_type

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.artefact.frontier import Entry
-from saccade.export.artefact.variant_files import VariantFiles, encoded, filled
+from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.variant_files import VariantFiles, encoded, filled
 from saccade.files import json_bytes
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of

@@ -15,10 +15,10 @@ import numpy as np
 
 from saccade import limits
 from saccade.errors import MissingPackage, SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.runtimes.onnxruntime import ONNXRUNTIME
-from saccade.export.runtimes.runners import Runner
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
+from saccade.exporter.runtimes.runners import Runner
 from saccade.files import read_regular
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, TensorSpec, component_named

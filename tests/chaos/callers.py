@@ -104,7 +104,7 @@ async def _caller(name: str, group: dict[str, Any], url: str, ending: asyncio.Ev
     import numpy as np
     from tritonclient.grpc import service_pb2
 
-    from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
+    from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 
     options = [
         ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0),

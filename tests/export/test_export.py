@@ -20,10 +20,10 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'saccad
 from quick_gate import FEW_SAMPLES  # noqa: E402
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError  # noqa: E402
-from saccade.export.artefact.folder import ArtefactFolder  # noqa: E402
-from saccade.export.exported import ExportOptions, export  # noqa: E402
-from saccade.export.graph.cost import cost_of  # noqa: E402
-from saccade.export.runtimes.runners import onnx_session  # noqa: E402
+from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
+from saccade.exporter.exported import ExportOptions, export  # noqa: E402
+from saccade.exporter.graph.cost import cost_of  # noqa: E402
+from saccade.exporter.runtimes.runners import onnx_session  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 
 NAMES = ["nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32"]
@@ -107,7 +107,7 @@ def test_failing_gate_leaves_everything_as_it_was(
     tiny_checkpoint: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = onnx.load(tiny_folder / f"{NAMES[2]}.onnx")
-    monkeypatch.setattr("saccade.export.graph.tracing.trace_component", lambda *arguments: wrong)
+    monkeypatch.setattr("saccade.exporter.graph.tracing.trace_component", lambda *arguments: wrong)
     out = tmp_path / "nac"
     with pytest.raises(GateFailed, match=r"nac-b0125-fp32: .* relative error is") as failed:
         export(tiny_checkpoint, ExportOptions(out, budget=(0.25, 0.125)))
@@ -239,7 +239,7 @@ def test_session_takes_one_thread_and_does_not_spin(tiny_folder: Path, tmp_path:
 def test_an_epsilon_of_1e_8_stays_in_the_graph() -> None:
     import torch
 
-    from saccade.export.graph.tracing import trace_module
+    from saccade.exporter.graph.tracing import trace_module
 
     class Share(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

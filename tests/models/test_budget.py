@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant import budget_option, choose_budgets
+from saccade.exporter.artefact.variant import budget_option, choose_budgets
 from saccade.files import json_bytes
 from saccade.models.budget import Budget, budget_text
 from saccade.models.interface import ComputeBudget, fraction_budget

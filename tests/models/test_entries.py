@@ -13,8 +13,8 @@ import pytest
 from places import ROOT
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant import known_roles, variant_name
-from saccade.export.evaluation.tasks import task_asked, tasks_of
+from saccade.exporter.artefact.variant import known_roles, variant_name
+from saccade.exporter.evaluation.tasks import task_asked, tasks_of
 from saccade.models import families
 from saccade.models.entry import EvaluationTask, FamilyEntry, imported
 from saccade.models.families import FAMILIES, entries, entry_of, folded

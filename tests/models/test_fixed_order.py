@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from tiny import CONFIG
 from torch.nn import functional as F
 
-from saccade.export.gate.gate import folded_float32
-from saccade.export.graph.canonical import serialize
-from saccade.export.graph.samples import random_inputs
-from saccade.export.graph.tracing import fold_constants, trace_component, trace_module
+from saccade.exporter.gate.gate import folded_float32
+from saccade.exporter.graph.canonical import serialize
+from saccade.exporter.graph.samples import random_inputs
+from saccade.exporter.graph.tracing import fold_constants, trace_component, trace_module
 from saccade.models.fixed_order import FixedOrder, exponential, normal_cdf, power, product, sine
 from saccade.models.nac.model import NAC, NACConfig
 

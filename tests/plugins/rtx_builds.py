@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from saccade.export.runtimes.tensorrt.child import Built, Job, build_in_child
+from saccade.exporter.runtimes.tensorrt.child import Built, Job, build_in_child
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None,

@@ -31,7 +31,7 @@ OUTPUTS = ("weights", "whole", "part", "exact", "fast", "error")
 
 @pytest.fixture(scope="module")
 def model():
-    from saccade.export.graph.tracing import trace_module
+    from saccade.exporter.graph.tracing import trace_module
 
     examples = {"scores": torch.randn(3, 6, 8), "sizes": torch.tensor([[6, 8]] * 3)}
     return trace_module(FiveOps(), examples, OUTPUTS)

@@ -57,7 +57,7 @@ def test_torch_takes_it_for_an_operator_with_a_gradient() -> None:
 def test_a_model_with_it_is_exported_as_one_node_with_its_body() -> None:
     import onnxruntime
 
-    from saccade.export.graph.tracing import translations
+    from saccade.exporter.graph.tracing import translations
 
     class Model(torch.nn.Module):
         def forward(self, x: Any) -> Any:

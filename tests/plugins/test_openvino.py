@@ -24,7 +24,7 @@ pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[
 
 from one_node import one_node_model  # noqa: E402
 
-from saccade.export.graph.precision import inlined  # noqa: E402
+from saccade.exporter.graph.precision import inlined  # noqa: E402
 from saccade.plugins.ops import OPS  # noqa: E402
 
 # The other types are in benchmarks/results/ops_runtimes.json. (In float64 it clips infinities.)

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from saccade.export.runtimes.runtime import RUNTIMES
+from saccade.exporter.runtimes.runtime import RUNTIMES
 from saccade.models.families import FAMILIES
 
 LAYERS = ("plugins", "models", "export", "serving")
+# A folder whose package has another name: `saccade.export` is the function.
+PACKAGES = {"export": "exporter"}
 # Each package imports those of lines above its own; a package stands for the packages in it, too,
 # but for those that have a place of their own. One family imports nothing of another.
 ORDER = (
@@ -29,13 +31,13 @@ ORDER = (
     {package.removeprefix("saccade.") for package in FAMILIES.values()},
     {"models.official"},
     {"models.shipped"},
-    {"export.artefact"},
-    {"export.runtimes"},
-    {"export.graph"},
-    {"export.runtimes.tensorrt"},
-    {"export.gate"},
-    {"export.evaluation"},
-    {"export"},
+    {"exporter.artefact"},
+    {"exporter.runtimes"},
+    {"exporter.graph"},
+    {"exporter.runtimes.tensorrt"},
+    {"exporter.gate"},
+    {"exporter.evaluation"},
+    {"exporter"},
     {"serving.client"},
     {"serving.repository"},
     {"serving.server"},
@@ -61,7 +63,7 @@ def name_of(path: Path) -> str:
 def module_of(path: Path) -> str:
     """The name under which a file is imported, without the package's own."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts[1:] if parts[0] == "saccade" else parts
+    parts = parts[1:] if parts[0] == "saccade" else (PACKAGES.get(parts[0], parts[0]), *parts[1:])
     return ".".join(parts).removesuffix("__init__").rstrip(".")
 
 
@@ -95,9 +97,9 @@ def imported_modules(path: Path) -> frozenset[str]:
 
 def test_every_package_has_a_place():
     packages = {module.rpartition(".")[0] for module in MODULES if module.startswith(LAYERS)}
-    packages -= {"", *LAYERS}
+    packages -= {"", *LAYERS, *PACKAGES.values()}
     assert not {
-        package for package in packages if package_of(package) in ("saccade", "models", "export")
+        package for package in packages if package_of(package) in ("saccade", "models", "exporter")
     }
 
 
@@ -336,7 +338,7 @@ def test_every_package_of_the_tree_is_listed():
     packages = {"saccade"}
     for folder in (*LAYERS, "model_repository"):
         for init in (ROOT / folder).rglob("__init__.py"):
-            packages.add(".".join(("saccade", *init.parent.relative_to(ROOT).parts)))
+            packages.add(f"saccade.{module_of(init)}")
     assert packages == listed
 
 
@@ -354,7 +356,7 @@ def run_python(code: str) -> str:
         "saccade",
         "saccade.serving.client.client",
         "saccade.serving.commands.cli",
-        "saccade.export.artefact.folder",
+        "saccade.exporter.artefact.folder",
     ],
 )
 def test_importing_does_not_load_frameworks(module):

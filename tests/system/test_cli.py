@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from saccade.export.runtimes.runtime import RUNTIMES, engine_names
+from saccade.exporter.runtimes.runtime import RUNTIMES, engine_names
 from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer
 from saccade.serving.repository.runtimes.registry import served_names

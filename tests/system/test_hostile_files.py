@@ -31,8 +31,8 @@ from hostile_files import (  # noqa: E402
 
 from saccade import limits  # noqa: E402
 from saccade.errors import SaccadeError  # noqa: E402
-from saccade.export.artefact.frontier import read_frontier  # noqa: E402
-from saccade.export.artefact.manifest import read_manifest  # noqa: E402
+from saccade.exporter.artefact.frontier import read_frontier  # noqa: E402
+from saccade.exporter.artefact.manifest import read_manifest  # noqa: E402
 from saccade.files import FileRefused, read_bounded  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
 from saccade.models.data.user_data import npz  # noqa: E402

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
 from saccade.errors import SaccadeError
-from saccade.export.evaluation.evaluate import evaluate
-from saccade.export.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.files import sha256_of
 from saccade.models.checkpoint import load
 from saccade.models.families import FAMILIES

@@ -9,36 +9,36 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import FileEntry, Manifest, ParentEntry
-from saccade.export.artefact.variant import PRECISIONS
-from saccade.export.graph.trial import refuse_untried
-from saccade.export.runtimes.gpu import gpu_at_hand
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.tensorrt.child import Built, Job, Network, build_in_child
-from saccade.export.runtimes.tensorrt.engine_manifest import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import FileEntry, Manifest, ParentEntry
+from saccade.exporter.artefact.variant import PRECISIONS
+from saccade.exporter.graph.trial import refuse_untried
+from saccade.exporter.runtimes.gpu import gpu_at_hand
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.tensorrt.child import Built, Job, Network, build_in_child
+from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
     EngineManifest,
     plan_bytes,
     write_engine_manifest,
 )
-from saccade.export.runtimes.tensorrt.expected_types import expected_types_of
-from saccade.export.runtimes.tensorrt.inspector import compare_with_inspector
-from saccade.export.runtimes.tensorrt.loading import look_inside
-from saccade.export.runtimes.tensorrt.modules import (
+from saccade.exporter.runtimes.tensorrt.expected_types import expected_types_of
+from saccade.exporter.runtimes.tensorrt.inspector import compare_with_inspector
+from saccade.exporter.runtimes.tensorrt.loading import look_inside
+from saccade.exporter.runtimes.tensorrt.modules import (
     NAMES,
     chosen_capabilities,
     chosen_engine,
     takes_plugins,
 )
-from saccade.export.runtimes.tensorrt.profiles import (
+from saccade.exporter.runtimes.tensorrt.profiles import (
     check_axes,
     check_batch,
     profiles_of,
     read_axes,
     read_range,
 )
-from saccade.export.runtimes.tensorrt.type_proof import check_bindings, layer_types, prove_types
+from saccade.exporter.runtimes.tensorrt.type_proof import check_bindings, layer_types, prove_types
 from saccade.files import (
     new_folder,
     refuse_existing,

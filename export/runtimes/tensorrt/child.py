@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.tensorrt.builder import STEADY
-from saccade.export.runtimes.tensorrt.engine_manifest import Profile
-from saccade.export.runtimes.tensorrt.modules import MODULES, NAMES
+from saccade.exporter.runtimes.tensorrt.builder import STEADY
+from saccade.exporter.runtimes.tensorrt.engine_manifest import Profile
+from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES
 from saccade.worker import Program, Worker, WorkerEnded, WorkRefused
 
 _PROGRAM = Path(__file__).with_name("builder.py")

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import (
+from saccade.exporter.artefact.manifest import (
     FILE_NAME,
     SUFFIX,
     FileEntry,
     ParentEntry,
     VariantEntry,
 )
-from saccade.export.artefact.manifest_checks import (
+from saccade.exporter.artefact.manifest_checks import (
     Contradiction,
     believed,
     check_equal,
     check_hashes,
     check_tensors,
 )
-from saccade.export.artefact.variant import variant_name
+from saccade.exporter.artefact.variant import variant_name
 from saccade.files import json_bytes, write_atomically
 from saccade.models.interface import TensorSpec
 from saccade.schema import AGAIN as EXPORT_AGAIN

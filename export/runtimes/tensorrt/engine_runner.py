@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError, require
-from saccade.export.runtimes.runners import Runner
-from saccade.export.runtimes.tensorrt.engine_manifest import Profile
-from saccade.export.runtimes.tensorrt.loading import LoadedEngine, load_engine
+from saccade.exporter.runtimes.runners import Runner
+from saccade.exporter.runtimes.tensorrt.engine_manifest import Profile
+from saccade.exporter.runtimes.tensorrt.loading import LoadedEngine, load_engine
 from saccade.models.interface import Arrays
 
 

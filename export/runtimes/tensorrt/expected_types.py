@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
 
 # The parsers take any number in silence; up to here graphs were built and compared.
 NEWEST_OPSET = 23
@@ -33,8 +33,8 @@ def expected_types_of(artefact: ArtefactFolder, manifest: Manifest) -> ExpectedT
     Raises: SaccadeError if the file cannot be read, or has an opset that no engine was built of.
     """
     require("onnx", extra="export")
-    from saccade.export.graph.layer_types import MATRIX_NODES
-    from saccade.export.graph.limits import read_graph
+    from saccade.exporter.graph.layer_types import MATRIX_NODES
+    from saccade.exporter.graph.limits import read_graph
 
     name, proto = manifest.variant.name, read_graph(artefact.file(manifest))
     opset = next((opset.version for opset in proto.opset_import if not opset.domain), 0)

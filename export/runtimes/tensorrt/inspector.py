@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from saccade.errors import GateFailed, SaccadeError
-from saccade.export.runtimes.tensorrt.expected_types import ExpectedTypes
+from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes
 
 _ONNX_LAYER = re.compile(r"\[ONNX Layer: ([^\]|]+?)(?: \|[^\]]*)?\]")
 # TensorRT 10 has one text for layout and type, TensorRT 11 two.

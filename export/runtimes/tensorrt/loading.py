@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.gpu import gpu_at_hand
-from saccade.export.runtimes.tensorrt import loader
-from saccade.export.runtimes.tensorrt.child import Network
-from saccade.export.runtimes.tensorrt.engine_manifest import (
+from saccade.exporter.runtimes.gpu import gpu_at_hand
+from saccade.exporter.runtimes.tensorrt import loader
+from saccade.exporter.runtimes.tensorrt.child import Network
+from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     AGAIN,
     EngineManifest,
     manifest_of,
     plan_bytes,
 )
-from saccade.export.runtimes.tensorrt.loader import Contents, NotLoaded, Plan, deserialize
-from saccade.export.runtimes.tensorrt.modules import MODULES, NAMES, chosen_engine, module_of
-from saccade.export.runtimes.tensorrt.type_proof import check_bindings
+from saccade.exporter.runtimes.tensorrt.loader import Contents, NotLoaded, Plan, deserialize
+from saccade.exporter.runtimes.tensorrt.modules import MODULES, NAMES, chosen_engine, module_of
+from saccade.exporter.runtimes.tensorrt.type_proof import check_bindings
 from saccade.files import sha256_of
 from saccade.plugins.availability import TENSORRT_LIBRARY
 from saccade.worker import Worker, WorkerEnded

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.tensorrt.build import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.tensorrt.build import (
     build_all,
     chosen_variants,
     default_out,
     plugins_of,
 )
-from saccade.export.runtimes.tensorrt.child import Built, Job
-from saccade.export.runtimes.tensorrt.engine_manifest import (
+from saccade.exporter.runtimes.tensorrt.child import Built, Job
+from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
     EngineManifest,
     read_engines,
 )
-from saccade.export.runtimes.tensorrt.modules import chosen_capabilities, chosen_engine, module_of
+from saccade.exporter.runtimes.tensorrt.modules import chosen_capabilities, chosen_engine, module_of
 from saccade.files import sha256_of
 from saccade.leftovers import temporary_folder
 

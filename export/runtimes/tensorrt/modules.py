@@ -6,7 +6,7 @@ import re
 from types import ModuleType
 
 from saccade.errors import MissingPackage, SaccadeError
-from saccade.export.runtimes.gpu import gpu_at_hand
+from saccade.exporter.runtimes.gpu import gpu_at_hand
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}

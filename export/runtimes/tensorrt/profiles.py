@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.runtimes.tensorrt.engine_manifest import Profile
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.tensorrt.engine_manifest import Profile
 from saccade.models.interface import TensorSpec
 
 Range = tuple[int, int, int]  # smallest, the one to tune for, largest

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.errors import MissingPackage, SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.artefact.variant import PRECISIONS
-from saccade.export.runtimes.gpu import gpu_at_hand
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.runners import Runner
-from saccade.export.runtimes.runtime import Built, Packages
-from saccade.export.runtimes.tensorrt.engine_manifest import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.artefact.variant import PRECISIONS
+from saccade.exporter.runtimes.gpu import gpu_at_hand
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runners import Runner
+from saccade.exporter.runtimes.runtime import Built, Packages
+from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     PLAN_SUFFIX,
     EngineManifest,
     manifest_of,
 )
-from saccade.export.runtimes.tensorrt.engine_runner import engine_runner
-from saccade.export.runtimes.tensorrt.modules import (
+from saccade.exporter.runtimes.tensorrt.engine_runner import engine_runner
+from saccade.exporter.runtimes.tensorrt.modules import (
     MODULES,
     NAMES,
     chosen_engine,
@@ -71,7 +71,7 @@ class TensorRT:
         return takes_plugins(self.name) and TENSORRT_LIBRARY.exists()
 
     def build(self, artefact: ArtefactFolder, options: BuildOptions) -> Built:
-        from saccade.export.runtimes.tensorrt.build import build
+        from saccade.exporter.runtimes.tensorrt.build import build
 
         return build(artefact, replace(options, engine=self.name))
 

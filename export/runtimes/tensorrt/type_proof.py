@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from saccade.errors import GateFailed, SaccadeError
-from saccade.export.runtimes.tensorrt.child import Network
-from saccade.export.runtimes.tensorrt.expected_types import ExpectedTypes
+from saccade.exporter.runtimes.tensorrt.child import Network
+from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes
 from saccade.models.interface import TensorSpec
 
 _NAMES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.export.artefact.frontier import Entry, dominators, saved
+from saccade.exporter.artefact.frontier import Entry, dominators, saved
 from saccade.machine import Machine
 from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import Calls, InProcess

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
-from saccade.export.artefact.frontier import Entry
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.exporter.artefact.frontier import Entry
 from saccade.path_fields import PathFields
 from saccade.serving.bench.sweep.state import FILE_NAME as SWEEP
 from saccade.serving.repository.checks import check_alike, measurements

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.build import build
-from saccade.export.runtimes.options import BuildOptions
-from saccade.export.runtimes.runtime import Runtime
+from saccade.exporter.runtimes.build import build
+from saccade.exporter.runtimes.options import BuildOptions
+from saccade.exporter.runtimes.runtime import Runtime
 from saccade.serving.bench.sweep.points import Failure
 from saccade.serving.bench.sweep.ready import ReadyPoint
 from saccade.serving.bench.sweep.state import SweepFolder, link

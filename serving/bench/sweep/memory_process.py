@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.runtimes.runtime import loaded, runtime_named
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.runtimes.runtime import loaded, runtime_named
 from saccade.plugins.execution import Ops
 from saccade.serving.bench.work import works_of
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.variant import PRECISIONS, check_chosen
-from saccade.export.runtimes.runtime import DEFAULT, Runtime, runtime_named, runtimes
+from saccade.exporter.artefact.variant import PRECISIONS, check_chosen
+from saccade.exporter.runtimes.runtime import DEFAULT, Runtime, runtime_named, runtimes
 from saccade.machine import cores
 from saccade.models.budget import BudgetLike
 from saccade.serving.bench.options import BenchOptions

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.evaluation.evaluate import evaluate
-from saccade.export.evaluation.options import EvaluateOptions, TaskName
-from saccade.export.exported import ExportOptions, export
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions, TaskName
+from saccade.exporter.exported import ExportOptions, export
 from saccade.files import write_atomically
 from saccade.models.scores.results import EvaluationResult
 

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.export.artefact.variant import (
+from saccade.exporter.artefact.variant import (
     budget_option,
     choose_budgets,
     default_model_name,

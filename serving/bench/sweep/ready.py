@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import SUFFIX
-from saccade.export.artefact.variant_files import VariantFiles
-from saccade.export.graph.trial import refuse_untried
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import SUFFIX
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.graph.trial import refuse_untried
 from saccade.files import sha256_of
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.scores.results import EvaluationResult, Score

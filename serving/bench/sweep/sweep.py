@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import GateFailed, SaccadeError, require
-from saccade.export.evaluation.evaluate import evaluate
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.tasks import task_asked
-from saccade.export.runtimes.runtime import runtime_named
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import task_asked
+from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.files import new_folder, sha256_of
 from saccade.leftovers import temporary_folder
 from saccade.machine import Machine, this_machine

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError, ServerFailed
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import Entry
-from saccade.export.evaluation.load_inputs import inputs_of
-from saccade.export.runtimes.runtime import loaded, ops_of, runtime_named
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.evaluation.load_inputs import inputs_of
+from saccade.exporter.runtimes.runtime import loaded, ops_of, runtime_named
 from saccade.plugins.execution import Ops
 from saccade.progress import Advance
 from saccade.serving.bench import in_process, served

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from saccade.errors import MissingPackage, SaccadeError
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.gate.metrics import one_minus_cosine, relative_error, thresholds_of
-from saccade.export.runtimes.runners import onnx_runner, onnx_session
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.gate.metrics import one_minus_cosine, relative_error, thresholds_of
+from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.files import sha256_of
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import built_library

@@ -22,7 +22,7 @@ from saccade.serving.repository.runtimes.plans import (
 from saccade.serving.repository.stored_sample import read_sample
 
 if TYPE_CHECKING:
-    from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
 
 
 def check_engines(model: RepositoryModel, target: Target) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from saccade.export.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.files import sha256_of
 from saccade.serving.repository.description import DESCRIPTION
 from saccade.serving.repository.files import entries, fault_of

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.manifest import SUFFIX, read_manifest
+from saccade.exporter.artefact.manifest import SUFFIX, read_manifest
 from saccade.files import sha256_of
 from saccade.serving.repository.model_config import MODEL_FILE
 from saccade.serving.repository.preflight.report import NotChecked

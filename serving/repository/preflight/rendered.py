@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import SUFFIX
-from saccade.export.artefact.variant_files import VariantFiles, grouped
+from saccade.exporter.artefact.manifest import SUFFIX
+from saccade.exporter.artefact.variant_files import VariantFiles, grouped
 from saccade.files import json_bytes
 from saccade.models.preprocessing import Preprocessing
 from saccade.serving.repository.config_text import parse_config, plain_fields

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError, require
-from saccade.export.artefact.manifest import SUFFIX, Manifest, read_manifest
+from saccade.exporter.artefact.manifest import SUFFIX, Manifest, read_manifest
 from saccade.serving.repository.config_text import plain_fields, read_config
 from saccade.serving.repository.description import Deployment, read_description
 from saccade.serving.repository.model_config import LABELS_FILE, MODEL_FILE
@@ -18,7 +18,7 @@ from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.stored_sample import FILE, FOLDER
 
 if TYPE_CHECKING:
-    from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class RepositoryModel:
     def proto(self) -> Any:
         """The ONNX file as its message, if it asks for no more than `graph_limits` allows."""
         require("onnx", extra="export")
-        from saccade.export.graph.limits import read_graph
+        from saccade.exporter.graph.limits import read_graph
 
         try:
             proto = read_graph(self.model, MODEL_FILE)
@@ -174,7 +174,7 @@ def read_engine(path: Path) -> "EngineManifest":
 
     Raises: SaccadeError for what `read_engine_manifest` refuses.
     """
-    from saccade.export.runtimes.tensorrt.engine_manifest import read_engine_manifest
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
 
     # In a folder of engines it is named after its variant.
     return read_engine_manifest(path, path.parent.name + SUFFIX)

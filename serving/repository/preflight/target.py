@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.gpu import Gpu, gpus
+from saccade.exporter.runtimes.gpu import Gpu, gpus
 from saccade.machine import memory_bytes
 from saccade.serving.repository.installation import BUNDLED_LINE
 from saccade.serving.repository.runtimes.registry import served_runtime

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.runtimes.onnxruntime import ONNXRUNTIME
-from saccade.export.runtimes.runtime import has_custom_ops, ops_of
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
+from saccade.exporter.runtimes.runtime import has_custom_ops, ops_of
 from saccade.plugins.native.library import available_library
 from saccade.serving.repository.model_config import MODEL_FILE, OP_LIBRARY_FILE, RUN_BATCH
 from saccade.serving.repository.options import RepositoryOptions

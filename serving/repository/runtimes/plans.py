@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.manifest import Manifest
+from saccade.exporter.artefact.manifest import Manifest
 
 if TYPE_CHECKING:
-    from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
 
 PLAN_FILE = "model.plan"
 RTX = (
@@ -63,7 +63,7 @@ def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
     Raises: SaccadeError if a folder lacks a component, holds a plan of another ONNX file, of
         TensorRT-RTX or of a profile that does not fit, or two folders are for the same GPU.
     """
-    from saccade.export.runtimes.tensorrt.engine_manifest import read_engines
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines
 
     parts = {manifest.variant.name: manifest for manifest in manifests}
     by_name: dict[str, list[Plan]] = {name: [] for name in parts}

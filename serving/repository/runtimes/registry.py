@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.choice import choice_of
 from saccade.errors import SaccadeError
-from saccade.export.runtimes.runtime import runtime_named, runtimes
+from saccade.exporter.runtimes.runtime import runtime_named, runtimes
 from saccade.models.entry import imported
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions

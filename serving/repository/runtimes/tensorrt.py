@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
 from saccade.files import json_bytes
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH

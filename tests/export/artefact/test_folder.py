@@ -14,9 +14,9 @@ from folder_walk import MOST, settled, walked
 from tiny_artefacts import ENTRY, FULL, HALF, MODEL, artefacts
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact import folder as module
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import FILE_NAME, Entry, entry_of, read_frontier
+from saccade.exporter.artefact import folder as module
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import FILE_NAME, Entry, entry_of, read_frontier
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 

@@ -10,10 +10,10 @@ import pytest
 from tiny_artefacts import ENTRY, FIGURES, FULL, HALF, artefacts, engines
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import FILE_NAME, read_frontier
-from saccade.export.artefact.manifest import read_manifest
-from saccade.export.runtimes.tensorrt.engine_manifest import read_engines
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import FILE_NAME, read_frontier
+from saccade.exporter.artefact.manifest import read_manifest
+from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import DESCRIPTION, read_repository
 from saccade.serving.repository.options import RepositoryOptions

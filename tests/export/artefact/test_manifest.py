@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import (
     SQUASHING,
     SUFFIX,
     VERSION,
@@ -27,8 +27,8 @@ from saccade.export.artefact.manifest import (
     read_manifest,
     write_manifest,
 )
-from saccade.export.artefact.variant import choose_budgets, default_model_name, variant_name
-from saccade.export.gate.metrics import FLOORS, THRESHOLDS
+from saccade.exporter.artefact.variant import choose_budgets, default_model_name, variant_name
+from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS
 from saccade.files import json_bytes, sha256_of
 from saccade.models.interface import ComputeBudget, TensorSpec, fraction_budget
 from saccade.models.preprocessing import Preprocessing
@@ -325,9 +325,9 @@ def test_refuses_budgets_that_make_no_variant() -> None:
 
 def test_needs_no_framework() -> None:
     code = (
-        "import sys, saccade.export.artefact.manifest, saccade.export.artefact.variant, "
-        "saccade.export.exported, "
-        "saccade.export.gate.gate, saccade.export.gate.metrics, saccade.export.runtimes.runners\n"
+        "import sys, saccade.exporter.artefact.manifest, saccade.exporter.artefact.variant, "
+        "saccade.exporter.exported, saccade.exporter.gate.gate, saccade.exporter.gate.metrics, "
+        "saccade.exporter.runtimes.runners\n"
         "print({'torch', 'onnx', 'onnxruntime', 'rich'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -335,7 +335,7 @@ def test_needs_no_framework() -> None:
 
 
 def test_verify_prints_what_becomes_of_an_image(tmp_path: Path) -> None:
-    from saccade.export.gate.report import GateReport
+    from saccade.exporter.gate.report import GateReport
 
     put(tmp_path)
     said = ArtefactFolder(tmp_path).images_text()

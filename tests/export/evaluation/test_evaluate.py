@@ -12,13 +12,19 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
 from saccade.errors import SaccadeError
-from saccade.export.evaluation import answering, captioning, classification, matching, segmentation
-from saccade.export.evaluation.evaluate import Evaluation, evaluate
-from saccade.export.evaluation.evaluated_model import EvaluatedModel, Function
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.evaluation.report import render
-from saccade.export.evaluation.scenes import asked_scenes, described_scenes
-from saccade.export.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
+from saccade.exporter.evaluation import (
+    answering,
+    captioning,
+    classification,
+    matching,
+    segmentation,
+)
+from saccade.exporter.evaluation.evaluate import Evaluation, evaluate
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, Function
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.report import render
+from saccade.exporter.evaluation.scenes import asked_scenes, described_scenes
+from saccade.exporter.evaluation.tasks import TASKS, task_asked, task_names, tasks_of
 from saccade.models.captioner.caption_search import Caption
 from saccade.models.data.captions import CAPTION_TOKENS, CAPTION_WORDS
 from saccade.models.data.digits import CLASS_NAMES

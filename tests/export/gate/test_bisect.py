@@ -12,11 +12,11 @@ from half_typed import add_variant, half_typed
 from tiny_artefacts import FULL, artefacts, onnx_model
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.gate.bisect import Departure, departure
-from saccade.export.gate.metrics import WHOLE, relative_error
-from saccade.export.runtimes.runners import onnx_session
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.gate.bisect import Departure, departure
+from saccade.exporter.gate.metrics import WHOLE, relative_error
+from saccade.exporter.runtimes.runners import onnx_session
 from saccade.serving.commands import cli
 
 IMAGES = {"image": np.random.default_rng(0).integers(0, 256, (4, 4, 4, 1), dtype=np.uint8)}

@@ -15,10 +15,10 @@ from family_folders import family_folder
 from quick_gate import FEW_SAMPLES
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import SUFFIX
-from saccade.export.gate.gate import Expected, measure, verify
-from saccade.export.gate.metrics import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import SUFFIX
+from saccade.exporter.gate.gate import Expected, measure, verify
+from saccade.exporter.gate.metrics import (
     FLOORS,
     THRESHOLDS,
     exceeded,
@@ -28,8 +28,8 @@ from saccade.export.gate.metrics import (
     thresholds_of,
     top1_flips,
 )
-from saccade.export.gate.report import GateReport
-from saccade.export.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
+from saccade.exporter.gate.report import GateReport
+from saccade.exporter.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
 from saccade.files import sha256_of
 from saccade.models.interface import Component, TensorSpec, component_named
 

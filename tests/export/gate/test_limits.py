@@ -26,14 +26,14 @@ from places import ROOT
 from tiny_artefacts import FULL, INPUTS, artefacts, onnx_model
 
 from saccade.errors import SaccadeError, ServerFailed
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest
-from saccade.export.gate import metrics
-from saccade.export.gate.bisect import departure
-from saccade.export.gate.gate import Expected, measure
-from saccade.export.gate.metrics import FLOORS, THRESHOLDS, WHOLE, relative_error, thresholds_of
-from saccade.export.gate.report import GateReport
-from saccade.export.graph.samples import Samples
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.gate import metrics
+from saccade.exporter.gate.bisect import departure
+from saccade.exporter.gate.gate import Expected, measure
+from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, WHOLE, relative_error, thresholds_of
+from saccade.exporter.gate.report import GateReport
+from saccade.exporter.graph.samples import Samples
 from saccade.models.interface import Component
 from saccade.serving.bench import served
 from saccade.serving.bench.work import Work
@@ -260,7 +260,7 @@ def test_nobody_has_a_table_or_a_measure_of_his_own() -> None:
         if path.relative_to(ROOT) != HOME
         for copy in copies(path)
     ]
-    assert not copies_by_hand, "take it from the table in saccade.export.gate.metrics"
+    assert not copies_by_hand, "take it from the table in saccade.exporter.gate.metrics"
 
 
 @pytest.mark.parametrize(

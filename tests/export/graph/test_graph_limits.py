@@ -18,15 +18,15 @@ from one_node import one_node_model
 from tiny_artefacts import artefacts, onnx_model
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import Manifest, write_manifest
-from saccade.export.evaluation.evaluate import evaluate
-from saccade.export.evaluation.options import EvaluateOptions
-from saccade.export.gate.gate import verify
-from saccade.export.graph.canonical import serialize
-from saccade.export.graph.limits import check_graph, parse_graph, read_graph
-from saccade.export.graph.trial import tried
-from saccade.export.runtimes.tensorrt.build import BuildOptions, build
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import Manifest, write_manifest
+from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.gate.gate import verify
+from saccade.exporter.graph.canonical import serialize
+from saccade.exporter.graph.limits import check_graph, parse_graph, read_graph
+from saccade.exporter.graph.trial import tried
+from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.plugins.ops import OPS
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions

@@ -17,13 +17,13 @@ from one_node import one_node_model
 from ops_cases import CASES
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import read_manifest
-from saccade.export.gate.gate import Reference
-from saccade.export.gate.manifest_checks import contradictions
-from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit
-from saccade.export.graph.half_graph import widened_bytes
-from saccade.export.graph.precision import inlined
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import read_manifest
+from saccade.exporter.gate.gate import Reference
+from saccade.exporter.gate.manifest_checks import contradictions
+from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
+from saccade.exporter.graph.half_graph import widened_bytes
+from saccade.exporter.graph.precision import inlined
 from saccade.models.checkpoint import load
 from saccade.plugins.onnx_model import all_nodes
 from saccade.plugins.ops import OPS

@@ -18,17 +18,17 @@ from onnx import helper, numpy_helper
 from rtx_builds import needs_rtx
 
 from saccade.errors import GateFailed, SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import read_manifest, write_manifest
-from saccade.export.exported import ExportedModel, ExportOptions, export
-from saccade.export.gate.conditioning import ill_conditioned_rows
-from saccade.export.gate.gate import verify
-from saccade.export.gate.metrics import FLOORS, exceeded, figures_of, thresholds_of
-from saccade.export.graph.half_graph import activation_ranges, check_ranges, fold_casts
-from saccade.export.graph.layer_types import check_types, matrix_types
-from saccade.export.runtimes.half_products import HalfProducts, half_products
-from saccade.export.runtimes.runners import half_runner, onnx_runner, onnx_session, torch_runner
-from saccade.export.runtimes.tensorrt.build import BuildOptions, build
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import read_manifest, write_manifest
+from saccade.exporter.exported import ExportedModel, ExportOptions, export
+from saccade.exporter.gate.conditioning import ill_conditioned_rows
+from saccade.exporter.gate.gate import verify
+from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, thresholds_of
+from saccade.exporter.graph.half_graph import activation_ranges, check_ranges, fold_casts
+from saccade.exporter.graph.layer_types import check_types, matrix_types
+from saccade.exporter.runtimes.half_products import HalfProducts, half_products
+from saccade.exporter.runtimes.runners import half_runner, onnx_runner, onnx_session, torch_runner
+from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.files import sha256_of
 from saccade.models.checkpoint import load, save
 from saccade.models.interface import Component, TensorSpec

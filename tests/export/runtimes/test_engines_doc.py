@@ -17,8 +17,8 @@ from places import ROOT
 from quick_gate import quick_gate
 from rtx_builds import needs_rtx
 
-from saccade.export.runtimes.tensorrt import engine_runner as engine_runner_module
-from saccade.export.runtimes.tensorrt.engine_manifest import EngineManifest
+from saccade.exporter.runtimes.tensorrt import engine_runner as engine_runner_module
+from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
 from saccade.serving.commands import cli
 
 DOCUMENT = ROOT / "docs" / "engines.md"

@@ -13,22 +13,22 @@ from engine_places import ADA, HOPPER, HostMemory, use_fake, use_library
 from tiny_artefacts import FULL, artefacts
 
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import FileEntry
-from saccade.export.runtimes import onnxruntime as onnx_module
-from saccade.export.runtimes.gpu import Gpu
-from saccade.export.runtimes.runtime import peers_of
-from saccade.export.runtimes.tensorrt import engine_runner as engine_runner_module
-from saccade.export.runtimes.tensorrt import loading
-from saccade.export.runtimes.tensorrt import runtime as runtime_module
-from saccade.export.runtimes.tensorrt.build import BuildOptions, build
-from saccade.export.runtimes.tensorrt.engine_manifest import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import FileEntry
+from saccade.exporter.runtimes import onnxruntime as onnx_module
+from saccade.exporter.runtimes.gpu import Gpu
+from saccade.exporter.runtimes.runtime import peers_of
+from saccade.exporter.runtimes.tensorrt import engine_runner as engine_runner_module
+from saccade.exporter.runtimes.tensorrt import loading
+from saccade.exporter.runtimes.tensorrt import runtime as runtime_module
+from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
+from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     read_engine_manifest,
     read_engines,
     write_engine_manifest,
 )
-from saccade.export.runtimes.tensorrt.engine_runner import engine_runner, runner_of
-from saccade.export.runtimes.tensorrt.loading import load_engine
+from saccade.exporter.runtimes.tensorrt.engine_runner import engine_runner, runner_of
+from saccade.exporter.runtimes.tensorrt.loading import load_engine
 from saccade.files import sha256_of
 
 

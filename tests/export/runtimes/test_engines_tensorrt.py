@@ -11,19 +11,19 @@ from engine_places import use_fake, use_library
 from tiny_artefacts import FULL, HALF, artefacts
 
 from saccade.errors import GateFailed, SaccadeError
-from saccade.export.artefact.manifest import Manifest, read_manifest, write_manifest
-from saccade.export.runtimes.tensorrt import build as build_module
-from saccade.export.runtimes.tensorrt.build import BuildOptions, build
-from saccade.export.runtimes.tensorrt.child import Network
-from saccade.export.runtimes.tensorrt.engine_manifest import (
+from saccade.exporter.artefact.manifest import Manifest, read_manifest, write_manifest
+from saccade.exporter.runtimes.tensorrt import build as build_module
+from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
+from saccade.exporter.runtimes.tensorrt.child import Network
+from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     EngineManifest,
     plan_bytes,
 )
-from saccade.export.runtimes.tensorrt.expected_types import ExpectedTypes
-from saccade.export.runtimes.tensorrt.inspector import compare_with_inspector
-from saccade.export.runtimes.tensorrt.locked import rebuild
-from saccade.export.runtimes.tensorrt.profiles import profiles_of, read_axes
-from saccade.export.runtimes.tensorrt.type_proof import prove_types
+from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes
+from saccade.exporter.runtimes.tensorrt.inspector import compare_with_inspector
+from saccade.exporter.runtimes.tensorrt.locked import rebuild
+from saccade.exporter.runtimes.tensorrt.profiles import profiles_of, read_axes
+from saccade.exporter.runtimes.tensorrt.type_proof import prove_types
 from saccade.files import sha256_of
 from saccade.models.interface import TensorSpec
 

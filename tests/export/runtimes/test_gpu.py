@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saccade.export.runtimes.gpu import Gpu, gpu_at_hand, gpus
+from saccade.exporter.runtimes.gpu import Gpu, gpu_at_hand, gpus
 
 CARDS = (("a card of Ada", (8, 9), 2**34), ("a card of Hopper", (9, 0), 80 * 2**30))
 

@@ -20,12 +20,12 @@ pytest.importorskip(
 from tiny_artefacts import rehash
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import read_frontier
-from saccade.export.gate import gate
-from saccade.export.runtimes import runtime
-from saccade.export.runtimes.build import build
-from saccade.export.runtimes.options import BuildOptions
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import read_frontier
+from saccade.exporter.gate import gate
+from saccade.exporter.runtimes import runtime
+from saccade.exporter.runtimes.build import build
+from saccade.exporter.runtimes.options import BuildOptions
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.commands.doctor import doctor
@@ -40,7 +40,7 @@ LINE = {"fake": "fake_runtime:FAKE"}
 _SITE = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
-from saccade.export.runtimes import runtime
+from saccade.exporter.runtimes import runtime
 runtime.RUNTIMES.update({LINE!r})
 """
 

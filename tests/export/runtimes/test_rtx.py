@@ -11,9 +11,9 @@ from family_folders import family_folder
 from half_typed import add_variant, half_typed
 from rtx_builds import needs_rtx
 
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.graph.layer_types import MATRIX_NODES, matrix_types
-from saccade.export.runtimes.tensorrt.build import BuildOptions, build
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.graph.layer_types import MATRIX_NODES, matrix_types
+from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.models.families import FAMILIES
 
 TYPED_AT_EXPORT = ("sot", "captioner")  # by the exporter; of the others the test puts casts in

@@ -80,7 +80,7 @@ def test_teacher_forcing_takes_the_same_steps():
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """The tiny model with TVMax through the whole gate."""
-    from saccade.export.exported import ExportOptions, export
+    from saccade.exporter.exported import ExportOptions, export
     from saccade.models.checkpoint import save
     from saccade.models.preprocessing import Preprocessing
 
@@ -102,7 +102,7 @@ def exported(tmp_path_factory):
 
 
 def test_exported_files_caption_like_the_model(exported):
-    from saccade.export.runtimes.runners import onnx_runner, onnx_session
+    from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 
     model, folder = exported
     files = {role: next(folder.glob(f"*-{role}-*.onnx")) for role in ("encode", "step")}

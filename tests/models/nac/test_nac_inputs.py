@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.export.graph.tracing import trace_component
+from saccade.exporter.graph.tracing import trace_component
 from saccade.models.interface import component_named
 from saccade.models.nac.components import model_arguments
 from saccade.models.nac.config import PRESETS

@@ -111,8 +111,8 @@ def test_class_only_form_computes_one_token_in_the_last_block():
 @pytest.mark.parametrize("name", ["naive"])
 def test_onnx_file_answers_the_same(name):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    from saccade.export.graph.tracing import trace_component
-    from saccade.export.runtimes.runners import onnx_runner, onnx_session
+    from saccade.exporter.graph.tracing import trace_component
+    from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 
     config = SoTConfig(**SMALL | FORMS[name])
     model = trained(config)

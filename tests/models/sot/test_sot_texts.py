@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
 
 from saccade.errors import SaccadeError  # noqa: E402
-from saccade.export.evaluation.evaluate import evaluate  # noqa: E402
-from saccade.export.evaluation.options import EvaluateOptions  # noqa: E402
+from saccade.exporter.evaluation.evaluate import evaluate  # noqa: E402
+from saccade.exporter.evaluation.options import EvaluateOptions  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.data.token_states import token_states  # noqa: E402
 from saccade.models.training.options import TrainOptions  # noqa: E402

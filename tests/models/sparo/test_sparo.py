@@ -326,7 +326,7 @@ def test_configurations_that_cannot_be_are_refused(changes, field):
 
 def test_a_component_becomes_a_graph():
     ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
-    tracing = pytest.importorskip("saccade.export.graph.tracing")
+    tracing = pytest.importorskip("saccade.exporter.graph.tracing")
     model = Sparo(FORMS["codebook"]).eval()
     folded = model.fold()
     inputs, component = inputs_of(model.config, 7)["text"], component_named(folded, "text")

@@ -13,9 +13,9 @@ import pytest
 from folder_walk import MOST, FolderWalk, walked
 
 from saccade.errors import MissingPackage, SaccadeError, ShapeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import read_frontier
-from saccade.export.evaluation.evaluated_model import trained_on
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import read_frontier
+from saccade.exporter.evaluation.evaluated_model import trained_on
 from saccade.serving.bench import bench as bench_module
 from saccade.serving.bench import in_process
 from saccade.serving.bench.bench import BenchReport, bench

@@ -12,7 +12,7 @@ import pytest
 from folder_store import stored
 from quick_gate import FEW_SAMPLES
 
-from saccade.export.artefact.frontier import read_frontier
+from saccade.exporter.artefact.frontier import read_frontier
 from saccade.models.catalogue import presets
 from saccade.plugins.native.library import available_library
 from saccade.serving.bench.bench import BenchReport, bench
@@ -50,7 +50,7 @@ def words_of(family: str) -> dict[str, Any]:
 
 def exported(family: str, place: Path) -> Path:
     """The smallest size with random weights; its gate looks at few samples here."""
-    from saccade.export.exported import ExportOptions, export
+    from saccade.exporter.exported import ExportOptions, export
     from saccade.models.checkpoint import save
     from saccade.models.data.questions import ANSWERS
     from saccade.models.families import build

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import (
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import (
     FILE_NAME,
     Entry,
     entry_of,

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import read_frontier
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import read_frontier
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.sweep import point_process, ready, turns

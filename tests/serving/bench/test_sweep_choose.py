@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import Entry, entry_of
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import Entry, entry_of
 from saccade.serving.bench.load import LoadResult, StreamResult
 from saccade.serving.bench.sweep.assembled import Figure, figures, frontiers
 from saccade.serving.bench.sweep.choice import Choice, ChooseOptions, choose

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.bench.sweep import point_process, ready
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bench.sweep.point_process import Refusal, Task

@@ -16,10 +16,10 @@ import pytest
 from family_folders import family_folder
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.manifest import SUFFIX
-from saccade.export.exported import ExportOptions, export
-from saccade.export.gate import gate
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.manifest import SUFFIX
+from saccade.exporter.exported import ExportOptions, export
+from saccade.exporter.gate import gate
 from saccade.models.budget import Budget
 from saccade.models.checkpoint import load
 from saccade.serving.bench.sweep.choice import ChooseOptions, choose

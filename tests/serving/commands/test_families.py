@@ -9,7 +9,7 @@ from family_folders import family_folder
 from joined_repository import join
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.client.client import Change, Client
 from saccade.serving.commands.calls import masks_png
 from saccade.serving.repository.deploy import deploy

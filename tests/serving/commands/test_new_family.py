@@ -43,7 +43,7 @@ def few(registered):
 @pytest.fixture(scope="module")
 def folder(few, tmp_path_factory) -> Path:
     """A trained and exported model of stripes."""
-    from saccade.export.exported import ExportOptions, export
+    from saccade.exporter.exported import ExportOptions, export
     from saccade.models.training.train import TrainOptions, train
 
     place = tmp_path_factory.mktemp("stripes")
@@ -53,9 +53,9 @@ def folder(few, tmp_path_factory) -> Path:
 
 
 def test_it_is_verified_scored_and_measured(folder, tmp_path):
-    from saccade.export.evaluation.evaluate import evaluate
-    from saccade.export.evaluation.options import EvaluateOptions
-    from saccade.export.gate.gate import verify
+    from saccade.exporter.evaluation.evaluate import evaluate
+    from saccade.exporter.evaluation.options import EvaluateOptions
+    from saccade.exporter.gate.gate import verify
     from saccade.models.catalogue import catalogue
     from saccade.serving.bench.bench import bench
     from saccade.serving.bench.options import BenchOptions

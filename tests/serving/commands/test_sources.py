@@ -14,8 +14,8 @@ from joined_repository import join  # noqa: E402
 from quick_gate import quick_gate  # noqa: E402
 
 from saccade.errors import SaccadeError  # noqa: E402
-from saccade.export.artefact.folder import ArtefactFolder  # noqa: E402
-from saccade.export.gate.metrics import WHOLE, relative_error, tensor_limit  # noqa: E402
+from saccade.exporter.artefact.folder import ArtefactFolder  # noqa: E402
+from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit  # noqa: E402
 from saccade.models.checkpoint import load  # noqa: E402
 from saccade.models.image_decoding import fit  # noqa: E402
 from saccade.serving.client.client import Client  # noqa: E402

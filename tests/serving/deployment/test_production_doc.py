@@ -13,7 +13,7 @@ import pytest
 from proxies import DOCUMENT, ROOT, nginx_or_skip
 
 from saccade.errors import SaccadeError
-from saccade.export import exported
+from saccade.exporter import exported
 from saccade.serving.bench import bench
 from saccade.serving.commands import cli
 

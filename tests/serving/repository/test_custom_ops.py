@@ -16,10 +16,10 @@ import tiny_artefacts as tiny
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import entry_of, read_frontier
-from saccade.export.artefact.manifest import write_manifest
-from saccade.export.gate.gate import runners_of
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import entry_of, read_frontier
+from saccade.exporter.artefact.manifest import write_manifest
+from saccade.exporter.gate.gate import runners_of
 from saccade.plugins.native import library as native
 from saccade.serving.bench.figures import ops_text
 from saccade.serving.commands.cli import run

@@ -25,8 +25,8 @@ from half_typed import add_variant, half_typed
 from safetensors.numpy import load, save
 from tiny_artefacts import examine
 
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.gate.metrics import FLOORS, THRESHOLDS, relative_error
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, relative_error
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.rendered import FREE

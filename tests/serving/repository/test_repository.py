@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import entry_of
-from saccade.export.artefact.variant_files import grouped
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import entry_of
+from saccade.exporter.artefact.variant_files import grouped
 from saccade.files import sha256_of
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.model_config import parse_config

@@ -20,10 +20,10 @@ import tiny_artefacts as tiny
 from tiny_artefacts import FULL, HALF, MODEL
 
 from saccade.errors import SaccadeError
-from saccade.export.artefact.folder import ArtefactFolder
-from saccade.export.artefact.frontier import entry_of
-from saccade.export.artefact.manifest import ParentEntry, write_manifest
-from saccade.export.artefact.variant_files import grouped
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import entry_of
+from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
+from saccade.exporter.artefact.variant_files import grouped
 from saccade.serving.repository.config_text import config_text, messages, parse_config
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.description import read_repository

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.export.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.folder import ArtefactFolder
 
 grpc = pytest.importorskip("tritonclient.grpc")
 BUDGETS = {1.0: "nac-b1000-fp32", 0.5: "nac-b0500-fp32", 0.25: "nac-b0250-fp32",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from saccade.export.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.repository.model_config import (
     RUN_BATCH,
     Served,
