@@ -55,8 +55,8 @@ class Calls:
     def window(self, start: float, stop: float) -> dict[str, Any]:
         """Count, failures by status and percentiles of the calls that began in this time."""
         calls = [call for call in list(self.seen) if start <= call[0] < stop]
-        seconds = [each[1] for each in calls] or [0.0]
-        failures = Counter(each[2] for each in calls if each[2])
+        seconds = [call[1] for call in calls] or [0.0]
+        failures = Counter(call[2] for call in calls if call[2])
         return {
             "calls": len(calls),
             "failed": sum(failures.values()),

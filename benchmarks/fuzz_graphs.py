@@ -76,12 +76,12 @@ def main() -> int:
     content = {
         "law": {"seconds": MOST_SECONDS, "mib": MOST_MIB, "traces": 0},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
-        "examples": sum(each["examples"] for each in counts.values()),
+        "examples": sum(count["examples"] for count in counts.values()),
         "kinds": counts,
     }
     given.out.write_text(json.dumps(content, indent=1) + "\n")
     broken = [
-        kind for kind, each in counts.items() if each["failed"] or each["largest_mib"] > MOST_MIB
+        kind for kind, count in counts.items() if count["failed"] or count["largest_mib"] > MOST_MIB
     ]
     print(f"failed: {', '.join(broken) or 'none'}")
     return 1 if broken else 0

@@ -150,8 +150,8 @@ def main() -> int:
         _write(given.out, counts)
     failed = [
         name
-        for name, each in counts.items()
-        if each.get("failed") or each["largest_mib"] > MOST_MIB
+        for name, count in counts.items()
+        if count.get("failed") or count["largest_mib"] > MOST_MIB
     ]
     print(f"failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
@@ -174,7 +174,7 @@ def _write(path: Path, counts: dict[str, Any]) -> None:
     content = {
         "law": {"seconds": MOST_SECONDS, "mib": MOST_MIB, "traces": 0},
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
-        "examples": sum(each["examples"] for each in counts.values()),
+        "examples": sum(count["examples"] for count in counts.values()),
         "readers": counts,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")

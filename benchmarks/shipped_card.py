@@ -47,9 +47,9 @@ def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> 
         "| variant | task | score | value (95 % interval) | samples |",
         "|---|---|---|---|---|",
         *(
-            f"| {each.variant} | {each.task} | {score.name} | {shown(score)} | {score.n:,} |"
-            for each in results
-            for score in each.scores
+            f"| {result.variant} | {result.task} | {score.name} | {shown(score)} | {score.n:,} |"
+            for result in results
+            for score in result.scores
         ),
         "",
         *remarks(model, results),
@@ -64,7 +64,9 @@ def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> 
 def remarks(model: Shipped, results: list[EvaluationResult]) -> list[str]:
     """Remarks on how the answers were made, and the scores of the recipe's other seeds."""
     lines = [
-        f"Captions: {each.protocol}, as those of validation." for each in results if each.protocol
+        f"Captions: {result.protocol}, as those of validation."
+        for result in results
+        if result.protocol
     ]
     if model.seeds:
         compared = RESULTS.joinpath(f"compare_{model.seeds}.json")

@@ -173,11 +173,11 @@ BROKEN = {
     ),
     "a route to the other model": (
         edit_json(ROUTES, lambda it: it["variants"][0].update(parts={"": HALF})),
-        "routes", f"components.'' is '{HALF}', expected '{FULL}'",
+        "routes", f"parts.'' is '{HALF}', expected '{FULL}'",
     ),
     "a route with other runtime metadata": (
         edit_json(ROUTES, lambda it: it["variants"][1].update(facts={"logit_scale": 3})),
-        "routes", "runtime metadata.logit_scale is 3, which saccade does not write",
+        "routes", "facts.logit_scale is 3, which saccade does not write",
     ),
     "a route with runs of too many": (
         edit_json(ROUTES, lambda it: it["variants"][1].update(run_batch=65)),

@@ -66,9 +66,9 @@ def fuzzed(readers: dict[str, Any], graphs: dict[str, Any]) -> str:
         slowest = max(each.get("slowest_seconds", 0.0) for each in every)
         largest = max(each.get("largest_mib", 0) for each in every)
         short = [
-            f"{name} {each['examples']:,}"
-            for name, each in counts.items()
-            if each["examples"] < EXAMPLES
+            f"{name} {count['examples']:,}"
+            for name, count in counts.items()
+            if count["examples"] < EXAMPLES
         ]
         lines.append(
             f"- **{title}**, {len(counts)} kinds: {total:,} files, {failed:,} traces. The slowest "

@@ -114,8 +114,8 @@ class Watch:
         """
         with self._lock:
             servers = [process for process in self.seen.values() if process.program == SERVER]
-        pids = {each.pid for each in servers}
-        return [each for each in servers if each.parent not in pids]
+        pids = {server.pid for server in servers}
+        return [server for server in servers if server.parent not in pids]
 
     def stub(self, model: str) -> Process:
         """The process in which a model runs now, the newest if there are two."""

@@ -115,7 +115,7 @@ class Builder:
             return None
         _record("verbosity", config.profiling_verbosity.name)
         specs = {
-            kind: [[each.name, each.dtype.name, list(each.shape)] for each in tensors]
+            kind: [[tensor.name, tensor.dtype.name, list(tensor.shape)] for tensor in tensors]
             for kind, tensors in (("inputs", network.inputs), ("outputs", network.outputs))
         }
         return json.dumps({"calls": _CALLS, **specs}).encode()

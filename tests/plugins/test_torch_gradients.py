@@ -147,7 +147,7 @@ def test_svpn_fast_at_zero_has_a_finite_gradient() -> None:
     v0 = torch.ones(4, dtype=torch.float64, requires_grad=True)
     for epsilon in (0.0, 1e-5):
         gradients = torch.autograd.grad(svpn_fast(q, v0, epsilon=epsilon).sum(), [q, v0])
-        assert all(each.isfinite().all() for each in gradients)
+        assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_tvmax_at_lam_0_fuses_nothing(form: str) -> None:

@@ -89,7 +89,7 @@ CLASSES = {
         "core/test_escapes.py::test_labels_of_a_server_stay_on_their_line",
     )),
     "a library that does not come back": Closed((
-        "core/test_worker.py::test_parent_hears_how_it_ended",
+        "core/test_worker.py::test_parent_hears_how_it_ended_and_the_next_request_has_another",
         "export/graph/test_graph_limits.py::test_gate_reports_the_file_and_measures_the_others",
     ), is_open=True),
 }  # fmt: skip

@@ -60,7 +60,7 @@ def test_an_engine_is_a_function_of_named_arrays(plan: Path) -> None:
     run = runner_of(load_engine(plan), HostMemory())
     image = np.full((2, 4, 4, 1), 3, np.uint8)
     answers = run({"image": image})
-    assert {name: each.shape for name, each in answers.items()} == {
+    assert {name: answer.shape for name, answer in answers.items()} == {
         "logits": (2, 3),
         "probabilities": (2, 3),
         "embedding": (2, 4),

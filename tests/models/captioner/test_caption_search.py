@@ -43,9 +43,11 @@ def test_a_wide_beam_finds_the_likeliest_captions():
     captions = beam_search(table_step(rows), state, start=0, end=3, beam=60, max_length=5)
     assert captions[0].score == pytest.approx(best) and captions[0].ended
     assert captions[0].tokens == max(known, key=known.get)
-    for each in captions:
-        assert each.score == pytest.approx(known[each.tokens])
-    assert [each.score for each in captions] == sorted((e.score for e in captions), reverse=True)
+    for caption in captions:
+        assert caption.score == pytest.approx(known[caption.tokens])
+    assert [caption.score for caption in captions] == sorted(
+        (e.score for e in captions), reverse=True
+    )
 
 
 def test_beam_beats_greedy_where_the_first_word_misleads():
@@ -96,9 +98,9 @@ def test_images_searched_together_end_one_by_one():
         greedy_search(step, state, **options),
         best_captions(step, state, beam=2, **options),
     ):
-        assert [each.tokens for each in captions] == [(), (1,)]
-        assert [each.score for each in captions] == pytest.approx(np.log([0.8, 0.8 * 0.9]))
-        assert [len(each.attention) for each in captions] == [0, 1]
+        assert [caption.tokens for caption in captions] == [(), (1,)]
+        assert [caption.score for caption in captions] == pytest.approx(np.log([0.8, 0.8 * 0.9]))
+        assert [len(caption.attention) for caption in captions] == [0, 1]
 
 
 def test_a_hypothesis_that_ends_leaves_its_place_to_the_next_one():
@@ -106,5 +108,5 @@ def test_a_hypothesis_that_ends_leaves_its_place_to_the_next_one():
     rows = [[0.001, 0.4, 0.298, 0.301], [0.3, 0.2, 0.0, 0.5], [0.0, 0.0, 0.001, 0.999], [0.25] * 4]
     step, state = table_step(np.maximum(rows, 1e-9)), {"last": np.zeros(1, np.int64)}
     captions = beam_search(step, state, start=0, end=3, beam=2, max_length=4)
-    assert [each.tokens for each in captions] == [(), (2,)]
-    assert [each.score for each in captions] == pytest.approx(np.log([0.301, 0.298 * 0.999]))
+    assert [caption.tokens for caption in captions] == [(), (2,)]
+    assert [caption.score for caption in captions] == pytest.approx(np.log([0.301, 0.298 * 0.999]))

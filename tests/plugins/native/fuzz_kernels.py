@@ -206,9 +206,9 @@ class Harness:
 
     def check_forms(self, answers: list[np.ndarray], arrays: list[np.ndarray]) -> None:
         shapes = self.op.output_shapes(*(array.shape for array in arrays))
-        assert [each.shape for each in answers] == list(shapes)
+        assert [answer.shape for answer in answers] == list(shapes)
         types = [str(arrays[0].dtype) if p.dtype == "T" else p.dtype for p in self.op.outputs]
-        assert [str(each.dtype) for each in answers] == types
+        assert [str(answer.dtype) for answer in answers] == types
 
     def check_isolation(
         self, session: Any, answers: list[np.ndarray], arrays: list[np.ndarray], data: Any

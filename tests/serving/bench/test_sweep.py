@@ -134,7 +134,7 @@ def test_the_artefacts_serve_and_are_measured_as_they_are(
     assert (sorted(deployment.variants), deployment.unmeasured) == (sorted(PASSED), ())
     options = BenchOptions(tmp_path / "report", asked.data, server=False, seconds=0.01, rounds=1)
     variants = bench(artefacts, options).full["variants"]
-    assert [each["variant"] for each in variants] == PASSED
+    assert [variant["variant"] for variant in variants] == PASSED
     for one, other in zip(variants, swept.full["variants"], strict=True):
         assert one["score"] == other["score"]
 

@@ -63,7 +63,7 @@ def test_it_is_verified_scored_and_measured(folder, tmp_path):
     assert [row.name for row in catalogue("stripes")] == ["stripes-tiny"]
     assert verify(folder).passed
     results = evaluate(folder, EvaluateOptions(limit=64)).results
-    assert [(each.task, each.scores[0].value > 0.9) for each in results] == [
+    assert [(result.task, result.scores[0].value > 0.9) for result in results] == [
         ("direction", True)
     ] * 2
     with pytest.raises(SaccadeError, match="which can be asked direction, top1"):

@@ -142,7 +142,7 @@ def test_files_that_are_not_those_written(repository, case):
     spoil, words = HASHES[case]
     spoil(repository)
     reasons = failures(repository)["files"]
-    assert any(re.search(words, each) for each in reasons), reasons
+    assert any(re.search(words, reason) for reason in reasons), reasons
 
 
 TARGETS = {

@@ -108,7 +108,7 @@ def test_preflight_knows_which_servers_it_ends(written):
     def reasons(name, line):
         findings = tiny.examine(written / name, Target(line=line, bundled=False))
         return [
-            text for each in findings if each.check == "router" for text in each.reasons
+            text for finding in findings if finding.check == "router" for text in finding.reasons
         ]  # fmt: skip
 
     (reason,) = reasons("older", "24.10")
