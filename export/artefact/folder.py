@@ -183,19 +183,20 @@ class ArtefactFolder:
     def only(
         self, variants: Iterable[VariantFiles], entries: Iterable[Entry] | None = None
     ) -> "ArtefactFolder":
-        """The same folder as if it held these variants alone, to be read and not
-        to be merged into.
+        """The same folder as if it held these variants alone; not to be merged into.
 
         With `entries` as if that was measured of them, else what the folder says of them.
         """
         kept, other = tuple(variants), copy(self)
-        out = {variant.name for variant in self.variants} - {axis.name for axis in kept}
+        out = {variant.name for variant in self.variants} - {variant.name for variant in kept}
         if entries is not None:
             frontier: Frontier | None = merged(Frontier(self.model, ()), entries, kept)
         elif frontier := self.frontier:
             left = (entry for entry in frontier.entries if entry.variant not in out)
             frontier = Frontier(frontier.model, tuple(left))
-        manifests = tuple(component for axis in kept for component in axis.components.values())
+        manifests = tuple(
+            component for variant in kept for component in variant.components.values()
+        )
         vars(other).update(variants=kept, manifests=manifests, frontier=frontier)
         return other
 
