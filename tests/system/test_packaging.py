@@ -64,7 +64,7 @@ def test_what_a_zip_file_keeps_of_the_machine_is_put_away(builder, tmp_path):
 
 
 def packaged(path):
-    """Where a file of the tree stands in the package: `saccade.export` is the function."""
+    """Place of a file of the tree in the package: `saccade.export` is the function."""
     return Path("exporter", *path.parts[1:]) if path.parts[0] == "export" else path
 
 
