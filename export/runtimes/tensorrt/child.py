@@ -29,6 +29,7 @@ class Job:
     workspace_mib: int | None = None
     timing_cache: Path | None = None
     plugins: tuple[Path, ...] = ()
+    heap: str = STEADY["GLIBC_TUNABLES"]  # of glibc: where the same objects lie
 
     def request(self) -> dict[str, Any]:
         """The JSON that the child reads; files that it opens have fixed names in its folder."""
@@ -104,7 +105,7 @@ def build_in_child(
                 progressed(1 / steps)
 
     _link_inputs(job, work)
-    with Worker(Program(_PROGRAM, work, _environment())) as worker:
+    with Worker(Program(_PROGRAM, work, _environment(job))) as worker:
         try:
             network = worker.ask(job.request(), Network, said=said)
             proved(network)
@@ -127,9 +128,10 @@ def _link_inputs(job: Job, work: Path) -> None:
         raise SaccadeError(f"{work}: cannot be written ({error}). Choose another --out.") from error
 
 
-def _environment() -> dict[str, str]:
+def _environment(job: Job) -> dict[str, str]:
     # Nothing else of the caller's: what Python copies of it moves the addresses of what follows.
-    return {name: os.environ[name] for name in _KEPT if name in os.environ} | STEADY
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return kept | STEADY | {"GLIBC_TUNABLES": job.heap}
 
 
 def _refusal(

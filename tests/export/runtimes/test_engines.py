@@ -19,7 +19,7 @@ from tiny_artefacts import FULL, HALF, artefacts, onnx_model
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError
 from saccade.exporter.runtimes.tensorrt import build as build_module
-from saccade.exporter.runtimes.tensorrt import modules
+from saccade.exporter.runtimes.tensorrt import child, locked, modules
 from saccade.exporter.runtimes.tensorrt.build import BuildOptions, build
 from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines, write_engine_manifest
 from saccade.exporter.runtimes.tensorrt.expected_types import ExpectedTypes, expected_types_of
@@ -79,13 +79,36 @@ def test_built_again_it_is_the_same_bytes(built: Path, capsys: pytest.CaptureFix
 
 
 @needs_rtx
+def test_a_plan_that_few_builds_give_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_variant(folder, FULL, "fp16", half_typed(onnx_model(), "fp16"))
+    options = BuildOptions(engine="tensorrt-rtx", variant=("tiny-b1000-fp16",))
+    usual = build(folder, replace(options, out=folder / "usual"))
+    build_in_child = build_module.build_in_child
+
+    def elsewhere(job: child.Job, *arguments: Any) -> child.Built:
+        return build_in_child(replace(job, heap=locked._HEAPS[-1]), *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "build_in_child", elsewhere)
+        out = build(folder, replace(options, out=folder / "rare"))
+    if out.manifests[0].file.sha256 == usual.manifests[0].file.sha256:
+        pytest.skip("on this kind of CPU both heaps give the same plan")
+    report = rebuild(folder, BuildOptions(locked=True, out=out.folder))
+    assert [(row.identical, row.builds) for row in report.rows] == [(True, 3)]
+    assert "the same bytes at build 3" in report.to_text()
+
+
+@needs_rtx
 def test_another_build_is_not_the_same_bytes(folder: Path) -> None:
     out = build(folder, BuildOptions(engine="tensorrt-rtx", variant=(FULL,))).folder
     (manifest,) = read_engines(out)
     wider = {**manifest.profiles["image"], "max": (32, 4, 4, 1)}
     write_engine_manifest(out, replace(manifest, profiles={"image": wider}))
     report = rebuild(folder, BuildOptions(locked=True))
-    assert [row.identical for row in report.rows] == [False]
+    assert [(row.identical, row.builds) for row in report.rows] == [(False, 3)]
+    assert "nor did 2 further builds give it" in report.to_text()
     assert cli.run(["build", str(folder), "--locked"]) == 1
 
 
