@@ -212,6 +212,7 @@ class InProcess:
         Raises: InputRefused where the request is at fault, SaccadeError where the model is.
         """
         answers: SimpleQueue[InferenceResponse] = SimpleQueue()
+        _Log.last = ""
         self._router.execute([Request(inputs, outputs, parameters, answers.put)])
         response = answers.get()
         error = response.error()
@@ -333,11 +334,9 @@ class _Log:
         """Keep it."""
         cls.last = text[:1000]
 
-    log_warn = log_error
-
     @staticmethod
     def log_info(text: str) -> None:
         """Leave it to who listens."""
         _LOGGER.debug(text)
 
-    log = log_verbose = log_info
+    log = log_verbose = log_warn = log_info
