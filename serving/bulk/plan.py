@@ -8,11 +8,13 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.files import json_bytes
 from saccade.json_text import parse_json
+from saccade.leftovers import is_leftover
 from saccade.schema import typed
 from saccade.serving.bulk.answers import Form
 from saccade.serving.bulk.place import Place
@@ -68,7 +70,7 @@ def read_plan(out: Place) -> Plan | None:
     try:
         content = parse_json(out.join(_PLAN).read())
     except FileNotFoundError:
-        if any(True for _ in out.files(recursive=True)):
+        if not all(_is_begun(name) for name, _ in out.files(recursive=True)):
             raise SaccadeError(
                 f"{out}: exists already and holds no bulk job ({_PLAN} is missing). Choose another "
                 "place with --out."
@@ -120,6 +122,11 @@ def part_name(index: int) -> str:
 def index_of(name: str) -> int:
     """The shard of such a file."""
     return int(name.removeprefix("part-").removesuffix(".parquet"))
+
+
+def _is_begun(name: str) -> bool:
+    """True for what a job leaves that was ended before its plan was written."""
+    return name == _LISTING or (name.startswith("_plan/") and is_leftover(Path(name)))
 
 
 def _plain(plan: Plan) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -303,6 +304,22 @@ def test_a_folder_that_is_no_job_is_left_alone(
     with pytest.raises(SaccadeError, match="holds no bulk job"):
         run(images)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_ended_before_its_plan_was_written(
+    run: Callable[..., Any], images: Path, tmp_path: Path
+) -> None:
+    run(images)
+    out = tmp_path / "out"
+    for name in ("answers", "errors", "_SUCCESS", "manifest.json", "_plan/plan.json"):
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (out / "_plan" / ".plan.json.saccade-abcd1234").write_text("half")
+    assert run(images).answers == COUNT - 1
+    assert sorted(path.name for path in (out / "_plan").iterdir()) == [
+        "listing.parquet",
+        "plan.json",
+    ]
 
 
 def test_a_worker_that_is_killed_costs_nothing(
