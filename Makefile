@@ -7,7 +7,7 @@ STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 
 .PHONY: help demo test test-fast check bench plugins plugins-tensorrt check-native check-chaos \
-	check-fuzz check-killed check-mutations check-supply check-wheel wheel
+	check-fuzz check-killed check-mutations check-scale check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -34,6 +34,13 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 CHAOS ?= all
 check-chaos: $(STAMP) ## strike a running service on purpose, and a soak: half an hour and more
 	cd tests && $(abspath $(BIN))/python -m chaos $(CHAOS)
+
+check-scale: $(VENV)/.saccade-scale-installed ## bulk jobs whose drivers, workers, nodes and stores die: a quarter of an hour
+	cd tests && $(abspath $(BIN))/python -m pytest -q scale/check_bulk.py
+
+$(VENV)/.saccade-scale-installed: $(STAMP)
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[bulk,scale]'
+	@touch $@
 
 bench: $(STAMP) ## the figures of the README: fold, served against in-process, mixed load
 	$(BIN)/python benchmarks/fold.py nac

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from saccade.exporter.runtimes.options import BuildOptions as BuildOptions
     from saccade.models.checkpoint import Checkpoint as Checkpoint
     from saccade.models.checkpoint import load as load
+    from saccade.serving.bulk.bulk import bulk as bulk
+    from saccade.serving.bulk.options import BulkOptions as BulkOptions
     from saccade.serving.client.async_client import AsyncClient as AsyncClient
     from saccade.serving.client.client import Client as Client
     from saccade.serving.repository.deploy import deploy as deploy
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncClient": "saccade.serving.client.async_client",
+    "BulkOptions": "saccade.serving.bulk.options",
     "BuildOptions": "saccade.exporter.runtimes.options",
     "Checkpoint": "saccade.models.checkpoint",
     "Client": "saccade.serving.client.client",
@@ -41,6 +44,7 @@ _HOME = {
     "SaccadeError": "saccade.errors",
     "ServeOptions": "saccade.serving.server.server",
     "Server": "saccade.serving.server.server",
+    "bulk": "saccade.serving.bulk.bulk",
     "build": "saccade.exporter.runtimes.build",
     "deploy": "saccade.serving.repository.deploy",
     "export": "saccade.exporter.exported",

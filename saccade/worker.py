@@ -63,6 +63,10 @@ class WorkerEnded(Exception):
         self.last_words = last_words
 
 
+class WorkerNotStarted(SaccadeError):
+    """The process ended, or said nothing, before it could be asked."""
+
+
 class WorkRefused(Exception):
     """Refusal by a program that knows no SaccadeError, of one of its own kinds."""
 
@@ -166,7 +170,7 @@ class Worker:
         self.close()
         if process.was_ready:
             return WorkerEnded(how, process.last_words)
-        return SaccadeError(
+        return WorkerNotStarted(
             f"A process of saccade ended before its work began ({how}). {process.last_words} "
             "Try again."
         )

@@ -14,6 +14,7 @@ from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.serving.bench.bench import BenchOptions
 from saccade.serving.bench.sweep.choice import ChooseOptions
 from saccade.serving.bench.sweep.options import SweepOptions
+from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.commands.command import Answer, Artefacts, Checkpoint, Repository, Result
 from saccade.serving.commands.demo import DemoOptions
 from saccade.serving.repository.options import RepositoryOptions
@@ -61,6 +62,13 @@ def build(artefact: Artefacts, options: BuildOptions) -> Result:
     from saccade.exporter.runtimes.build import build
 
     return build(artefact, options)
+
+
+def bulk(artefact: Artefacts, options: BulkOptions) -> Result:
+    """Answer every image of a folder, table or bucket once, into a Parquet data set."""
+    from saccade.serving.bulk.bulk import bulk
+
+    return bulk(artefact, options)
 
 
 def bench(

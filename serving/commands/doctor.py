@@ -25,6 +25,7 @@ PACKAGES = {
     "text": ("instant-clip-tokenizer", "tokenizers"),
     "serve": ("nvidia-pytriton",),
     "bench": ("scikit-learn", "matplotlib"),
+    "bulk": ("pyarrow", "ray"),
 }
 
 

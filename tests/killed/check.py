@@ -26,7 +26,10 @@ from typing import Any
 
 from counts import Tally, merged, result_of, with_missing
 
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}  # fmt: skip
 Try = Callable[[], None]
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 

@@ -67,8 +67,18 @@ def _artefacts(given: Path) -> None:
     import_module("tiny_artefacts").artefacts(given / "artefacts")
 
 
+def _pictures(given: Path) -> None:
+    from PIL import Image
+
+    (given / "pictures").mkdir()
+    for index in range(6):
+        pixels = np.full((5, 7), 40 * index, np.uint8)
+        Image.fromarray(pixels).save(given / "pictures" / f"{index}.png")
+
+
 _MAKERS = {
     "data": _data, "nac": _nac, "authors": _authors, "sparo": _sparo, "artefacts": _artefacts,
+    "pictures": _pictures,
 }  # fmt: skip
 
 _SMALL = ("modules=8", "dim=16", "code_dim=8", "signature_dim=4", "propagator_layers=1",
@@ -103,6 +113,17 @@ def _points_in_this_process() -> None:
 
     import_module("saccade.serving.bench.sweep.ready").each_alone = each_alone  # type: ignore[attr-defined]
     import_module("saccade.serving.bench.sweep.turns").Worker = Here  # type: ignore[attr-defined]
+
+
+def _shards_in_this_process() -> None:
+    """As above: the shards of a bulk job, one after the other."""
+
+    def local(job: Any, shards: list[int], _: int) -> Iterator[Any]:
+        work = import_module("saccade.serving.bulk.shard")
+        for shard in shards:
+            yield work.main(work.Request(job, shard))
+
+    import_module("saccade.serving.bulk.runners").local = local  # type: ignore[attr-defined]
 
 
 _SWEEP = ("sweep", "{given}/nac.safetensors", "--out", "{out}/sweep", *_DATA,
@@ -171,6 +192,16 @@ COMMANDS = {
         ),
         Command(
             "sweep, its processes", _SWEEP, ("sweep",), ("data", "nac"), keeps=_KEEPS,
+            resumes_alone=True,
+        ),
+        Command(
+            "bulk",
+            ("bulk", "{given}/artefacts", "--input", "{given}/pictures", "--out", "{out}/bulk",
+             "--shard", "2", "--workers", "1"),
+            ("bulk",),
+            ("artefacts", "pictures"),
+            _shards_in_this_process,
+            ("bulk/_plan", "bulk/answers", "bulk/manifest.json", "bulk/_SUCCESS"),
             resumes_alone=True,
         ),
     )

@@ -41,6 +41,7 @@ ORDER = (
     {"serving.client"},
     {"serving.repository"},
     {"serving.server"},
+    {"serving.bulk"},
     {"serving.bench"},
     {"serving.commands"},
 )

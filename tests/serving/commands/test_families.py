@@ -184,6 +184,48 @@ def test_masks_are_a_palette_of_the_slots(tmp_path):
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) == 4
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bulk_answers_are_the_served_ones(asked, family, tmp_path):
+    """Bit for bit, of images that come one by one and as arrays, with what else a family takes."""
+    pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    from saccade.models.vqa.questions import question_tokens
+    from saccade.serving.bulk.bulk import bulk
+    from saccade.serving.bulk.options import BulkOptions
+
+    client, _ = asked(family)
+    images = SMALL if family in ("captioner", "slot-attention") else IMAGES
+    questions = np.array(["what is left ?", "red circle", "blue ?"])
+    np.savez(tmp_path / "inputs.npz", image=images, question=questions)
+    own = {"slot-attention": {"seed": 5}, "captioner": {"beam": 2}}.get(family, {})
+    options = BulkOptions(
+        str(tmp_path / "inputs.npz"), str(tmp_path / "out"), workers="1", top=100, **own
+    )
+    bulk(family_folder(family), options)
+    rows = pq.read_table(tmp_path / "out" / "answers").to_pylist()
+    assert [row["id"] for row in rows] == [f"inputs.npz#{i}" for i in range(len(images))]
+    if family == "captioner":
+        assert [row["caption"] for row in rows] == [
+            caption.text for caption in client.caption(images, **own)
+        ]
+        return
+    if family == "slot-attention":
+        for row, answer in zip(rows, client.segment(images, **own), strict=True):
+            assert np.array_equal(np.uint8(row["owners"]), answer.owners.ravel())
+            assert np.array_equal(np.float32(row["slots"]), answer.slots.ravel())
+        return
+    inputs = {"image": list(images)}
+    if family == "vqa":
+        metadata = client.view().runtime_metadata("vqa-b1000-fp32")
+        inputs["question"] = np.stack([question_tokens(metadata, text) for text in questions])
+    output = "embedding" if family == "sparo" else "probabilities"
+    served = client.infer(inputs, [output])[output]
+    if output == "probabilities":
+        served = -np.sort(-served, axis=1)
+    assert np.array_equal(np.array([row[output] for row in rows], np.float32), served)
+
+
 def test_questions_are_answered(asked):
     from saccade.models.vqa.questions import question_tokens
 

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bulk inference beside plain ONNX Runtime loops and beside the service: images a second.
+
+    python benchmarks/bulk.py                  # three rounds of 20,000 images: ten minutes
+    python benchmarks/bulk.py --memory         # 100,000 images: does any process grow?
+
+All three answer the same PNG files on the same cores, decoding included, in turns, each in as many
+processes as there are cores (the service: callers). The loops are what one would write by hand:
+read, decode, stack, run. Their start is in their time, as it is in that of a job; the server is up
+before its clock starts. Writes results/bulk.json. With --memory it reads the memory of a job's
+processes as it goes, beside that of a job whose workers keep what they answered, and writes
+results/bulk_memory.json.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import bulk_keeping
+import numpy as np
+from memory_watch import grown
+from PIL import Image
+from result_file import write_result
+
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.exported import ExportOptions, export
+from saccade.machine import family_of, memory_mib, this_machine
+from saccade.serving.bulk import runners
+from saccade.serving.bulk.bulk import bulk
+from saccade.serving.bulk.options import BulkOptions
+from saccade.serving.client.client import Client
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.server import Server
+
+HERE = Path(__file__).parent
+CHECKPOINT = HERE.parent / "models" / "shipped" / "digits-sum.safetensors"
+BUDGETS = (1.0, 0.0625)
+BATCH = 64
+LEAST_SHARE = 0.9
+ALLOWED_MIB = 24.0  # of all processes; under it nothing can be told from what allocators keep back
+LOOP = """
+import sys, numpy as np, onnxruntime as ort
+from PIL import Image
+model, batch, files = sys.argv[1], int(sys.argv[2]), sys.stdin.read().splitlines()
+options = ort.SessionOptions()
+options.intra_op_num_threads = options.inter_op_num_threads = 1
+session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+height, width, channels = session.get_inputs()[0].shape[1:]
+answers = []
+for at in range(0, len(files), batch):
+    images = []
+    for file in files[at : at + batch]:
+        with Image.open(file) as image:
+            images.append(np.asarray(image.convert("L").resize((width, height)))[..., None])
+    answers.append(session.run(["probabilities"], {"image": np.stack(images)})[0])
+print(len(np.concatenate(answers)))
+"""
+
+
+def main() -> None:
+    options = _options()
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="saccade-bench-") as name:
+        place = Path(name)
+        folder = place / "artefact"
+        export(CHECKPOINT, ExportOptions(folder, budget=BUDGETS))
+        files = _images(place / "images", 100_000 if options.memory else options.images)
+        if options.memory:
+            result = {"machine": asdict(this_machine()), "images": len(files)}
+            write_result(HERE / "results" / "bulk_memory.json", result | _memory(folder, place))
+            return
+        rows = [_row(folder, place, files, budget, cores, options) for budget in BUDGETS]
+    result = {
+        "benchmark": "bulk",
+        "machine": asdict(this_machine()),
+        "images": len(files),
+        "rounds": options.rounds,
+        "processes": cores,
+        "batch": BATCH,
+        "least_share": LEAST_SHARE,
+        "budgets": rows,
+    }
+    write_result(HERE / "results" / "bulk.json", result)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", action="store_true", help="only that")
+    return parser.parse_args()
+
+
+def _images(folder: Path, count: int) -> list[Path]:
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    files = [folder / f"{index:06}.png" for index in range(count)]
+    for file in files:
+        pixels = rng.integers(0, 256, (24, 24), dtype=np.uint8)
+        Image.fromarray(pixels).save(file, compress_level=1)
+    return files
+
+
+def _row(
+    folder: Path,
+    place: Path,
+    files: list[Path],
+    budget: float,
+    cores: int,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    variants = ArtefactFolder(folder).variants
+    variant = next(variant for variant in variants if variant.main.variant.budget == budget)
+    repository = place / f"repository-{budget}"
+    deploy(folder, RepositoryOptions(repository))
+    seconds: dict[str, list[float]] = {"loops": [], "bulk": [], "service": []}
+    quiet = ServeOptions(grpc_port=0, metrics_port=0, ready_port=0, probe_interval_s=600)
+    for turn in range(options.rounds):
+        seconds["loops"].append(_loops(folder / variant.main.file.name, files, cores))
+        out = place / f"out-{budget}-{turn}"
+        began = time.perf_counter()
+        report = bulk(folder, BulkOptions(str(place / "images"), str(out), budget=budget))
+        seconds["bulk"].append(time.perf_counter() - began)
+        assert report.answers == len(files)
+        with Server(repository, quiet) as server:
+            seconds["service"].append(_served(server, files, budget, cores))
+        shares = {key: f"{len(files) / values[-1]:,.0f}/s" for key, values in seconds.items()}
+        print(f"budget {budget:g}, round {turn + 1}: {shares}", flush=True)
+    ratios = {
+        key: [a / b for a, b in zip(seconds[key], seconds["bulk"], strict=True)]
+        for key in ("loops", "service")
+    }
+    return {
+        "variant": variant.name,
+        "per_second": {k: [len(files) / s for s in values] for k, values in seconds.items()},
+        "bulk_to_loops": ratios["loops"],
+        "bulk_to_service": ratios["service"],
+        "bulk_to_loops_median": statistics.median(ratios["loops"]),
+        "bulk_to_service_median": statistics.median(ratios["service"]),
+        "missed": statistics.median(ratios["loops"]) < LEAST_SHARE,
+    }
+
+
+def _loops(model: Path, files: list[Path], processes: int) -> float:
+    began = time.perf_counter()
+    running = []
+    for part in range(processes):
+        command = [sys.executable, "-c", LOOP, str(model), str(BATCH)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdin is not None
+        process.stdin.write("\n".join(map(str, files[part::processes])))
+        process.stdin.close()
+        running.append(process)
+    counts = []
+    for process in running:
+        assert process.stdout is not None
+        counts.append(int(process.stdout.read()))
+        assert process.wait() == 0
+    assert sum(counts) == len(files)
+    return time.perf_counter() - began
+
+
+def _served(server: Server, files: list[Path], budget: float, callers: int) -> float:
+    began = time.perf_counter()
+
+    def ask(part: int) -> int:
+        own, count = files[part::callers], 0
+        with Client(server.url, server.model) as client:
+            for at in range(0, len(own), BATCH):
+                count += len(client.classify(own[at : at + BATCH], budget=budget))
+        return count
+
+    with ThreadPoolExecutor(callers) as pool:
+        assert sum(pool.map(ask, range(callers))) == len(files)
+    return time.perf_counter() - began
+
+
+def _memory(folder: Path, place: Path) -> dict[str, Any]:
+    """Memory of all processes of a job, and of one whose workers keep what they answered."""
+    rows = {}
+    for name, work in (("bulk", runners.main), ("control", bulk_keeping.main)):
+        runners.main = work
+        out, seen, ended = place / f"out-{name}", list[float](), threading.Event()
+        watch = threading.Thread(target=_look, args=(seen, ended))
+        watch.start()
+        bulk(folder, BulkOptions(str(place / "images"), str(out), budget=min(BUDGETS)))
+        ended.set()
+        watch.join()
+        rows[name] = grown(seen)
+        print(f"{name}: {rows[name]['grown']:.1f} MiB more at the end", flush=True)
+    missed = rows["bulk"]["grown"] > ALLOWED_MIB or rows["control"]["grown"] < ALLOWED_MIB
+    return {"benchmark": "bulk_memory", "allowed_mib": ALLOWED_MIB, "missed": missed, **rows}
+
+
+def _look(seen: list[float], ended: threading.Event) -> None:
+    while not ended.wait(0.5):
+        seen.append(sum(memory_mib(family_of(os.getpid())).values()))
+
+
+if __name__ == "__main__":
+    main()

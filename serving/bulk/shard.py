@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards of a job: the function that turns one into a file of answers, and may be run again.
+
+It ends with the same bytes whoever runs it, however often: first the errors are written, then the
+answers, each file whole. A process runs it for one job in its life.
+"""
+
+import atexit
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError
+from saccade.serving.bulk.in_process import InProcess, InputRefused
+from saccade.serving.bulk.place import Place
+from saccade.serving.bulk.plan import ANSWERS, ERRORS, Plan, part_name, read_plan, read_shard
+from saccade.serving.bulk.sources import Source, Unreadable
+from saccade.serving.client.router_view import RouterView, view_of
+from saccade.serving.client.text_tokens import question_tokens
+from saccade.serving.repository.config_text import read_config
+
+QUESTION = "question"
+Answered = tuple[list[str], dict[str, list[Any]]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where a job is, for who works on it."""
+
+    out: str
+    repository: str  # a folder on the worker's machine
+
+
+@dataclass(frozen=True)
+class Request:
+    """One shard of a job."""
+
+    job: Job
+    shard: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """One shard that is done."""
+
+    shard: int
+    answers: int
+    errors: int
+
+
+class Shards:
+    """The shards of one job, done one after the other in this process."""
+
+    def __init__(self, job: Job) -> None:
+        self._out, repository = Place(job.out), Path(job.repository)
+        plan = read_plan(self._out)
+        assert plan is not None, "the plan is written before anyone works"
+        self._plan: Plan = plan
+        self._source = Source(Place(plan.input), plan.columns, plan.wanted)
+        self._view = view_in(repository, plan.model)
+        self._dtypes = self._view.dtypes()
+        self._labels = labels_in(repository, plan.model)
+        self._model = InProcess(repository, plan.model)
+
+    def run(self, shard: int) -> Done:
+        """Write the answers of a shard.
+
+        Raises: SaccadeError if the model fails, or they cannot be written.
+        """
+        errors: list[tuple[str, str]] = []
+        found = list(self._answers(read_shard(self._out, shard), errors))
+        ids = [one for part, _ in found for one in part]
+        schema = self._plan.form.schema()
+        columns = {
+            name: [value for _, part in found for value in part[name]] for name in schema.names[1:]
+        }
+        self._write_errors(shard, errors)
+        self._out.join(f"{ANSWERS}/{part_name(shard)}").write(
+            _parquet({"id": ids} | columns, schema)
+        )
+        return Done(shard, len(ids), len(errors))
+
+    def close(self) -> None:
+        """Close the files and the model, before the process ends."""
+        self._source.close()
+        self._model.close()
+
+    def _answers(
+        self, entries: Sequence[Mapping[str, Any]], errors: list[tuple[str, str]]
+    ) -> Iterator[Answered]:
+        for at in range(0, len(entries), self._plan.batch):
+            ids, values = [], []
+            for entry in entries[at : at + self._plan.batch]:
+                try:
+                    values.append(self._values(entry))
+                    ids.append(entry["id"])
+                except Unreadable as error:
+                    errors.append((entry["id"], str(error)))
+            if ids:
+                yield from self._answered(ids, values, errors)
+
+    def _values(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        values = self._source.read(entry)
+        if self._plan.wanted.question:
+            metadata = self._view.runtime_metadata(self._plan.variant)
+            try:
+                values[QUESTION] = question_tokens([entry["text"] or ""], metadata)[0]
+            except SaccadeError as error:
+                raise Unreadable(str(error)) from error
+        return values
+
+    def _answered(
+        self, ids: list[str], values: list[dict[str, Any]], errors: list[tuple[str, str]]
+    ) -> Iterator[Answered]:
+        """The answers; of inputs that are refused together each half is asked alone."""
+        form = self._plan.form
+        try:
+            inputs = {name: self._input(name, [one[name] for one in values]) for name in values[0]}
+            arrays = self._model.ask(inputs, form.outputs, self._plan.parameters)
+        except InputRefused as refused:
+            if len(ids) == 1:
+                errors.append((ids[0], str(refused)))
+                return
+            middle = len(ids) // 2
+            yield from self._answered(ids[:middle], values[:middle], errors)
+            yield from self._answered(ids[middle:], values[middle:], errors)
+            return
+        yield ids, form.columns(arrays, self._labels)
+
+    def _input(self, name: str, values: list[Any]) -> np.ndarray:
+        if self._dtypes[name] == "string":
+            return np.array(values, dtype=object).reshape(-1, 1)
+        dtype = self._dtypes[name]
+        try:
+            array = np.stack([np.asarray(value) for value in values])
+            if not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise InputRefused(f"{name} holds {array.dtype}, expected {dtype}")
+        except ValueError as error:
+            raise InputRefused(f"{name}: {error}") from error
+        array = array.astype(dtype)
+        # A number a sample is a column of one number for the server.
+        return array[:, None] if array.ndim == 1 else array
+
+    def _write_errors(self, shard: int, errors: Sequence[tuple[str, str]]) -> None:
+        import pyarrow as pa
+
+        place = self._out.join(f"{ERRORS}/{part_name(shard)}")
+        if not errors:
+            place.remove()  # of a try that could not read what this one could
+            return
+        ids, reasons = zip(*errors, strict=True)
+        schema = pa.schema([("id", pa.string()), ("reason", pa.string())])
+        place.write(_parquet({"id": list(ids), "reason": list(reasons)}, schema))
+
+
+_here: dict[Job, Shards] = {}
+
+
+def main(request: Request) -> Done:
+    """Run one shard; the job stays open for the next one."""
+    if request.job not in _here:
+        _here[request.job] = Shards(request.job)
+        atexit.register(_here[request.job].close)
+    return _here[request.job].run(request.shard)
+
+
+def view_in(repository: Path, model: str) -> RouterView:
+    """What the router of a repository tells its callers."""
+    return view_of(SimpleNamespace(config=read_config(repository / model / "config.pbtxt")), model)
+
+
+def labels_in(repository: Path, model: str) -> tuple[str, ...]:
+    """The labels of a repository's answers, where they have names."""
+    path = repository / model / "labels.txt"
+    return tuple(path.read_text("utf-8").splitlines()) if path.exists() else ()
+
+
+def _parquet(columns: Mapping[str, list[Any]], schema: Any) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = io.BytesIO()
+    pq.write_table(pa.table(dict(columns), schema=schema), data, compression="zstd")
+    return data.getvalue()

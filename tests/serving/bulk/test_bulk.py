@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade bulk`: every source, what is written, what is gone on with, what is refused."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+from tiny_artefacts import FULL, HALF, artefacts, manifest_of, onnx_model
+
+from saccade.errors import GateFailed, MissingPackage, SaccadeError
+from saccade.exporter.artefact.manifest import read_manifest, write_manifest
+from saccade.serving.bulk.bulk import bulk
+from saccade.serving.bulk.options import BulkOptions
+from saccade.serving.bulk.place import Place
+from saccade.serving.bulk.plan import check_same, read_plan
+from saccade.serving.bulk.runners import TRIES
+from saccade.serving.commands import cli
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402 - after it is known to be there
+
+COUNT = 10
+
+
+def png(seed: int) -> bytes:
+    """A picture that is not square."""
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (9, 7), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return artefacts(tmp_path_factory.mktemp("bulk") / "artefact", checkpoint=False)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Ten images in two folders, of which one is none."""
+    folder = tmp_path / "images"
+    for index in range(COUNT):
+        path = folder / ("even" if index % 2 == 0 else "odd") / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(index) if index != 3 else b"no picture")
+    (folder / "notes.txt").write_text("not an image")
+    (folder / ".hidden.png").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def run(artefact: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Run a job in one process; its report."""
+
+    def go(source: Path | str, **options: Any) -> Any:
+        given = {"out": str(tmp_path / "out"), "workers": "1", **options}
+        return bulk(artefact, BulkOptions(input=str(source), **given))
+
+    return go
+
+
+def answers(out: Path) -> dict[str, dict[str, Any]]:
+    """Rows by id; every id once."""
+    rows = pq.read_table(out / "answers").to_pylist()
+    by_id = {row.pop("id"): row for row in rows}
+    assert len(by_id) == len(rows)
+    return by_id
+
+
+def in_order(by_id: dict[str, dict[str, Any]], names: list[str]) -> list[list[float]]:
+    return [by_id[name]["probabilities"] for name in names]
+
+
+def test_a_folder_of_images(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+    report = run(images, shard=4, batch=3, budget="0.5")
+    assert (report.answers, report.errors, report.variant) == (COUNT - 1, 1, HALF)
+    found = answers(tmp_path / "out")
+    assert set(found) == {
+        str(path.relative_to(images)) for path in images.rglob("[!.]*.png") if path.stem != "3"
+    }
+    row = found["even/0.png"]
+    assert row["variant"] == HALF
+    assert row["labels"][0] in ("circle", "square", "star")
+    assert row["probabilities"] == sorted(row["probabilities"], reverse=True)
+    (error,) = pq.read_table(tmp_path / "out" / "errors").to_pylist()
+    assert error["id"] == "odd/3.png"
+    assert "no image that is read here" in error["reason"]
+    assert (tmp_path / "out" / "_SUCCESS").read_text() == f"{COUNT}\n"
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["answers"], manifest["inputs"]) == (COUNT - 1, COUNT)
+    assert manifest["sha256"][HALF] == row["variant_sha256"]
+
+
+def test_every_source_gives_the_same_answers(
+    run: Callable[..., Any], artefact: Path, tmp_path: Path
+) -> None:
+    """One picture is one answer, however it comes; batches are the same in each."""
+    pictures = [png(index) for index in range(COUNT)]
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for index, data in enumerate(pictures):
+        (folder / f"{index}.png").write_bytes(data)
+    names = [f"{index}.png" for index in range(COUNT)]
+    keys = pa.array([f"key{index}" for index in range(COUNT)])
+    sources = {}
+    (folder / "list.csv").write_text(
+        "id,path\n" + "".join(f"key{i},{i}.png\n" for i in range(COUNT))
+    )
+    sources["csv"] = (folder / "list.csv").rename(tmp_path / "list.csv")
+    sources["csv"].write_text(
+        sources["csv"].read_text().replace(",", ",pictures/").replace("pictures/path", "path")
+    )
+    sources["jsonl"] = tmp_path / "list.jsonl"
+    sources["jsonl"].write_text(
+        "".join(
+            json.dumps({"id": f"key{i}", "file_name": f"pictures/{i}.png"}) + "\n"
+            for i in range(COUNT)
+        )
+    )
+    pq.write_table(
+        pa.table({"id": keys, "image": pa.array(pictures)}),
+        tmp_path / "bytes.parquet",
+        row_group_size=3,
+    )
+    sources["bytes"] = tmp_path / "bytes.parquet"
+    pq.write_table(
+        pa.table({"id": keys, "path": pa.array([str(folder / name) for name in names])}),
+        tmp_path / "paths.parquet",
+    )
+    sources["paths"] = tmp_path / "paths.parquet"
+    hugging_face = pa.array([{"bytes": data, "path": None} for data in pictures])
+    pq.write_table(pa.table({"id": keys, "image": hugging_face}), tmp_path / "hf.parquet")
+    sources["datasets"] = tmp_path / "hf.parquet"
+    sources["tar"] = tmp_path / "key.tar"
+    with tarfile.open(sources["tar"], "w") as tar:
+        for index, data in enumerate(pictures):
+            for suffix, content in ((".txt", b"a text"), (".png", data)):
+                member = tarfile.TarInfo(f"key{index}{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    pixels = np.stack([np.array(Image.open(io.BytesIO(data))) for data in pictures])
+    np.savez(tmp_path / "pixels.npz", image=pixels[..., None], id=np.array(keys.to_pylist()))
+    sources["npz"] = tmp_path / "pixels.npz"
+    run(folder, out=str(tmp_path / "out-folder"))
+    wanted = in_order(answers(tmp_path / "out-folder"), names)
+    for kind, source in sources.items():
+        run(source, out=str(tmp_path / f"out-{kind}"))
+        found = answers(tmp_path / f"out-{kind}")
+        prefix = "key.tar/" if kind == "tar" else ""
+        assert in_order(found, [f"{prefix}key{i}" for i in range(COUNT)]) == wanted, kind
+
+
+def test_embeddings_of_either_type(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+    run(images, ask="embed", out=str(tmp_path / "a"))
+    run(images, ask="embed", dtype="float16", out=str(tmp_path / "b"))
+    single, half = (pq.read_table(tmp_path / name / "answers") for name in "ab")
+    assert single.schema.field("embedding").type == pa.list_(pa.float32(), 4)
+    assert half.schema.field("embedding").type == pa.list_(pa.float16(), 4)
+    first = np.stack(single["embedding"].to_numpy(zero_copy_only=False))
+    assert np.array_equal(
+        first.astype(np.float16), np.stack(half["embedding"].to_numpy(zero_copy_only=False))
+    )
+
+
+def test_goes_on_where_it_was(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+    run(images, shard=2)
+    out = tmp_path / "out"
+    before = {path.name: path.read_bytes() for path in (out / "answers").iterdir()}
+    assert len(before) == 5
+    for name in ("part-000001.parquet", "part-000004.parquet"):
+        (out / "answers" / name).unlink()
+    (out / "_SUCCESS").unlink()
+    kept = (out / "answers" / "part-000000.parquet").stat().st_mtime_ns
+    report = run(images, shard=2)
+    assert (report.answers, report.errors, report.kept) == (COUNT - 1, 1, 6)
+    assert {path.name: path.read_bytes() for path in (out / "answers").iterdir()} == before
+    assert (out / "answers" / "part-000000.parquet").stat().st_mtime_ns == kept
+    assert (out / "_SUCCESS").exists()
+
+
+def test_an_error_of_an_earlier_try_goes(
+    run: Callable[..., Any], images: Path, tmp_path: Path
+) -> None:
+    run(images, shard=2)
+    out = tmp_path / "out"
+    (wrong,) = (out / "errors").iterdir()
+    other = next(path for path in sorted((out / "answers").iterdir()) if path.name != wrong.name)
+    (out / "errors" / other.name).write_bytes(wrong.read_bytes())
+    other.unlink()
+    report = run(images, shard=2)
+    assert (report.answers, report.errors) == (COUNT - 1, 1)
+    assert list((out / "errors").iterdir()) == [wrong]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"budget": "0.5"}, "variant was tiny-b1000-fp32, now it is tiny-b0500-fp32"),
+        ({"batch": 2}, "batch was 64, now it is 2"),
+        ({"shard": 7}, "shard was 1024, now it is 7"),
+        ({"ask": "embed"}, "form was"),
+    ],
+)
+def test_another_job_in_the_same_folder(
+    run: Callable[..., Any], images: Path, change: dict[str, Any], words: str
+) -> None:
+    run(images)
+    with pytest.raises(SaccadeError, match=words):
+        run(images, **change)
+
+
+def test_another_model_or_listing_is_refused(run: Callable[..., Any], images: Path) -> None:
+    run(images)
+    plan = read_plan(Place(str(images.parent / "out")))
+    assert plan is not None
+    with pytest.raises(SaccadeError, match="its model's files was"):
+        check_same(Place("out"), plan, replace(plan, sha256={FULL: "0" * 64}))
+    (images / "more.png").write_bytes(png(99))
+    with pytest.raises(SaccadeError, match="holds another job: its inputs was"):
+        run(images)
+
+
+def test_more_errors_than_allowed(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+    (images / "odd" / "5.png").write_bytes(b"")
+    with pytest.raises(GateFailed, match="2 inputs could not be answered, --max-errors allows 1"):
+        run(images, max_errors=1)
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    assert run(images, max_errors=2).errors == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": "0"}, "--workers is '0', expected 1 to 4096"),
+        ({"workers": "1:3"}, "Give one number, or pass --runner ray"),
+        ({"address": "auto"}, "--runner is local"),
+        ({"batch": 65}, "--batch is 65, expected 1 to 64"),
+        ({"ask": "caption"}, "answers classify or embed"),
+        ({"budget": "0.001"}, "no variant has a budget of at most 0.001"),
+        ({"budget": "fast"}, "parameter budget is 'fast'"),
+    ],
+)
+def test_wrong_options(
+    run: Callable[..., Any], images: Path, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SaccadeError, match=words):
+        run(images, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_sources(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
+    def refused(source: Path, words: str, **options: Any) -> None:
+        with pytest.raises(SaccadeError, match=words):
+            run(source, **options)
+        assert not (tmp_path / "out").exists()
+
+    refused(tmp_path / "nothing", "no such file or folder")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "found no input")
+    (tmp_path / "text.txt").write_text("x")
+    refused(tmp_path / "text.txt", "found no input")
+    table = pa.table({"name": ["a", "a"], "image": [png(0), png(1)]})
+    pq.write_table(table, tmp_path / "twice.parquet")
+    refused(
+        tmp_path / "twice.parquet", "1 ids are there more than once, such as 'a'", id_column="name"
+    )
+    refused(tmp_path / "twice.parquet", "no column 'key'; it has 'name', 'image'", id_column="key")
+    refused(tmp_path / "twice.parquet", "no column 'picture'", column="picture")
+    pq.write_table(pa.table({"id": ["a"], "number": [1]}), tmp_path / "numbers.parquet")
+    refused(tmp_path / "numbers.parquet", "no column of images; it has 'id', 'number'")
+    pq.write_table(pa.table({"id": ["a", None], "image": [b"", b""]}), tmp_path / "no_id.parquet")
+    refused(tmp_path / "no_id.parquet", "1 of 2 inputs have no id")
+    (tmp_path / "junk.parquet").write_bytes(b"junk")
+    refused(tmp_path / "junk.parquet", "cannot be read as Parquet")
+    (tmp_path / "junk.tar").write_bytes(b"junk")
+    refused(tmp_path / "junk.tar", "cannot be read as a tar file")
+    (tmp_path / "junk.npz").write_bytes(b"junk")
+    refused(tmp_path / "junk.npz", "cannot be read")
+    (tmp_path / "bad.csv").write_text("a,b\n1\n")
+    refused(tmp_path / "bad.csv", "cannot be read as a table")
+    (images / "list.csv").write_text("path\n0.png\n")
+    refused(images, "images beside list.csv")
+
+
+def test_a_folder_that_is_no_job_is_left_alone(
+    run: Callable[..., Any], images: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    with pytest.raises(SaccadeError, match="holds no bulk job"):
+        run(images)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_ended_before_its_plan_was_written(
+    run: Callable[..., Any], images: Path, tmp_path: Path
+) -> None:
+    run(images)
+    out = tmp_path / "out"
+    for name in ("answers", "errors", "_SUCCESS", "manifest.json", "_plan/plan.json"):
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (out / "_plan" / ".plan.json.saccade-abcd1234").write_text("half")
+    assert run(images).answers == COUNT - 1
+    assert sorted(path.name for path in (out / "_plan").iterdir()) == [
+        "listing.parquet",
+        "plan.json",
+    ]
+
+
+def test_a_worker_that_is_killed_costs_nothing(
+    artefact: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the driver's own list of processes: each is killed once, at its first shard."""
+    import saccade.serving.bulk.runners as runners
+
+    killed = []
+
+    class Killed(runners.Worker):
+        def send(self, request: Any) -> None:
+            super().send(request)
+            if request.shard in (0, 2) and killed.count(request.shard) < TRIES - 1:
+                killed.append(request.shard)
+                assert self._process is not None
+                self._process._popen.kill()
+
+    monkeypatch.setattr(runners, "Worker", Killed)
+    out = tmp_path / "out"
+    report = bulk(artefact, BulkOptions(str(images), str(out), shard=3, workers="2"))
+    assert sorted(killed) == [0, 0, 2, 2]
+    assert (report.answers, report.errors) == (COUNT - 1, 1)
+    assert len(answers(out)) == COUNT - 1
+
+
+def test_a_shard_that_ends_every_process(
+    run: Callable[..., Any], images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import saccade.serving.bulk.runners as runners
+
+    class Killed(runners.Worker):
+        def send(self, request: Any) -> None:
+            super().send(request)
+            assert self._process is not None
+            self._process._popen.kill()
+
+    monkeypatch.setattr(runners, "Worker", Killed)
+    with pytest.raises(SaccadeError, match=r"Shard 0 ended the process that ran it 3 times"):
+        run(images)
+
+
+def test_a_driver_that_is_killed_leaves_nothing_half_written(
+    artefact: Path, images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "saccade", "bulk", str(artefact), "--input", str(images)]
+    command += ["--out", str(out), "--shard", "1", "--workers", "1", "--batch", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (out / "answers").is_dir() and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    for path in (out / "answers").glob("part-*"):
+        pq.read_table(path)
+    assert cli.run(command[3:]) == 0
+    assert len(answers(out)) == COUNT - 1
+    assert not list(out.rglob(".*"))
+
+
+def test_interrupted(artefact: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "saccade", "bulk", str(artefact), "--input", str(images)]
+    command += ["--out", str(out), "--shard", "1", "--workers", "1", "--batch", "1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    while not (out / "_plan" / "plan.json").exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert (process.returncode, said) in ((130, b"saccade: interrupted.\n"), (0, b""))
+
+
+def test_from_the_command_line(
+    artefact: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bulk", str(artefact), "--input", str(images), "--workers", "1", "--budget", "1/2"]
+    assert cli.run([*command, "--out", str(tmp_path / "out"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["answers"], report["errors"], report["variant"]) == (COUNT - 1, 1, HALF)
+    assert cli.run([*command, "--out", str(tmp_path / "out"), "--batch", "3"]) == 2
+    assert "holds another job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("missing", "runner"), [("pyarrow", "local"), ("ray", "ray")])
+def test_without_the_extra(
+    run: Callable[..., Any],
+    images: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    runner: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingPackage, match=rf"{missing} .*pip install 'saccade\[bulk\]'"):
+        run(images, runner=runner)
+    assert not (images.parent / "out").exists()
+
+
+def test_a_place_that_cannot_be_written(run: Callable[..., Any], images: Path) -> None:
+    (images.parent / "file").write_text("in the way")
+    with pytest.raises(SaccadeError, match="cannot be written"):
+        run(images, out=str(images.parent / "file" / "out"))
+
+
+def test_a_model_that_fails_says_why(artefact: Path, images: Path, tmp_path: Path) -> None:
+    """Inputs are not to blame: the job ends, and goes on once the model is mended."""
+    broken = artefacts(tmp_path / "broken", checkpoint=False)
+    graph = onnx_model()
+    (rows,) = (one for one in graph.graph.initializer if one.name == "rows")
+    rows.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 16]), "rows"))
+    data = graph.SerializeToString()
+    (broken / f"{FULL}.onnx").write_bytes(data)
+    old = read_manifest(broken / f"{FULL}.manifest.json")
+    write_manifest(broken, manifest_of("b1000", data, old.parent))
+    with pytest.raises(SaccadeError, match=r"could not be answered.*Reshape"):
+        bulk(broken, BulkOptions(str(images), str(tmp_path / "out"), workers="1"))
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
