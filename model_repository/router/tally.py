@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters and histograms that are added up here and told to the server every second.
 
-Telling the server one number costs some 25 microseconds here and as many there: too much for
-each request, and nothing for each second. Its own histograms take one observation a message, so
+Telling the server a number is a message to another process: too much for each request, nothing
+for each second (benchmarks/metrics_cost.py). Its own histograms take a message an observation, so
 that ours are counters, a bucket each, by the names and labels that histograms have.
 """
 
