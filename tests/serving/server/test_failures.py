@@ -150,7 +150,6 @@ def test_a_killed_variant_is_loaded_again_and_nobody_else_notices(
             number = numbers_in(page_of(victim.metrics_url))
             assert number("saccade_ready") == 0
             assert number("saccade_variant_ready", variant=CHEAP_VARIANT) == 0
-            assert number("saccade_variant_ready") == len(others) - 1
         eventually(lambda: calls[CHEAP].errors[-1] == statuses[-1] == "", 10)
     number = numbers_in(page_of(victim.metrics_url))
     assert number("saccade_variant_reloads_total", variant=CHEAP_VARIANT) == victim.reloads
@@ -206,7 +205,7 @@ def test_killed_server(victim, load, eventually):
         eventually(lambda: calls[FULL].errors[-1] == "", 10)
     number = numbers_in(page_of(victim.metrics_url))
     assert number("saccade_server_restarts_total") == victim.restarts
-    assert number("saccade_server_up") == number("saccade_ready") == 1
+    eventually(lambda: numbers_in(page_of(victim.metrics_url))("saccade_ready") == 1, 5)
     assert calls[FULL].ends[-1] > killed
 
 
