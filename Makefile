@@ -35,8 +35,8 @@ CHAOS ?= all
 check-chaos: $(STAMP) ## strike a running service on purpose, and a soak: half an hour and more
 	cd tests && $(abspath $(BIN))/python -m chaos $(CHAOS)
 
-check-scale: $(VENV)/.saccade-scale-installed ## bulk jobs whose drivers, workers, nodes and stores die: a quarter of an hour
-	cd tests && $(abspath $(BIN))/python -m pytest -q scale/check_bulk.py
+check-scale: $(VENV)/.saccade-scale-installed ## what takes a store, a cluster, a Prometheus: a quarter of an hour
+	$(BIN)/python -m pytest -q tests/scale/check_*.py
 
 $(VENV)/.saccade-scale-installed: $(STAMP)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[bulk,scale]'

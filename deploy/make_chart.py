@@ -37,7 +37,7 @@ VALUES: tuple[tuple[str, str, tuple[str | int, ...]], ...] = (
     ("rollingUpdate", "Deployment", ("spec", "strategy", "rollingUpdate")),
     ("minReplicas", "HorizontalPodAutoscaler", ("spec", "minReplicas")),
     ("maxReplicas", "HorizontalPodAutoscaler", ("spec", "maxReplicas")),
-    ("waitingUs", "HorizontalPodAutoscaler",
+    ("waitingSeconds", "HorizontalPodAutoscaler",
      ("spec", "metrics", 0, "pods", "target", "averageValue")),
 )  # fmt: skip
 ABSENT: dict[str, Any] = {"nodeSelector": {}, "tolerations": []}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
+from outcomes import CALLER_GONE, FAILED, QUEUE_FULL, TIMEOUT, UNAVAILABLE, code_of
 from ticket import Ticket
 
 ASK_EVERY_S = 0.05
@@ -15,11 +16,11 @@ AWAY = ("is not healthy", "is not ready", "Server not ready", "no available vers
 
 
 class Refused(Exception):
-    """A request's answer where it is not what was asked for: a text and the protocol's code."""
+    """A request's answer where it is not what was asked for: a text and one of `outcomes`."""
 
-    def __init__(self, message: str, code: Any, *, of_inputs: bool = False) -> None:
+    def __init__(self, message: str, reason: str, *, of_inputs: bool = False) -> None:
         super().__init__(message)
-        self.code = code
+        self.reason = reason
         self.of_inputs = of_inputs  # whether other inputs might have been answered
 
 
@@ -37,13 +38,12 @@ class CallerCheck:
         """
         ticket = self._ticket
         if ticket.is_late:
-            text = f"the request's timeout ran out {where}"
-            raise Refused(text, pb.TritonError.UNAVAILABLE)
+            raise Refused(f"the request's timeout ran out {where}", TIMEOUT)
         # That is a question to the server: not worth asking at once, nor each time.
         if time.monotonic() - self._asked_s > ASK_EVERY_S:
             self._asked_s = time.monotonic()
             if ticket.sender.is_cancelled():
-                raise Refused("the caller has gone", pb.TritonError.CANCELLED)
+                raise Refused("the caller has gone", CALLER_GONE)
 
 
 def call(
@@ -77,29 +77,30 @@ def failure(variant: str, error: Any) -> Refused:
     pb.Logger.log_warn(f"variant '{variant}' answered: {words}")
     if "maximum queue size" in words:
         text = f"the queue of variant '{variant}' is full; send fewer requests at once, or later"
-        return Refused(text, pb.TritonError.UNAVAILABLE)
+        return Refused(text, QUEUE_FULL)
     if "timeout" in words.lower():
         text = f"the request's timeout ran out in the queue of variant '{variant}'"
-        return Refused(text, pb.TritonError.UNAVAILABLE)
+        return Refused(text, TIMEOUT)
     if any(phrase in words for phrase in AWAY):
         text = f"variant '{variant}' has died or is being loaded; try again in a second"
-        return Refused(text, pb.TritonError.UNAVAILABLE)
+        return Refused(text, UNAVAILABLE)
     text = f"variant '{variant}' failed; the server's log says why"
-    return Refused(text, pb.TritonError.INTERNAL, of_inputs="not healthy" not in words)
+    return Refused(text, FAILED, of_inputs="not healthy" not in words)
 
 
-def refuse(sender: Any, text: str, code: Any) -> None:
+def refuse(sender: Any, text: str, reason: str) -> None:
     """Answer with an error; a caller that cannot be reached is nobody's failure but its own."""
     try:
         sender.send(
-            pb.InferenceResponse(error=pb.TritonError(text, code)),
+            pb.InferenceResponse(error=pb.TritonError(text, code_of(reason))),
             flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
         )
     except Exception as error:
         pb.Logger.log_error(f"an error could not be sent ({text}): {error!r}")
+    sender.ended(reason)
 
 
 def fail(sender: Any, text: str, error: Exception) -> None:
     """Our own mistake: the reason goes to the log, the caller learns that there was one."""
     pb.Logger.log_error(f"{text}: {error!r}")
-    refuse(sender, f"{text}; the server's log says why", pb.TritonError.INTERNAL)
+    refuse(sender, f"{text}; the server's log says why", FAILED)

@@ -5,11 +5,11 @@ import io
 import time
 
 import numpy as np
-import triton_python_backend_utils as pb
 from calls import CallerCheck, Refused
 from image_decoding import FORMATS, ImageRefused, Wanted, decode
 from image_size import megapixels
 from lane import Lane
+from outcomes import INVALID_IMAGE
 from pace import IMAGE_MEGAPIXELS
 from PIL import Image
 from ticket import Ticket
@@ -27,22 +27,24 @@ def decoded(files: list[bytes], wanted: Wanted, ticket: Ticket, lane: Lane) -> n
         and between two images where the caller no longer waits.
     """
     check_megapixels(files, wanted)
-    images, waits = [], CallerCheck(ticket)
+    images, waits, decoding_s = [], CallerCheck(ticket), 0.0
     for index, data in enumerate(files):
         began = time.monotonic()
         try:
             images.append(decode(data, wanted))
         except ImageRefused as error:
             where = f"image {index}: " if len(files) > 1 else ""
-            raise Refused(f"{where}{error}", pb.TritonError.INVALID_ARG) from error
+            raise Refused(f"{where}{error}", INVALID_IMAGE) from error
         seconds, size = time.monotonic() - began, IMAGE_MEGAPIXELS + megapixels(data)
         if seconds > SLOW_S * size:
             # A file whose first header lies must not make all others look dear.
             size = max(size, opened_megapixels(data))
         lane.decoded(size, seconds)
+        decoding_s += seconds
         lane.step()
         if index + 1 < len(files):
             waits.check(f"when {index + 1} of {len(files)} images were decoded")
+    ticket.sender.decoded(decoding_s)
     return np.stack(images)
 
 
@@ -72,7 +74,7 @@ def check_megapixels(files: list[bytes], wanted: Wanted) -> None:
         raise Refused(
             f"the request's {len(files)} images have {total:.1f} megapixels together, allowed are "
             f"{most} megapixels a request: send fewer at once, or make them smaller",
-            pb.TritonError.INVALID_ARG,
+            INVALID_IMAGE,
         )
 
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import triton_python_backend_utils as pb
 from backlog import Backlog
 from calls import fail, refuse
+from outcomes import BUSY, QUEUE_FULL, TIMEOUT
 from pace import Pace
 from ticket import Ticket
 
@@ -46,19 +46,22 @@ class Lane:
         self._thread.start()
 
     def offer(self, ticket: Ticket) -> str:
-        """Queue a request; otherwise the text of the refusal."""
+        """Queue a request, or refuse it. Returns the text of the refusal."""
         with self._changed:
-            if text := self._refusal(ticket):
-                return text
-            removed = self._backlog.make_room(ticket)
+            text, reason = self._refusal(ticket)
+            removed = [] if text else self._backlog.make_room(ticket)
             if removed is None:
-                return self._full()
-            self._backlog.add(ticket)
-            self._changed.notify()
-            text = self._full() if removed else ""
-        for other in removed:
-            refuse(other.sender, text, pb.TritonError.UNAVAILABLE)
-        return ""
+                text, reason = self._full(), QUEUE_FULL
+            elif not text:
+                self._backlog.add(ticket)
+                self._changed.notify()
+            full = self._full() if removed else ""
+        for other in removed or ():
+            other.sender.waited(other.waited_s)
+            refuse(other.sender, full, QUEUE_FULL)
+        if text:
+            refuse(ticket.sender, text, reason)
+        return text
 
     def expire(self) -> None:
         """Answer the callers whose time has run out while they waited."""
@@ -66,7 +69,8 @@ class Lane:
             expired = self._backlog.expired()
         for ticket in expired:
             text = f"the request's timeout ran out before variant '{self.name}' was free"
-            refuse(ticket.sender, text, pb.TritonError.UNAVAILABLE)
+            ticket.sender.waited(ticket.waited_s)
+            refuse(ticket.sender, text, TIMEOUT)
 
     def step(self) -> None:
         """Say that the group goes on: an image was decoded, a call came back."""
@@ -101,23 +105,24 @@ class Lane:
             self._changed.notify()
         self._thread.join(timeout=5)
 
-    def _refusal(self, ticket: Ticket) -> str:
+    def _refusal(self, ticket: Ticket) -> tuple[str, str]:
         """Why a request is not even queued; an idle lane takes all, so that it can measure."""
         if self._running is None and not self._backlog.requests:
-            return ""
+            return "", ""
         wait_s = self._left_s(time.monotonic()) + self.pace.seconds(*self._backlog.ahead_of(ticket))
         own_s = self.pace.seconds(ticket.work, ticket.megapixels)
         time_s = min(PATIENCE_S, SURE * ticket.left_s)
         if wait_s + own_s <= time_s:
-            return ""
+            return "", ""
         if ticket.left_s > PATIENCE_S:
-            return self._full()
+            return self._full(), QUEUE_FULL
         hint = later(wait_s + own_s - time_s)
-        return (
+        text = (
             f"variant '{self.name}' is busy: it could answer this request in about "
             f"{wait_s + own_s:.2g} s, its timeout leaves {max(0.0, ticket.left_s):.2g} s; "
             + (hint if own_s < time_s else "send less in one request, or allow more time")
         )
+        return text, BUSY
 
     def _full(self) -> str:
         requests, seconds = self._backlog.requests, self.pace.seconds(*self._backlog.cost)

@@ -25,12 +25,14 @@ from image_decoding import Wanted
 from intake import check_axes, component_for, count_rows
 from labels import OUTPUTS, Labels
 from lane import Lane
+from metrics import Metrics
+from outcomes import ANSWERED, INVALID_REQUEST, TIMEOUT
 from PIL import Image
 from plain_family import family_of
 from routes import Route, read_routes
+from sender import Sender
 from texts import text_rows
 from ticket import Ticket, caller_of, deadline
-from waiting import Waiting
 
 NAMES = ("variant", "variant_sha256")
 PROBE = "saccade_probe"  # the parameter by which a request asks for the lanes, and nothing else
@@ -65,7 +67,8 @@ class TritonPythonModel:
         self.wanted = Wanted.from_dict(declared) if declared else None
         self.family = family_of(self.routes, folder)
         self.labels = Labels(folder, self.routes.variants)
-        self.waiting = Waiting(args["model_name"])
+        variants = [route.name for route in self.routes.variants]
+        self.metrics = Metrics(args["model_name"], variants)
         self.lanes = {
             (route.name, role): Lane(
                 route.name, self._answering(route, role), group_rows=route.run_batch
@@ -81,16 +84,16 @@ class TritonPythonModel:
         self.ended.set()
         for lane in self.lanes.values():
             lane.close()
-        self.waiting.close()
+        self.metrics.close()
 
     def execute(self, requests: list[Any]) -> None:
         """Put each request into its variant's lane; the answers are sent from there."""
         for request in requests:
-            sender = request.get_response_sender()
+            sender = Sender(request.get_response_sender(), self.metrics)
             try:
                 self._route(request, sender)
             except RequestRefused as error:
-                refuse(sender, str(error), pb.TritonError.INVALID_ARG)
+                refuse(sender, str(error), INVALID_REQUEST)
             except Exception as error:
                 fail(sender, "the router could not read the request", error)
 
@@ -99,12 +102,13 @@ class TritonPythonModel:
             for lane in self.lanes.values():
                 lane.expire()
 
-    def _route(self, request: Any, sender: Any) -> None:
+    def _route(self, request: Any, sender: Sender) -> None:
         parameters = json.loads(request.parameters() or "{}")
         if PROBE in parameters:
             send_lanes(sender, self.lanes)
             return
         route = choose(self.routes, parameters, self.family.parameters)
+        sender.variant = route.name
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         role = component_for(self.family.components(), set(inputs))
         check_axes(inputs, self.routes, role)
@@ -128,19 +132,19 @@ class TritonPythonModel:
             megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
             size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
         )
-        if refusal := self.lanes[route.name, role].offer(ticket):
-            refuse(sender, refusal, pb.TritonError.UNAVAILABLE)
+        self.lanes[route.name, role].offer(ticket)
 
     def _answering(self, route: Route, role: str) -> Callable[[Lane, list[Ticket]], float]:
         def answer(lane: Lane, group: list[Ticket]) -> float:
-            self.waiting.add(ticket.waited_s for ticket in group)
             kinds: dict[tuple[Any, ...], list[Ready]] = {}
+            for ticket in group:
+                ticket.sender.waited(ticket.waited_s)
             for ticket in group:
                 try:
                     ready = Ready(ticket, self._prepare(route, ticket, lane))
                     kinds.setdefault(ready.kind, []).append(ready)
                 except Refused as error:
-                    refuse(ticket.sender, str(error), error.code)
+                    refuse(ticket.sender, str(error), error.reason)
                 except Exception as error:
                     fail(ticket.sender, "the inputs could not be prepared", error)
             apart = [[ready] for mates in kinds.values() for ready in mates]
@@ -168,14 +172,16 @@ class TritonPythonModel:
         if not group:
             return 0.0
         try:
+            began_s = time.monotonic()
             answers = self._call(route, role, group, lane)
+            self.metrics.ran(route.name, time.monotonic() - began_s)
         except Exception as error:
             if len(group) > 1 and may_be_one(error):
                 # One request may have spoilt the run for its mates: each gets one of its own.
                 return sum(self._answer_group(route, role, [ready], lane) for ready in group)
             for ready in group:
                 if isinstance(error, Refused):
-                    refuse(ready.ticket.sender, str(error), error.code)
+                    refuse(ready.ticket.sender, str(error), error.reason)
                 else:
                     text = f"variant '{route.name}' could not be called"
                     fail(ready.ticket.sender, text, error)
@@ -225,7 +231,7 @@ def still_waits(ticket: Ticket, route: Route) -> bool:
     """True while the caller's time lasts; tells the caller once it is over."""
     if ticket.is_late:
         text = f"the request's timeout ran out before variant '{route.name}' was run"
-        refuse(ticket.sender, text, pb.TritonError.UNAVAILABLE)
+        refuse(ticket.sender, text, TIMEOUT)
     return not ticket.is_late
 
 
@@ -256,6 +262,7 @@ def send(ticket: Ticket, arrays: dict[str, np.ndarray], route: Route) -> None:
         if name in ticket.wanted
     ]
     ticket.sender.send(pb.InferenceResponse(tensors), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    ticket.sender.ended(ANSWERED)
 
 
 @lru_cache(maxsize=256)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb
 from calls import CallerCheck, Refused, call, remaining_us
 from caption_search import Caption, WrongSearch, best_captions, check_search, step_of
 from choose import RequestRefused
 from intake import whole
+from outcomes import INVALID_REQUEST
 from plain_family import PlainFamily
 from routes import Component, Route, Routes
 from texts import text_rows
@@ -67,7 +67,7 @@ class Family(PlainFamily):
             settings = search_settings(metadata, ticket.parameters)
             captions = search(self.routes, route, ticket, inputs, settings, step_done)
         except WrongSearch as error:
-            raise Refused(str(error), pb.TritonError.INVALID_ARG) from error
+            raise Refused(str(error), INVALID_REQUEST) from error
         sentences = [sentence(caption, metadata["words"]) for caption in captions]
         steps = max(1, *(len(caption.attention) for caption in captions))
         maps = np.zeros((len(captions), steps, *captions[0].attention.shape[1:]), np.float32)

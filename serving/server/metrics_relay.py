@@ -1,29 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One address for the metrics of whichever server runs now.
+"""One page of metrics: of whichever server runs now, and what the supervisor knows of it.
 
 Two servers cannot share the port of their metrics, so each has one of its own and this hands on
-what the present one says.
+what the present one says. While none runs the page has the supervisor's part alone.
 """
 
 import http.client
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from saccade.serving.client.readiness import Readiness
 from saccade.serving.server.addresses import address
 from saccade.serving.server.http_endpoint import Answer, HttpEndpoint
 
-_TIMEOUT_S = 5
+_TIMEOUT_S = 2  # the supervisor's part has to follow within what an endpoint grants
 OWN_HOST = "127.0.0.1"  # where each server says them; callers ask the relay
+_PAGE = "text/plain; version=0.0.4; charset=utf-8"
+_FAMILY = re.compile(r"^(?=# HELP )", re.MULTILINE)
+_HISTOGRAM = re.compile(r"# HELP (saccade_\w+_seconds)_(bucket|count|sum) (.*)\n# TYPE .*\n")
+_BUCKET = re.compile(r'le="([^"]*)",?')
+
+
+class Watched(NamedTuple):
+    """What a supervisor knows of the service that it keeps running."""
+
+    readiness: Readiness
+    restarts: int
+    replacements: int
+    reloads: Mapping[str, int]  # by model
 
 
 class MetricsRelay(HttpEndpoint):
     """`GET /metrics`; `port_of` says where the present server's own are, 0 if none runs."""
 
-    def __init__(self, host: str, port: int, port_of: Callable[[], int]) -> None:
+    def __init__(
+        self, host: str, port: int, port_of: Callable[[], int], watched: Callable[[], Watched]
+    ) -> None:
         def answer() -> Answer:
             own = port_of()
-            status, body = metrics(own) if own else (503, b"no server runs now\n")
-            return status, "text/plain; charset=utf-8", body
+            status, body = metrics(own) if own else (503, b"")
+            up = status == 200
+            page = with_histograms(body.decode()) if up else ""
+            return 200, _PAGE, (page + service_page(watched(), up=up)).encode()
 
         super().__init__(host, port, "--metrics-port", ("/metrics",), answer)
 
@@ -39,6 +59,73 @@ def metrics(port: int, timeout_s: float = _TIMEOUT_S) -> tuple[int, bytes]:
         return 503, f"the server's metrics cannot be read ({error})\n".encode()
     finally:
         connection.close()
+
+
+def with_histograms(page: str) -> str:
+    """The page with the router's histograms as what they are; to the server they are counters."""
+    others: list[str] = []
+    histograms: dict[str, dict[str, str]] = {}
+    for family in _FAMILY.split(page):
+        if head := _HISTOGRAM.match(family):
+            name, part, description = head.groups()
+            parts = histograms.setdefault(name, {"": description})
+            parts[part] = family[head.end() :]
+        else:
+            others.append(family)
+    for name, parts in histograms.items():
+        buckets = sorted(parts.get("bucket", "").splitlines(), key=_bucket_order)
+        others += [f"# HELP {name} {parts['']}\n# TYPE {name} histogram\n"]
+        others += [f"{line}\n" for line in buckets]
+        others += [parts.get("sum", ""), parts.get("count", "")]
+    return "".join(others)
+
+
+def _bucket_order(line: str) -> tuple[str, float]:
+    edge = _BUCKET.search(line)
+    labels = _BUCKET.sub("", line.rpartition(" ")[0])
+    return labels, float(edge[1]) if edge else 0.0
+
+
+def service_page(watched: Watched, *, up: bool) -> str:
+    """The supervisor's part; `up` is whether the server's own metrics were read."""
+    readiness, reloads = watched.readiness, watched.reloads
+    whole = f'model="{escaped(readiness.model)}"'
+    of_variant = {name: f'{whole},variant="{escaped(name)}"' for name in readiness.variants}
+    answering = {labels: readiness.variants[name] for name, labels in of_variant.items()}
+    reloaded = {labels: reloads.get(name, 0) for name, labels in of_variant.items()}
+    families: dict[str, tuple[str, Mapping[str, int]]] = {
+        "server_up": ("1 if the server's own metrics were read", {whole: up}),
+        "ready": ("1 if /ready answers 200", {whole: readiness.ready}),
+        "router_ready": ("1 if the router answered when last asked", {whole: readiness.router}),
+        "variant_ready": ("1 if the variant answered when last asked", answering),
+        "server_restarts_total": (
+            "Restarts of the server after it had died or hung",
+            {whole: watched.restarts},
+        ),
+        "server_replacements_total": (
+            "Servers that another one replaced while they ran",
+            {whole: watched.replacements},
+        ),
+        "router_reloads_total": (
+            "Times that the router was loaded again, because its process had died",
+            {whole: reloads.get(readiness.model, 0)},
+        ),
+        "variant_reloads_total": (
+            "Times that a variant was loaded again, because its process had died",
+            reloaded,
+        ),
+    }
+    lines = []
+    for name, (description, samples) in families.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP saccade_{name} {description}", f"# TYPE saccade_{name} {kind}"]
+        lines += [f"saccade_{name}{{{labels}}} {value:d}" for labels, value in samples.items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """A text as the value of a label."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def hold_port() -> socket.socket:

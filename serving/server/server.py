@@ -27,7 +27,7 @@ from saccade.serving.server.addresses import ServeOptions, address, with_ports
 from saccade.serving.server.exposure import check_repository, notices
 from saccade.serving.server.handover import Replacement, Start
 from saccade.serving.server.log import EscapedFormatter, ServerLog
-from saccade.serving.server.metrics_relay import MetricsRelay
+from saccade.serving.server.metrics_relay import MetricsRelay, Watched
 from saccade.serving.server.new_connection import NewCaller
 from saccade.serving.server.process import ServerProcess
 from saccade.serving.server.ready_endpoint import ReadyEndpoint
@@ -90,7 +90,15 @@ class Server:
         self._endpoint = ReadyEndpoint(options.host, options.ready_port, self.ready)
         try:
             self._metrics = MetricsRelay(
-                options.host, options.metrics_port, lambda: supervisor.metrics_port
+                options.host,
+                options.metrics_port,
+                lambda: supervisor.metrics_port,
+                lambda: Watched(
+                    self.ready(),
+                    supervisor.restarts,
+                    supervisor.replacements,
+                    supervisor.reloads.copy(),
+                ),
             )
             self._supervisor = supervisor
             supervisor.start()
@@ -195,7 +203,7 @@ class Server:
     @property
     def reloads(self) -> int:
         """Number of times that a single model was loaded again, because its process had died."""
-        return self._supervisor.reloads if self._supervisor else 0
+        return self._supervisor.reloads.total() if self._supervisor else 0
 
     @property
     def replacements(self) -> int:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 
 from saccade.errors import ServerFailed
@@ -86,7 +87,7 @@ class Supervisor(threading.Thread):
         self.finished = threading.Event()
         self.failure: BaseException | None = None
         self.restarts = 0  # of the server as a whole
-        self.reloads = 0  # of single models whose process had died
+        self.reloads: Counter[str] = Counter()  # of single models whose process had died
         self.replacements = 0  # of the server by another one, without a pause
 
     @property
@@ -225,7 +226,7 @@ class Supervisor(threading.Thread):
             self._hangs = liveness.hangs
             if trouble and not self._end_hung(process, liveness.silent()):
                 return trouble
-            self.reloads += reload.note_answers()
+            self.reloads.update(reload.note_answers())
             if self._hand_over(process, folder, reload):
                 return None
         return None

@@ -69,20 +69,21 @@ class VariantReload:
             if model.came_up:
                 prober.ask(name)
 
-    def note_answers(self) -> int:
-        """See by the probes who is back. Returns how many are."""
-        before, answering = self.count, self._board.answering()
+    def note_answers(self) -> list[str]:
+        """See by the probes who is back. Returns their names."""
+        back, answering = [], self._board.answering()
         for name in self.down() & answering:
             model = self._models[name]
             if not model.came_up:
                 continue
             model.down, model.back_s = False, time.monotonic()
             self.count += 1
+            back.append(name)
             LOGGER.warning("%s answers again, after %.1f s.", name, model.back_s - model.died_s)
             for stub in model.gone:
                 self._process.abandon(stub)
             model.gone.clear()
-        return self.count - before
+        return back
 
     def _note(self, stub: Stub) -> None:
         name, now = stub.model, time.monotonic()

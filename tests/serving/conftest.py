@@ -100,8 +100,21 @@ def pb(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         return SimpleNamespace(exec=run)
 
     module.InferenceRequest = call
-    metric = SimpleNamespace(increment=lambda value: None)
-    module.MetricFamily = lambda **_: SimpleNamespace(Metric=lambda labels: metric)
+    module.told, module.telling = {}, lambda key: None  # metrics: their sums; asked before each
+
+    def family(*, name: str, **_: Any) -> SimpleNamespace:
+        def metric(labels: dict[str, str]) -> SimpleNamespace:
+            key = (name, *sorted(labels.items()))
+
+            def increment(value: float) -> None:
+                module.telling(key)
+                module.told[key] = module.told.get(key, 0) + value
+
+            return SimpleNamespace(increment=increment)
+
+        return SimpleNamespace(Metric=metric)
+
+    module.MetricFamily = family
     module.MetricFamily.COUNTER = 0
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
     monkeypatch.setitem(sys.modules, "image_decoding", image_decoding)

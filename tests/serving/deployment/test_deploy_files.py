@@ -257,7 +257,7 @@ def test_probes_and_scaling(rendered, folder):
     adapter = yaml.safe_load((DEPLOY / "prometheus-adapter.yaml").read_text())
     (rule,) = adapter["rules"]["custom"]
     assert waiting["pods"]["metric"]["name"] == rule["name"]["as"]
-    assert rule["seriesQuery"].startswith("nv_inference_queue_duration_us{")
+    assert rule["seriesQuery"].startswith("saccade_waiting_seconds_sum{")
     # A share of the CPUs is a share of what was asked for.
     assert busy["resource"]["name"] == "cpu"
     assert folder == "base" or "cpu" in container["resources"]["requests"]

@@ -14,13 +14,19 @@ class Caller:
     """A caller's end of a request: what it was told."""
 
     def __init__(self):
-        self.error, self.gone = None, False
+        self.error, self.gone, self.reasons, self.waits_s = None, False, [], []
 
     def send(self, response, flags):
         self.error = response.error
 
     def is_cancelled(self):
         return self.gone
+
+    def ended(self, outcome):
+        self.reasons.append(outcome)
+
+    def waited(self, seconds):
+        self.waits_s.append(seconds)
 
 
 @pytest.fixture
@@ -182,6 +188,26 @@ def test_whoever_has_no_time_left_is_told_while_the_lane_is_busy(lane, ticket):
     assert "timeout ran out" in late.sender.error.message()
     assert rest(lane, 1) == [[1]]
     assert patient.sender.error is None
+
+
+def test_every_refusal_of_a_lane_has_its_reason(lane, ticket):
+    hold(lane, ticket)
+    late = ticket(left_s=0.05)
+    lane.offer(late)
+    time.sleep(0.1)
+    lane.expire()
+    assert late.sender.reasons == ["timeout"] and 0.05 < late.sender.waits_s[0] < 60
+    *_, removed, last = crowd = [ticket(caller="crowd") for _ in range(257)]
+    for each in crowd:
+        lane.offer(each)
+    assert last.sender.reasons == ["queue_full"] and not last.sender.waits_s
+    lane.offer(ticket(caller="other"))
+    assert removed.sender.reasons == ["queue_full"] and len(removed.sender.waits_s) == 1
+    lane.pace.run.add(1, 9)
+    hurried, huge = ticket(left_s=1), ticket(rows=64)
+    lane.offer(hurried)
+    lane.offer(huge)
+    assert hurried.sender.reasons == ["busy"] and huge.sender.reasons == ["queue_full"]
 
 
 def test_a_lane_tells_of_its_progress(lane, ticket):

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 VARIANT = "nac-b1000-fp32"
+STAGES = ("waiting", "decode", "model")
 PARTS = {"": {
     "inputs": [{"name": "image", "axes": "b 8 8 1", "dtype": "uint8"}],
     "outputs": [{"name": "logits", "axes": "b 2", "dtype": "float32"}],
@@ -108,6 +109,44 @@ def busy(router):
     while not router.runs:
         time.sleep(0.001)
     return router
+
+
+def ends(router, pb):
+    """How many requests ended in which way, once the router has ended."""
+    router.go.set()
+    router.finalize()
+    counted = {}
+    for (name, *labels), number in pb.told.items():
+        if name.endswith("_total"):
+            of = dict(labels)
+            rest = [of[label] for label in ("variant", "reason", "outcome") if label in of]
+            counted[name.removeprefix("saccade_").removesuffix("_total"), *rest] = number
+    return counted
+
+
+def test_each_request_is_counted_once_by_how_it_ended(busy, pb):
+    late = Request(timeout=50_000)
+    mates = [
+        *(Request(parameters={"colour": "red"}), Request(b"junk"), Request(png(), b"junk")),
+        *(Request(png(255)), Request(png(7)), Request(timeout=2**64 - 1), late),
+        Request(parameters={"saccade_probe": "lanes"}),
+    ]
+    busy.execute(mates)
+    late.answer()
+    busy.go.set()
+    for request in (busy.first, *mates):
+        request.answer()
+    assert ends(busy, pb) == {
+        ("requests", "answered"): 2, ("answers", VARIANT): 2,
+        ("requests", "failed"): 1, ("failures", VARIANT): 1,
+        ("requests", "refused"): 5, ("refusals", "", "invalid_request"): 1,
+        ("refusals", VARIANT, "invalid_request"): 1, ("refusals", VARIANT, "timeout"): 1,
+        ("refusals", VARIANT, "invalid_image"): 2,
+    }  # fmt: skip
+    of_variant = ("model", "nac"), ("variant", VARIANT)
+    counts = [pb.told[f"saccade_{time}_seconds_count", *of_variant] for time in STAGES]
+    # One that ran out of time waited, too; a group whose run failed is run one by one.
+    assert counts == [6, 3, 2]
 
 
 def test_a_negative_timeout_is_its_callers_own_failure(busy):
@@ -213,7 +252,7 @@ def test_time_is_looked_at_between_images(router, monkeypatch):
     assert len(done) < 64 and not router.runs
 
 
-def test_nothing_is_run_for_a_caller_that_has_gone(busy):
+def test_nothing_is_run_for_a_caller_that_has_gone(busy, pb):
     gone, there = Request(), Request()
     gone.gone = True
     busy.execute([gone, there])
@@ -221,6 +260,7 @@ def test_nothing_is_run_for_a_caller_that_has_gone(busy):
     busy.go.set()
     assert gone.error() == ("cancelled", "the caller has gone")
     assert there.error() is None and busy.runs == [1, 1]
+    assert ends(busy, pb)["refusals", VARIANT, "caller_gone"] == 1
 
 
 def test_whoever_runs_out_of_time_hears_so_at_once(busy):
@@ -270,6 +310,7 @@ def test_a_dead_process_is_not_asked_again_for_each_request(busy, pb):
         code, text = mate.error()
         assert code == "unavailable" and "has died or is being loaded" in text
     assert busy.runs == [1, 2]
+    assert ends(busy, pb)["refusals", VARIANT, "unavailable"] == 2
 
 
 def test_what_will_be_refused_costs_nothing(pb):

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from metric_pages import numbers_in, page_of
 
 from saccade.errors import ServerFailed
 from saccade.serving.client.client import Client
@@ -146,7 +147,13 @@ def test_a_killed_variant_is_loaded_again_and_nobody_else_notices(
             eventually(lambda: not victim.ready(), 2)
             others = {name: name != CHEAP_VARIANT for name in victim.variants}
             assert victim.ready().variants == others
+            number = numbers_in(page_of(victim.metrics_url))
+            assert number("saccade_ready") == 0
+            assert number("saccade_variant_ready", variant=CHEAP_VARIANT) == 0
         eventually(lambda: calls[CHEAP].errors[-1] == statuses[-1] == "", 10)
+    number = numbers_in(page_of(victim.metrics_url))
+    assert number("saccade_variant_reloads_total", variant=CHEAP_VARIANT) == victim.reloads
+    assert number("saccade_variant_reloads_total") == victim.reloads
     assert set(calls[FULL].errors) == {""}
     failed = [error for error in calls[CHEAP].between(killed, time.monotonic()) if error]
     assert any(failed) or any(statuses)
@@ -166,6 +173,13 @@ def test_a_killed_router_is_loaded_again_alone(victim, load, eventually, reloade
         with reloaded_alone():
             kill_stub(victim, victim.model)
         eventually(lambda: calls[FULL].errors[-1] == "", 10)
+        # The new process goes on counting, in the same series.
+        number = numbers_in(page_of(victim.metrics_url))
+        assert number("saccade_router_reloads_total") >= 1
+        counted = number("saccade_answers_total")
+        eventually(
+            lambda: numbers_in(page_of(victim.metrics_url))("saccade_answers_total") > counted, 5
+        )
 
 
 @again_where_the_server_aborts
@@ -186,8 +200,12 @@ def test_killed_server(victim, load, eventually):
         assert "no server answers there" in calls[FULL].errors[-1]
         assert max(calls[FULL].seconds[-3:]) < 5  # at once, not when their time was over
         eventually(lambda: not victim.ready(), 2)
+        eventually(lambda: numbers_in(page_of(victim.metrics_url))("saccade_server_up") == 0, 2)
         eventually(lambda: victim.restarts > restarts and victim.ready(), RESTART_S)
         eventually(lambda: calls[FULL].errors[-1] == "", 10)
+    number = numbers_in(page_of(victim.metrics_url))
+    assert number("saccade_server_restarts_total") == victim.restarts
+    eventually(lambda: numbers_in(page_of(victim.metrics_url))("saccade_ready") == 1, 5)
     assert calls[FULL].ends[-1] > killed
 
 

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of metrics, read by the parser of Prometheus' own client library."""
+
+import urllib.request
+from collections.abc import Callable
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Numbers = Callable[..., float]
+
+
+def page_of(url: str) -> str:
+    """The page at a URL."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def types_in(page: str) -> dict[str, str]:
+    """Every family and its type; each may stand on a page once."""
+    families = list(text_string_to_metric_families(page))
+    types = {family.name: family.type for family in families}
+    assert len(types) == len(families)
+    return types
+
+
+def numbers_in(page: str) -> Numbers:
+    """A function of a name and labels: the sum of the samples that have these."""
+    samples = [
+        sample for family in text_string_to_metric_families(page) for sample in family.samples
+    ]
+    keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples]
+    assert len(set(keys)) == len(keys), "a sample stands on the page twice"
+
+    def number(name: str, **labels: str) -> float:
+        values = [
+            sample.value
+            for sample in samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        assert values, f"no {name} {labels}"
+        return sum(values)
+
+    return number
