@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of spans: a service that sends them, one without an endpoint, and its router before.
+"""Cost of spans: a service that sends all or some, one without an endpoint, its router before.
 
-Three servers of one repository of two matrices, whose requests are the cheapest there are, so that
+Four servers of one repository of two matrices, whose requests are the cheapest there are, so that
 what is added weighs most. They answer blocks of calls in turn, in an order drawn by a seed; each
-seed starts the three anew. Core time is what the kernel booked on the server and its models'
+seed starts the four anew. Core time is what the kernel booked on the server and its models'
 processes. Writes benchmarks/results/trace_cost.json.
 
-    python benchmarks/trace_cost.py --before COMMIT [--seeds 5 --rounds 12 --calls 150]
+    python benchmarks/trace_cost.py --before COMMIT [--seeds 6 --rounds 30 --calls 20]
 """
 
 import argparse
@@ -20,7 +20,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -41,7 +43,9 @@ from tiny_artefacts import write_repository  # noqa: E402
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 ROUTER = "model_repository/router"
-KINDS = ("before", "off", "on")
+# The environment of each server; of the last, one request of a hundred is traced.
+SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
+KINDS: dict[str, dict[str, str]] = {"before": {}, "off": {}, "on": {}, "on, 1 %": SAMPLED}
 TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
 QUIET = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600)
 
@@ -50,9 +54,9 @@ def main() -> None:
     """All seeds, written down as each ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", required=True, help="the commit of the router to compare with")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--calls", type=int, default=150, help="of each server in a round")
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=20, help="of each server in a round")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "trace_cost.json")
     options = parser.parse_args()
     before = router_of(options.before)
@@ -61,23 +65,36 @@ def main() -> None:
         "machine": this_machine().to_dict(),
         "before": options.before,
         "calls": options.rounds * options.calls,
+        "nothing_us": nothing_us(),
         "seeds": [],
     }
+    print(f"without an endpoint, of one request: {result['nothing_us']:.1f} us", flush=True)
     for seed in range(options.seeds):
         one = measured(seed, before, options.rounds, options.calls)
         result["seeds"].append(one)
-        print(seed, {kind: one[kind] for kind in KINDS}, flush=True)
-    result["ratios"] = {
-        f"{figure}: {kind} over {other}": over_seeds(
-            [one[kind][figure] / one[other][figure] for one in result["seeds"]]
-        )
-        for figure in ("median_us", "core_us")
-        for kind, other in (("off", "before"), ("on", "off"))
-    }
+        print(seed, {kind: one[kind]["core_us"] for kind in KINDS}, flush=True)
+        if seed:  # an interval needs two
+            result["ratios"] = ratios(result["seeds"])
+            write_result(options.out, result)
     for name, interval in result["ratios"].items():
         low, high = interval["interval"]
-        print(f"{name}: {interval['mean']:.3f} ({low:.3f} to {high:.3f})")
-    write_result(options.out, result)
+        print(f"{name}: {interval['mean']:+.3f} ({low:+.3f} to {high:+.3f})")
+
+
+def ratios(seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """What one kind takes more than another, as a share, with the interval over seeds."""
+    return {
+        f"{figure}: {kind} over {other}, less 1": over_seeds(
+            [ratio(one[kind][figure], one[other][figure]) - 1 for one in seeds]
+        )
+        for figure in ("round_us", "core_us")
+        for kind, other in (("off", "before"), ("on", "off"), ("on, 1 %", "off"))
+    }
+
+
+def ratio(ours: Any, others: Any) -> float:
+    """Of two figures; of those of rounds the median of each round's."""
+    return float(np.median(np.divide(ours, others)))
 
 
 def router_of(commit: str) -> dict[str, bytes]:
@@ -93,7 +110,7 @@ def router_of(commit: str) -> dict[str, bytes]:
 
 
 def measured(seed: int, before: dict[str, bytes], rounds: int, calls: int) -> dict[str, Any]:
-    """The median time of a call and the core time of each, of three servers beside one another."""
+    """The median time of a round's calls and the core time of each, of servers side by side."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         endpoint, received = stack.enter_context(receiver())
@@ -111,20 +128,42 @@ def measured(seed: int, before: dict[str, bytes], rounds: int, calls: int) -> di
         core_us = dict.fromkeys(KINDS, 0.0)
         order = np.random.default_rng(seed)
         for _ in range(rounds):
-            for kind in order.permutation(KINDS):
+            for kind in order.permutation(list(KINDS)):
                 began = core_time_us(servers[kind])
-                times[kind] += call_times(clients[kind], image, calls)
+                times[kind].append(statistics.median(call_times(clients[kind], image, calls)))
                 core_us[kind] += core_time_us(servers[kind]) - began
         time.sleep(2)  # a block's last spans leave within a second
         kilobytes = received.value / 1024
     figures = {
         kind: {
-            "median_us": 1e6 * statistics.median(times[kind]),
+            "round_us": [1e6 * seconds for seconds in times[kind]],
             "core_us": core_us[kind] / (rounds * calls),
         }
         for kind in KINDS
     }
     return {"seed": seed, **figures, "received_kib": kilobytes}
+
+
+def nothing_us(times: int = 20_000) -> float:
+    """Core time that the router's instrumentation takes of one request where it is off."""
+    server = ModuleType("triton_python_backend_utils")
+    server.__dict__["Logger"] = SimpleNamespace(log_warn=print)
+    router = [str(HERE.parent / ROUTER), *sys.path]
+    with patch.dict(sys.modules, {server.__name__: server}), patch.object(sys, "path", router):
+        module = import_module("instrumentation")
+    watched, sender = module.Instrumentation("nac", {}), SimpleNamespace()
+    request = SimpleNamespace(get_response_sender=lambda: sender)
+    group = [SimpleNamespace(sender=sender)]
+    began = time.process_time()
+    for _ in range(times):
+        watched.sender(request)
+        watched.routed(group[0], None)
+        watched.taken(group)
+        with watched.decoding(group[0], []):
+            pass
+        with watched.calls_for(group), module.called("nac", 1):
+            pass
+    return 1e6 * (time.process_time() - began) / times
 
 
 @contextmanager
@@ -139,7 +178,8 @@ def served(place: Path, kind: str, before: dict[str, bytes], endpoint: str) -> I
     (place / kind).mkdir()
     with patch.object(router_folder, "router_code", older if kind == "before" else code):
         repository = write_repository(place / kind)
-    with patch.dict(os.environ, {ENDPOINT: endpoint} if kind == "on" else {}):
+    named = {ENDPOINT: endpoint} if kind.startswith("on") else {}
+    with patch.dict(os.environ, named | KINDS[kind]):
         server = Server(repository, QUIET)
         server.__enter__()
     try:

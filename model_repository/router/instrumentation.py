@@ -169,6 +169,7 @@ class ObservedSender:
         span.set_attributes({f"saccade.{name}": value for name, value in attributes.items()})
         return span
 
+    @harmless
     def end_call(self, span: Any, *, failed: bool) -> None:
         """The call came back."""
         self._called_s = time.monotonic()

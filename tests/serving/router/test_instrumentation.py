@@ -146,7 +146,7 @@ def test_a_state_is_followed_up_to_its_length(state, kept, pb, traced):
 def test_the_end_does_not_wait_for_a_receiver(pb, traced, monkeypatch):
     ended, done = threading.Event(), []
     monkeypatch.setattr(import_module("tracing"), "CLOSE_S", 0.05)
-    provider = SimpleNamespace(shutdown=lambda: done.append(ended.wait(60)))
+    provider = SimpleNamespace(shutdown=lambda: done.append(ended.wait(10)))
     monkeypatch.setattr(traced.spans, "_provider", provider)
     traced.close()
     assert not done
@@ -163,6 +163,11 @@ def test_the_librarys_own_log_is_a_line_a_minute(pb):
     for _ in range(3):
         handler.emit(record)
     assert pb.log == ["OpenTelemetry: down now"]
+
+
+@pytest.mark.parametrize("name", ["traceparent", "Traceparent", "tracestate"])
+def test_a_context_is_no_choice_of_a_variant(name, pb):
+    assert import_module("choose").is_reserved(name)
 
 
 def test_a_probe_is_no_request_of_a_caller(pb, traced):
