@@ -2,7 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-EXTRAS := export,cpu,serve,bench,rtx,dev
+EXTRAS := export,cpu,serve,bench,rtx,trace,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 

@@ -8,12 +8,16 @@ number of images in one run: a batch above it is run in parts, since bigger is n
 
 import json
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
+from tracing import Clock, Spans, spans_of
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as saccade does: it must stand before this
 import onnxruntime
@@ -51,11 +55,23 @@ class TritonPythonModel:
         except ValueError as error:
             raise pb.TritonModelException(f"{self.name}: {error}") from None
         self.run = session.run
+        self.spans = spans_of(self.name, os.environ, pb.Logger.log_warn)
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One answer for each request, from one run of all of them."""
+        if self.spans is None:
+            return self._answer_all(requests)
+        with traced(self.spans, self.name, requests):
+            return self._answer_all(requests)
+
+    def finalize(self) -> None:
+        """Send the spans that wait."""
+        if self.spans:
+            self.spans.close()
+
+    def _answer_all(self, requests: list[Any]) -> list[Any]:
         try:
             return self._answer(requests)
         except Exception as error:
@@ -105,6 +121,23 @@ class TritonPythonModel:
             for a, b in pairwise(edges)
         ]
         return [np.concatenate(column) for column in zip(*runs, strict=True)]
+
+
+@contextmanager
+def traced(spans: Spans, model: str, requests: list[Any]) -> Iterator[None]:
+    """One run for these requests, as a span below each caller's."""
+    clock, began_s, runs = Clock(), time.monotonic(), []
+    try:
+        given = [json.loads(request.parameters() or "{}") for request in requests]
+        runs = spans.run_spans("run", given, clock.ns(began_s))
+    except Exception as error:
+        pb.Logger.log_warn(f"a run could not be watched: {error!r:.200}")
+    try:
+        yield
+    finally:
+        for span in runs:
+            span.set_attributes({"saccade.model": model, "saccade.requests": len(requests)})
+            span.end(clock.ns(time.monotonic()))
 
 
 def refuse_unknown(config: dict[str, Any], args: dict[str, str]) -> None:

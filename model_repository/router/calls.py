@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
+from instrumentation import called
 from outcomes import CALLER_GONE, FAILED, QUEUE_FULL, TIMEOUT, UNAVAILABLE, code_of
 from ticket import Ticket
 
@@ -53,14 +54,17 @@ def call(
 
     Raises: Refused if the model fails.
     """
-    response = pb.InferenceRequest(
-        model_name=model,
-        inputs=[pb.Tensor(name, np.ascontiguousarray(array)) for name, array in inputs.items()],
-        requested_output_names=outputs,
-        timeout=timeout_us,
-    ).exec()
-    if response.has_error():
-        raise failure(model, response.error())
+    tensors = [pb.Tensor(name, np.ascontiguousarray(array)) for name, array in inputs.items()]
+    with called(model, len(next(iter(inputs.values())))) as parameters:
+        response = pb.InferenceRequest(
+            model_name=model,
+            inputs=tensors,
+            requested_output_names=outputs,
+            timeout=timeout_us,
+            **parameters,
+        ).exec()
+        if response.has_error():
+            raise failure(model, response.error())
     return {name: pb.get_output_tensor_by_name(response, name).as_numpy() for name in outputs}
 
 

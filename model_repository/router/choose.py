@@ -21,6 +21,8 @@ RESERVED = {
     "timeout", "priority", "headers", "classification", "binary_data", "binary_data_output",
     "binary_data_size",
 }  # fmt: skip
+# Headers of a caller that is traced, as the server hands them on, in the spelling of the caller.
+TRACE_CONTEXT = {"traceparent", "tracestate"}
 RESERVED_PREFIXES = ("sequence_", "triton_", "shared_memory_")
 # As saccade reads a budget: 2/3 is the float nearest to it.
 _RATIO = re.compile(r"\s*([0-9]{1,9})\s*/\s*([1-9][0-9]{0,8})\s*")
@@ -116,6 +118,8 @@ def by_budget_name(routes: Routes, name: Any) -> Route | None:
 
 def is_reserved(key: str) -> bool:
     """True if the protocol owns the parameter and the choice must not look at it."""
+    if key.lower() in TRACE_CONTEXT:
+        return True
     return key in RESERVED or key.startswith(RESERVED_PREFIXES)
 
 

@@ -22,6 +22,7 @@ from calls import ASK_EVERY_S, CallerCheck, Refused, call, fail, refuse, remaini
 from choose import RequestRefused, choose
 from decoding import decoded, expected_megapixels
 from image_decoding import Wanted
+from instrumentation import Instrumentation
 from intake import check_axes, component_for, count_rows
 from labels import OUTPUTS, Labels
 from lane import Lane
@@ -69,6 +70,7 @@ class TritonPythonModel:
         self.labels = Labels(folder, self.routes.variants)
         variants = [route.name for route in self.routes.variants]
         self.metrics = Metrics(args["model_name"], variants)
+        self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {
             (route.name, role): Lane(
                 route.name, self._answering(route, role), group_rows=route.run_batch
@@ -85,11 +87,12 @@ class TritonPythonModel:
         for lane in self.lanes.values():
             lane.close()
         self.metrics.close()
+        self.instrumentation.close()
 
     def execute(self, requests: list[Any]) -> None:
         """Put each request into its variant's lane; the answers are sent from there."""
         for request in requests:
-            sender = Sender(request.get_response_sender(), self.metrics)
+            sender = Sender(self.instrumentation.sender(request), self.metrics)
             try:
                 self._route(request, sender)
             except RequestRefused as error:
@@ -132,10 +135,12 @@ class TritonPythonModel:
             megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
             size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
         )
+        self.instrumentation.routed(ticket, route)
         self.lanes[route.name, role].offer(ticket)
 
     def _answering(self, route: Route, role: str) -> Callable[[Lane, list[Ticket]], float]:
         def answer(lane: Lane, group: list[Ticket]) -> float:
+            self.instrumentation.taken(group)
             kinds: dict[tuple[Any, ...], list[Ready]] = {}
             for ticket in group:
                 ticket.sender.waited(ticket.waited_s)
@@ -159,7 +164,9 @@ class TritonPythonModel:
         inputs, component = dict(ticket.inputs), self.routes.components[ticket.role]
         for name in component.encoded:
             assert self.wanted is not None
-            inputs[name] = decoded(inputs[name].ravel().tolist(), self.wanted, ticket, lane)
+            files = inputs[name].ravel().tolist()
+            with self.instrumentation.decoding(ticket, files):
+                inputs[name] = decoded(files, self.wanted, ticket, lane)
         self.family.fill(route, ticket, inputs)
         return inputs
 
@@ -173,7 +180,8 @@ class TritonPythonModel:
             return 0.0
         try:
             began_s = time.monotonic()
-            answers = self._call(route, role, group, lane)
+            with self.instrumentation.calls_for([ready.ticket for ready in group]):
+                answers = self._call(route, role, group, lane)
             self.metrics.ran(route.name, time.monotonic() - began_s)
         except Exception as error:
             if len(group) > 1 and may_be_one(error):

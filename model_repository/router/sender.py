@@ -14,6 +14,11 @@ class Sender:
     def __init__(self, own: Any, metrics: Metrics) -> None:
         self._own, self._metrics, self.variant = own, metrics, ""
 
+    @property
+    def watched(self) -> Any:
+        """What `Instrumentation` made of the server's own, where it watches."""
+        return self._own
+
     def send(self, response: Any, flags: int) -> None:
         """Send an answer or an error; `ended` follows."""
         self._own.send(response, flags=flags)

@@ -4,6 +4,7 @@
 import math
 import os
 import secrets
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -134,7 +135,22 @@ def with_deadline(arguments: Call, timeout_s: float) -> Call:
         "client_timeout": timeout_s + GRACE_S,
         "timeout": max(1, int(1e6 * min(timeout_s, LONGEST_S))),
         "request_id": f"{program()}/{next(_NUMBERS)}",
+        "headers": trace_headers() or None,
     }
+
+
+def trace_headers() -> dict[str, str]:
+    """W3C trace context of the application's active span, in the headers of a call.
+
+    Nothing of OpenTelemetry is imported: an application without it has no span that is active.
+    """
+    if "opentelemetry.trace" not in sys.modules:
+        return {}
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    headers: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(headers)
+    return headers
 
 
 @cache

@@ -6,9 +6,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 from saccade.errors import SaccadeError
 
+LOG_FORMATS = ("text", "json")
 PORTS = ("grpc_port", "http_port", "metrics_port", "ready_port")
 
 
@@ -27,10 +29,15 @@ class ServeOptions:
     probe_timeout_s: float = 2  # and has this long for it
     grace_s: float = 30  # a server that was replaced has this long for calls still in flight
     server_log: Path | None = None  # the server's own log, as it wrote it
+    log_format: Literal["text", "json"] = "text"  # of what is written to standard error
     restart: bool = True  # whether a server that fails is restarted, or the command ends with 3
     accept_risk: bool = False  # consent to listen beyond loopback
 
     def __post_init__(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise SaccadeError(
+                f"log_format is {self.log_format!r:.60}, expected {' or '.join(LOG_FORMATS)}."
+            )
         for name in PORTS:
             if not 0 <= getattr(self, name) <= 65535:
                 raise SaccadeError(

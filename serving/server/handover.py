@@ -14,6 +14,7 @@ from saccade.errors import SaccadeError, ServerFailed
 from saccade.serving.server import listeners
 from saccade.serving.server import process as server_process
 from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.json_log import event
 from saccade.serving.server.process import ServerProcess
 from saccade.serving.server.run_folder import RunFolder
 
@@ -81,7 +82,8 @@ class Drain:
         if callers and not is_over:
             return False
         if callers:
-            LOGGER.warning("%d connections to the old server are closed.", callers)
+            fields = event("connections_closed", connections=callers)
+            LOGGER.warning("%d connections to the old server are closed.", callers, **fields)
         self.process.stop(at_once=not callers)
         return True
 

@@ -8,6 +8,7 @@ from typing import Any
 from saccade.machine import process_fields
 from saccade.serving.client.probe import Probe, Prober
 from saccade.serving.client.readiness import Board
+from saccade.serving.server.json_log import event
 from saccade.serving.server.process import ServerProcess
 
 LOGGER = logging.getLogger("saccade.serve")
@@ -78,7 +79,8 @@ class Liveness:
         for model, reason in reasons.items():
             self._misses[model] = self._misses[model] + 1 if reason else 0
             if self._board.mark(model, reason) and reason:
-                LOGGER.warning("%s does not answer: %s", model, reason)
+                fields = event("variant_silent", variant=model, reason=reason)
+                LOGGER.warning("%s does not answer: %s", model, reason, **fields)
             if self._misses[model] >= MISSES:
                 return f"{model} does not answer: {reason}."
         self._ask()
@@ -88,7 +90,7 @@ class Liveness:
         """That no connection was to be had; whether for so long that the server has to end."""
         now = time.monotonic()
         if self._cut_since_s is None:
-            LOGGER.warning("The server takes no new connection.")
+            LOGGER.warning("The server takes no new connection.", **event("no_connection"))
             self._cut_since_s = now
         if now - self._cut_since_s < LONGEST_CUT_S:
             return None

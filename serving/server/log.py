@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's output, line by line: into our log, into a file, and its last words kept."""
 
+import json
 import logging
 import re
 import threading
 from collections import deque
 from io import FileIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from saccade.errors import SaccadeError
 from saccade.escaped import escaped_message
+from saccade.serving.server.json_log import event, request_fields
 
 LOGGER = logging.getLogger("saccade.server")
 
@@ -104,8 +106,17 @@ class ServerLog:
                     continue
                 if _IDLE in text:
                     idle.set()
+                if fields := request_fields(text):
+                    self._tell_request(level, text, fields)
+                    continue
                 self._last.append((level, text))
                 LOGGER.log(level, "%s", text)
+
+    def _tell_request(self, level: int, text: str, fields: dict[str, Any]) -> None:
+        """One request's failure, which is no line of the server's that explains its own."""
+        known = {"request_id": "", "code": "", "reason": text, **fields}
+        message = f"request {known['request_id']} {known['code']}: {known['reason']}"
+        LOGGER.log(level, "%s", message, **event("request_failed", **fields))
 
     def _keep(self, raw: bytes) -> None:
         """Write a line to the raw log; a disk that is full costs the log, not the service."""
@@ -128,7 +139,7 @@ def read_line(line: str, level: int) -> tuple[int, str]:
         text = head[3].strip()
         # Messages come as JSON strings, tables as an empty message and lines below it.
         if len(text) > 1 and text[0] == text[-1] == '"':
-            text = text[1:-1].replace('\\"', '"').replace("\\n", "\n")
+            text = _unquoted(text)
         level = _LEVELS[head[1]]
     else:
         text = line
@@ -137,6 +148,13 @@ def read_line(line: str, level: int) -> tuple[int, str]:
     if any(phrase in text for phrase in _HARMLESS):
         return logging.DEBUG, text
     return level, text
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(json.loads(text, strict=False))
+    except ValueError:
+        return text[1:-1]
 
 
 def _open(path: Path | None) -> FileIO | None:

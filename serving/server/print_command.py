@@ -13,7 +13,6 @@ import secrets
 import shlex
 import stat
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from saccade.errors import SaccadeError
@@ -42,6 +41,7 @@ from saccade.serving.server.addresses import (
 )
 from saccade.serving.server.exposure import check_repository
 from saccade.serving.server.process import (
+    backend_code,
     backend_folder,
     limited,
     server_arguments,
@@ -49,6 +49,7 @@ from saccade.serving.server.process import (
 )
 from saccade.serving.server.served_copy import link_models
 from saccade.serving.server.server import refuse_exposure
+from saccade.serving.server.tracing import trace_arguments
 
 IMAGE = f"saccade-server:{RELEASE}"  # as docker/Dockerfile makes it
 MODELS = PurePosixPath("/models")
@@ -72,6 +73,11 @@ def print_command(
         without a server here.
     """
     repository, options = Path(repository), options or ServeOptions()
+    if options.log_format != "text":
+        raise SaccadeError(
+            f"--log-format {options.log_format}: a printed command runs without the supervisor, "
+            "which writes that log. Leave the option out."
+        )
     # The container's HTTP is on: Docker asks it whether the server is healthy.
     _check_ports(options, _PORTS if container else listening(options))
     options = replace(options, host=numeric(options.host))
@@ -156,6 +162,7 @@ def _embedded(
         if name == "ORT_DISABLE_TELEMETRY" or value != os.environ.get(name)
     ]
     arguments = server_arguments(options, backends, folder / "models", regions)
+    arguments += trace_arguments(folder / "models", options, os.environ)
     return ("env", *changed, *limited(installation.binary), *arguments, *requirements.arguments)
 
 
@@ -166,9 +173,8 @@ def _prepared(installation: Installation, repository: Path) -> Path:
     """
     digest = hashlib.sha256(repr((installation, repository.resolve())).encode())
     digest.update((repository / "saccade.json").read_bytes())
-    backend = resources.files("saccade.model_repository") / "onnxruntime_backend"
-    for file in sorted(backend.iterdir(), key=lambda model: model.name):
-        digest.update(file.read_bytes() if file.is_file() else b"")
+    for source in backend_code().values():
+        digest.update(source)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     folder = home / "saccade" / f"served-{digest.hexdigest()[:16]}"
     with writable(folder, "XDG_CACHE_HOME"):

@@ -22,11 +22,13 @@ from saccade.serving.repository.installation import STUB, Installation
 from saccade.serving.repository.requirements import Requirements
 from saccade.serving.server import listeners
 from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.json_log import REQUEST_LOG
 from saccade.serving.server.log import ServerLog
 from saccade.serving.server.metrics_relay import OWN_HOST, hold_port, metrics
 from saccade.serving.server.run_folder import RunFolder, close_regions, remove_regions
 from saccade.serving.server.served_copy import link_models
 from saccade.serving.server.stubs import Stub, is_alive, stubs_in, wait_gone
+from saccade.serving.server.tracing import CLOSE_S, FILE, is_traced, trace_arguments
 
 _RESTRICTED = "shared-memory,model-repository,logging,trace"
 # A header that no request can have, so that there is no key to be read or guessed: a colon ends
@@ -85,9 +87,14 @@ class ServerProcess:
         self._options = replace(options, metrics_port=self._metrics_port.getsockname()[1])
         arguments = server_arguments(self._options, backends, models, self._regions)
         arguments = [*supervised(arguments), *requirements.arguments]
+        arguments += trace_arguments(models, self._options, os.environ)
+        self._is_traced = is_traced(models, os.environ)
+        environment = installation.environment()
+        if options.log_format == "json":
+            environment[REQUEST_LOG] = "1"
         self._process = subprocess.Popen(
             dying_with_parent([*limited(installation.binary), *arguments]),
-            env=installation.environment(),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -192,7 +199,15 @@ class ServerProcess:
         while time.monotonic() < end and self._process.poll() is None:
             if self._idle.wait(0.05):
                 time.sleep(_FLUSH_S)
+                if self._is_traced:
+                    self._wait_spans()
                 return
+
+    def _wait_spans(self) -> None:
+        """Let the models' processes send their last spans, for as long as that may take them."""
+        end = time.monotonic() + CLOSE_S
+        while time.monotonic() < end and any(map(is_alive, self._stubs)):
+            time.sleep(0.02)
 
     def _kill(self) -> None:
         # The group's number cannot pass to others while the unreaped server or a stub holds it.
@@ -288,8 +303,14 @@ def backend_folder(installation: Installation, folder: Path) -> Path:
     shutil.copyfile(installation.stub, python / STUB)
     (python / STUB).chmod(0o755)
     (folder / "onnxruntime").mkdir()
-    source = resources.files("saccade.model_repository") / "onnxruntime_backend"
-    for file in source.iterdir():
-        if file.name.endswith(".py"):
-            (folder / "onnxruntime" / file.name).write_bytes(file.read_bytes())
+    for name, source in backend_code().items():
+        (folder / "onnxruntime" / name).write_bytes(source)
     return folder
+
+
+def backend_code() -> dict[str, bytes]:
+    """The files of our own onnxruntime backend by name; one is the router's too."""
+    package = resources.files("saccade.model_repository")
+    own = [file for file in (package / "onnxruntime_backend").iterdir() if file.name[-3:] == ".py"]
+    files = (*own, package / "router" / FILE)
+    return {file.name: file.read_bytes() for file in sorted(files, key=lambda file: file.name)}

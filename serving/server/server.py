@@ -2,7 +2,9 @@
 """The server as a context manager, and `saccade serve` in the foreground."""
 
 import logging
+import os
 import secrets
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from saccade import interruption
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.escaped import escaped_message
 from saccade.serving.client.connection import is_loopback
@@ -26,6 +29,7 @@ from saccade.serving.repository.requirements import Requirements, refuse_unrunna
 from saccade.serving.server.addresses import ServeOptions, address, with_ports
 from saccade.serving.server.exposure import check_repository, notices
 from saccade.serving.server.handover import Replacement, Start
+from saccade.serving.server.json_log import JsonFormatter, event
 from saccade.serving.server.log import EscapedFormatter, ServerLog
 from saccade.serving.server.metrics_relay import MetricsRelay, Watched
 from saccade.serving.server.new_connection import NewCaller
@@ -35,6 +39,7 @@ from saccade.serving.server.run_folder import RunFolder
 from saccade.serving.server.served_copy import COPY
 from saccade.serving.server.signals import signals
 from saccade.serving.server.supervisor import Supervisor
+from saccade.serving.server.tracing import trace_notices
 
 LOGGER = logging.getLogger("saccade.serve")
 
@@ -66,6 +71,9 @@ class Server:
         check_repository(self.repository, requirements, wanted)
         for level, text in notices(self.repository, requirements, wanted):
             LOGGER.log(level, text)
+        if installation.bundled:
+            for text in trace_notices(self.repository, os.environ):
+                LOGGER.warning("%s", text)
         for attempts_left in (2, 1, 0):
             self.options = with_ports(wanted)
             check_installation(installation)
@@ -246,19 +254,37 @@ class Server:
 def serve(repository: Path | str, options: ServeOptions | None = None) -> int:
     """Run the server in the foreground until Ctrl-C or SIGTERM. Returns the exit code.
 
+    Where the log is JSON, what would be raised is its last line, and its exit code is returned.
+
     Raises: SaccadeError for wrong input, ServerFailed when it cannot be kept running,
     KeyboardInterrupt if it is interrupted before it is ready.
     """
     options = options or ServeOptions()
     if not is_loopback(options.host) and not options.accept_risk:
         options = _ask_consent(options)
-    with _own_log(), signals() as hang_up:
-        with Server(repository, options) as server, suppress(KeyboardInterrupt):
-            hang_up.call(server)
-            _announce(server)
-            server.wait()
-    _say("stopped.")
+    with _own_log(options):
+        try:
+            with signals() as hang_up:
+                with Server(repository, options) as server, suppress(KeyboardInterrupt):
+                    hang_up.call(server)
+                    _announce(server, options)
+                    server.wait()
+        except (SaccadeError, KeyboardInterrupt) as error:
+            if options.log_format == "text":
+                raise
+            return _logged_end(error)
+        _say("stopped.", options, "stopped")
     return 0
+
+
+def _logged_end(error: BaseException) -> int:
+    if isinstance(error, SaccadeError):
+        code = error.exit_code
+        LOGGER.critical("%s", error, **event("failed", exit_code=code))
+    else:
+        code = 128 + (interruption.received() or signal.SIGINT)
+        LOGGER.warning("interrupted.", **event("interrupted", exit_code=code))
+    return code
 
 
 def refuse_exposure(options: ServeOptions, installation: Installation) -> None:
@@ -290,32 +316,46 @@ def risk_of(installation: Installation) -> str:
 def _ask_consent(options: ServeOptions) -> ServeOptions:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return options
-    _say(risk_of(find_installation()))
+    _print(risk_of(find_installation()))
     print(f"Listen on {options.host} all the same? [y/N] ", end="", file=sys.stderr, flush=True)
     agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
     return replace(options, accept_risk=agreed)
 
 
-def _announce(server: Server) -> None:
-    _say(f"{server.model} with {len(server.variants)} variants: {', '.join(server.variants)}")
+def _announce(server: Server, options: ServeOptions) -> None:
+    if options.log_format == "json":
+        places = {"grpc": server.url, "metrics": server.metrics_url, "ready": server.ready_url}
+        places |= {"http": server.http_url} if server.options.http else {}
+        what = {"model": server.model, "variants": list(server.variants)}
+        LOGGER.info("serving.", **event("serving", **what, **places))
+        return
+    _print(f"{server.model} with {len(server.variants)} variants: {', '.join(server.variants)}")
     over_http = f"HTTP {server.http_url}   " if server.options.http else ""
-    _say(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
-    _say(f"ready: {server.ready_url}   (Ctrl-C stops)")
+    _print(f"gRPC {server.url}   {over_http}metrics {server.metrics_url}")
+    _print(f"ready: {server.ready_url}   (Ctrl-C stops)")
 
 
-def _say(text: str) -> None:
+def _say(text: str, options: ServeOptions, kind: str) -> None:
+    if options.log_format == "json":
+        LOGGER.info("%s", text, **event(kind))
+    else:
+        _print(text)
+
+
+def _print(text: str) -> None:
     print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _own_log() -> Iterator[None]:
+def _own_log(options: ServeOptions) -> Iterator[None]:
     """Show the log on standard error, unless the program has set one up."""
     logger = logging.getLogger("saccade")
     if logger.hasHandlers():
         yield
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    text = EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(text if options.log_format == "text" else JsonFormatter())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:

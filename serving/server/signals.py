@@ -11,8 +11,10 @@ from typing import Protocol
 
 from saccade import interruption
 from saccade.errors import SaccadeError
+from saccade.serving.server.json_log import event
 
 LOGGER = logging.getLogger("saccade.serve")
+_FAILED = "The update failed, and what was served before is served on."
 
 
 class Reloads(Protocol):
@@ -73,15 +75,15 @@ def signals() -> Iterator[HangUp]:
 
 
 def _reload(server: Reloads) -> None:
-    LOGGER.info("SIGHUP: reading the repository again.")
+    LOGGER.info("SIGHUP: reading the repository again.", **event("reloading"))
     try:
         server.reload()
     except SaccadeError as error:
-        LOGGER.error("The update failed, and what was served before is served on. %s", error)
+        LOGGER.error(f"{_FAILED} %s", error, **event("reload_failed"))
     except Exception:
-        LOGGER.exception("The update failed, and what was served before is served on.")
+        LOGGER.exception(_FAILED, **event("reload_failed"))
     else:
-        LOGGER.info("The new repository is served.")
+        LOGGER.info("The new repository is served.", **event("reloaded"))
 
 
 def _has_terminal() -> bool:

@@ -20,6 +20,7 @@ from saccade.serving.server.handover import (
     foreign_listeners,
     receive_callers,
 )
+from saccade.serving.server.json_log import event
 from saccade.serving.server.liveness import Liveness
 from saccade.serving.server.log import ServerLog
 from saccade.serving.server.process import ServerProcess
@@ -142,7 +143,7 @@ class Supervisor(threading.Thread):
                     f"{FORGIVEN_AFTER_S:g} s of service for each. Its last lines:\n"
                     f"{self._log.last_lines()}"
                 )
-            LOGGER.error("%s Restarting it.", trouble)
+            LOGGER.error("%s Restarting it.", trouble, **event("restarting", reason=trouble))
             self._board.reset("restarting")
             if self._ending.wait(wait_s):
                 return
@@ -253,7 +254,8 @@ class Supervisor(threading.Thread):
             return False
         stubs = [stub for model in silent for stub in process.stubs_of(model)]
         for stub in stubs:
-            LOGGER.error("%s does not answer; its process is ended.", stub.model)
+            text = "%s does not answer; its process is ended."
+            LOGGER.error(text, stub.model, **event("variant_ended", variant=stub.model))
             with suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)
         return bool(stubs)
@@ -283,7 +285,8 @@ class Supervisor(threading.Thread):
             wanted.settled.set()
             return True
         if wanted.failure:
-            LOGGER.error("%s The server goes on as it was.", wanted.failure)
+            text = "%s The server goes on as it was."
+            LOGGER.error(text, wanted.failure, **event("replacement_failed"))
             self._wanted = None
             remove_other_copies(process.copy)
         return False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from saccade.serving.client.probe import Prober
 from saccade.serving.client.readiness import Board
+from saccade.serving.server.json_log import event
 from saccade.serving.server.process import ServerProcess
 from saccade.serving.server.stubs import Stub
 
@@ -64,7 +65,8 @@ class VariantReload:
                 # An answer from before its death must not pass for one from after it.
                 self._board.mark(name, DIED)
             if model.due_s is None and now > model.given_up_s:
-                LOGGER.error("%s was not loaded again in time.", name)
+                fields = event("variant_not_loaded", variant=name)
+                LOGGER.error("%s was not loaded again in time.", name, **fields)
                 self._plan(model)
             if model.came_up:
                 prober.ask(name)
@@ -79,7 +81,9 @@ class VariantReload:
             model.down, model.back_s = False, time.monotonic()
             self.count += 1
             back.append(name)
-            LOGGER.warning("%s answers again, after %.1f s.", name, model.back_s - model.died_s)
+            down_s = model.back_s - model.died_s
+            fields = event("variant_back", variant=name, down_s=round(down_s, 3))
+            LOGGER.warning("%s answers again, after %.1f s.", name, down_s, **fields)
             for stub in model.gone:
                 self._process.abandon(stub)
             model.gone.clear()
@@ -103,6 +107,7 @@ class VariantReload:
                 "the others answer.",
                 name,
                 f"in {pause_s:g} s" if pause_s else "now",
+                **event("variant_died", variant=name, pause_s=pause_s),
             )
         model.down, model.came_up = True, False
 

@@ -68,6 +68,10 @@ class ServerError(Exception):
         super().__init__(message)
         self.message, self.code = (lambda: message), (lambda: code)
 
+    def __call__(self):
+        """What the server's own responses have as a method is an attribute of ours."""
+        return self
+
 
 @pytest.fixture
 def pb(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
@@ -81,7 +85,9 @@ def pb(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module.Logger = SimpleNamespace(log_error=module.log.append, log_warn=module.log.append)
     module.Tensor = lambda name, array: SimpleNamespace(name=name, as_numpy=lambda: array)
     module.InferenceResponse = lambda tensors=(), error=None: SimpleNamespace(
-        tensors={tensor.name: tensor.as_numpy() for tensor in tensors}, error=error
+        tensors={tensor.name: tensor.as_numpy() for tensor in tensors},
+        error=error,
+        has_error=lambda: error is not None,
     )
     module.get_input_tensor_by_name = lambda request, name: request.inputs[name]
     module.get_output_tensor_by_name = lambda response, name: module.Tensor(

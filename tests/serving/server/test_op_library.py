@@ -10,6 +10,7 @@ import pytest
 from one_node import one_node_model
 from ops_implementations import built_library
 from places import ROOT
+from router_code import router_module
 
 from saccade.plugins.ops import OPS
 
@@ -22,6 +23,7 @@ def open_session(monkeypatch):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     name = "triton_python_backend_utils"
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "tracing", router_module("tracing"))  # lies beside it there
     spec = importlib.util.spec_from_file_location("backend_of_ops", BACKEND / "model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cost of spans: a service that sends all or some, one without an endpoint, its router before.
+
+Four servers of one repository of two matrices, whose requests are the cheapest there are, so that
+what is added weighs most. They answer blocks of calls in turn, in an order drawn by a seed; each
+seed starts the four anew. Core time is what the kernel booked on the server and its models'
+processes. Writes benchmarks/results/trace_cost.json.
+
+    python benchmarks/trace_cost.py --before COMMIT [--seeds 6 --rounds 30 --calls 20]
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from over_seeds import over_seeds
+from result_file import write_result
+
+from saccade.machine import process_fields, this_machine
+from saccade.serving.client.client import Client
+from saccade.serving.repository import router_folder
+from saccade.serving.server.addresses import ServeOptions
+from saccade.serving.server.server import Server
+from saccade.serving.server.stubs import stubs_in
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+from tiny_artefacts import write_repository  # noqa: E402
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+ROUTER = "model_repository/router"
+# The environment of each server; of the last, one request of a hundred is traced.
+SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
+KINDS: dict[str, dict[str, str]] = {"before": {}, "off": {}, "on": {}, "on, 1 %": SAMPLED}
+TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
+QUIET = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600)
+
+
+def main() -> None:
+    """All seeds, written down as each ends."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", required=True, help="the commit of the router to compare with")
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=20, help="of each server in a round")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "trace_cost.json")
+    options = parser.parse_args()
+    before = router_of(options.before)
+    result: dict[str, Any] = {
+        "benchmark": "cost of spans",
+        "machine": this_machine().to_dict(),
+        "before": options.before,
+        "calls": options.rounds * options.calls,
+        "nothing_us": nothing_us(),
+        "seeds": [],
+    }
+    print(f"without an endpoint, of one request: {result['nothing_us']:.1f} us", flush=True)
+    for seed in range(options.seeds):
+        one = measured(seed, before, options.rounds, options.calls)
+        result["seeds"].append(one)
+        print(seed, {kind: one[kind]["core_us"] for kind in KINDS}, flush=True)
+        if seed:  # an interval needs two
+            result["ratios"] = ratios(result["seeds"])
+            write_result(options.out, result)
+    for name, interval in result["ratios"].items():
+        low, high = interval["interval"]
+        print(f"{name}: {interval['mean']:+.3f} ({low:+.3f} to {high:+.3f})")
+
+
+def ratios(seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """What one kind takes more than another, as a share, with the interval over seeds."""
+    return {
+        f"{figure}: {kind} over {other}, less 1": over_seeds(
+            [ratio(one[kind][figure], one[other][figure]) - 1 for one in seeds]
+        )
+        for figure in ("round_us", "core_us")
+        for kind, other in (("off", "before"), ("on", "off"), ("on, 1 %", "off"))
+    }
+
+
+def ratio(ours: Any, others: Any) -> float:
+    """Of two figures; of those of rounds the median of each round's."""
+    return float(np.median(np.divide(ours, others)))
+
+
+def router_of(commit: str) -> dict[str, bytes]:
+    """The router's own files at a commit."""
+
+    def git(*words: str) -> bytes:
+        return subprocess.run(
+            ["git", *words], cwd=HERE.parent, check=True, capture_output=True
+        ).stdout
+
+    names = git("ls-tree", "--name-only", f"{commit}:{ROUTER}").decode().split()
+    return {name: git("show", f"{commit}:{ROUTER}/{name}") for name in names}
+
+
+def measured(seed: int, before: dict[str, bytes], rounds: int, calls: int) -> dict[str, Any]:
+    """The median time of a round's calls and the core time of each, of servers side by side."""
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        endpoint, received = stack.enter_context(receiver())
+        servers = {
+            kind: stack.enter_context(served(place, kind, before, endpoint)) for kind in KINDS
+        }
+        clients = {
+            kind: stack.enter_context(Client(server.url, server.model))
+            for kind, server in servers.items()
+        }
+        image = np.random.default_rng(seed).integers(0, 256, (8, 8, 1), dtype=np.uint8)
+        for client in clients.values():
+            call_times(client, image, calls)  # what is loaded late, and the pace of the lanes
+        times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        core_us = dict.fromkeys(KINDS, 0.0)
+        order = np.random.default_rng(seed)
+        for _ in range(rounds):
+            for kind in order.permutation(list(KINDS)):
+                began = core_time_us(servers[kind])
+                times[kind].append(statistics.median(call_times(clients[kind], image, calls)))
+                core_us[kind] += core_time_us(servers[kind]) - began
+        time.sleep(2)  # a block's last spans leave within a second
+        kilobytes = received.value / 1024
+    figures = {
+        kind: {
+            "round_us": [1e6 * seconds for seconds in times[kind]],
+            "core_us": core_us[kind] / (rounds * calls),
+        }
+        for kind in KINDS
+    }
+    return {"seed": seed, **figures, "received_kib": kilobytes}
+
+
+def nothing_us(times: int = 20_000) -> float:
+    """Core time that the router's instrumentation takes of one request where it is off."""
+    server = ModuleType("triton_python_backend_utils")
+    server.__dict__["Logger"] = SimpleNamespace(log_warn=print)
+    router = [str(HERE.parent / ROUTER), *sys.path]
+    with patch.dict(sys.modules, {server.__name__: server}), patch.object(sys, "path", router):
+        module = import_module("instrumentation")
+    watched, sender = module.Instrumentation("nac", {}), SimpleNamespace()
+    request = SimpleNamespace(get_response_sender=lambda: sender)
+    group = [SimpleNamespace(sender=sender)]
+    began = time.process_time()
+    for _ in range(times):
+        watched.sender(request)
+        watched.routed(group[0], None)
+        watched.taken(group)
+        with watched.decoding(group[0], []):
+            pass
+        with watched.calls_for(group), module.called("nac", 1):
+            pass
+    return 1e6 * (time.process_time() - began) / times
+
+
+@contextmanager
+def served(place: Path, kind: str, before: dict[str, bytes], endpoint: str) -> Iterator[Server]:
+    """A server of the repository, with the router and the environment of its kind."""
+    code: Callable[[str], dict[str, bytes]] = router_folder.router_code
+    own = {path.name for path in (HERE.parent / ROUTER).glob("*.py")}
+
+    def older(family: str) -> dict[str, bytes]:
+        return {name: text for name, text in code(family).items() if name not in own} | before
+
+    (place / kind).mkdir()
+    with patch.object(router_folder, "router_code", older if kind == "before" else code):
+        repository = write_repository(place / kind)
+    named = {ENDPOINT: endpoint} if kind.startswith("on") else {}
+    with patch.dict(os.environ, named | KINDS[kind]):
+        server = Server(repository, QUIET)
+        server.__enter__()
+    try:
+        yield server
+    finally:
+        server.__exit__(None, None, None)
+
+
+def call_times(client: Client, image: np.ndarray, calls: int) -> list[float]:
+    """Seconds of each of so many calls, one after the other."""
+    times = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        client.classify([image])
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def core_time_us(server: Server) -> float:
+    """Core time of the server and of its models' processes so far."""
+    ticks = 0
+    for pid in (server.pid, *(stub.pid for stub in stubs_in(server.pid))):
+        fields = process_fields(pid)
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks * TICK_US
+
+
+@contextmanager
+def receiver() -> Iterator[tuple[str, Any]]:
+    """A receiver of spans in a process of its own, and the bytes that it was sent."""
+    received, port = multiprocessing.Value("q", 0), multiprocessing.Value("i", 0)
+    process = multiprocessing.Process(target=receive, args=(received, port), daemon=True)
+    process.start()
+    while not port.value:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port.value}", received
+    finally:
+        process.terminate()
+        process.join()
+
+
+def receive(received: Any, port: Any) -> None:
+    """Take what comes, and count its bytes."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.value += len(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    port.value = server.server_address[1]
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

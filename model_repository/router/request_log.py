@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line of the log for each request that was refused or failed; `saccade serve` reads it.
+
+Standard library only. Lines are bounded in number and in size: a caller who is refused a thousand
+times a second must not fill a disk.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Set by `saccade serve --log-format json`, and by whoever runs the server without it.
+REQUEST_LOG = "SACCADE_REQUEST_LOG"
+REQUEST_LINE = "saccade-request "  # how the message of such a line begins; JSON follows
+# What the JSON holds. Times are seconds: in the lane's queue, and decoding and running together.
+FIELDS = {
+    "model": str, "request_id": str, "variant": str, "code": str, "reason": str,
+    "waited_s": float, "run_s": float, "left_out": int,
+}  # fmt: skip
+MOST_ID, MOST_REASON = 128, 500  # characters
+LINES_A_SECOND, MOST_LINES = 20.0, 100.0
+
+
+class RequestLog:
+    """Writes lines up to a number a second; the next one says how many were left out."""
+
+    def __init__(self, model: str, write: Callable[[str], None]) -> None:
+        self._model, self._write = model, write
+        self._lock = threading.Lock()
+        self._lines, self._since_s, self._left_out = MOST_LINES, time.monotonic(), 0
+
+    def add(
+        self,
+        *,
+        request_id: str,
+        variant: str,
+        code: str,
+        reason: str,
+        waited_s: float,
+        run_s: float,
+    ) -> None:
+        """Write the line of a request, or count it.
+
+        Units: waited_s and run_s are seconds.
+        """
+        with self._lock:
+            now = time.monotonic()
+            earned = LINES_A_SECOND * (now - self._since_s)
+            self._lines, self._since_s = min(MOST_LINES, self._lines + earned), now
+            if self._lines < 1:
+                self._left_out += 1
+                return
+            self._lines -= 1
+            left_out, self._left_out = self._left_out, 0
+        content: dict[str, Any] = {
+            "model": self._model,
+            "request_id": printable(request_id, MOST_ID),
+            "variant": variant,
+            "code": code,
+            "reason": printable(reason, MOST_REASON),
+            "waited_s": round(waited_s, 6),
+            "run_s": round(run_s, 6),
+        }
+        if left_out:
+            content["left_out"] = left_out
+        self._write(REQUEST_LINE + json.dumps(content))
+
+
+def printable(text: str, most: int) -> str:
+    """The beginning of what a caller sent, with all that commands a terminal written out."""
+    beginning = text[:most]
+    if not beginning.isprintable():
+        beginning = "".join(
+            letter if letter.isprintable() else repr(letter)[1:-1] for letter in beginning
+        )
+    return beginning[:most]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A receiver of spans over OTLP: what it was sent, and what a receiver that is ill would do."""
+
+import gzip
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Span:
+    """One span as it came, and the attributes of the process that sent it."""
+
+    name: str
+    trace: str
+    id: str
+    parent: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Any]
+    failed: bool
+    state: str
+    resource: dict[str, Any]
+
+
+class Receiver:
+    """Takes spans at `endpoint`; `status` is what it answers, after `delay_s`."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.status, self.delay_s, self.requests = 200, 0.0, 0
+        members = {"receiver": self}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), members))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        """As OTEL_EXPORTER_OTLP_ENDPOINT has it."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def of(self, trace: str) -> dict[str, list[Span]]:
+        """The spans of one trace by name."""
+        named: dict[str, list[Span]] = {}
+        for span in list(self.spans):
+            if span.trace == trace:
+                named.setdefault(span.name, []).append(span)
+        return named
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """A receiver for the block."""
+    receiver = Receiver()
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    receiver: Receiver
+
+    def do_POST(self) -> None:
+        receiver = self.receiver
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        receiver.requests += 1
+        time.sleep(receiver.delay_s)
+        if receiver.status == 200 and self.path == "/v1/traces":
+            plain = gzip.decompress(body) if self.headers.get("Content-Encoding") else body
+            receiver.spans += decoded(plain)
+        self.send_response(receiver.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def decoded(body: bytes) -> list[Span]:
+    """The spans of one message."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTraceServiceRequest,
+    )
+
+    message = ExportTraceServiceRequest.FromString(body)
+    return [
+        Span(
+            span.name,
+            span.trace_id.hex(),
+            span.span_id.hex(),
+            span.parent_span_id.hex(),
+            span.start_time_unix_nano,
+            span.end_time_unix_nano,
+            _values(span.attributes),
+            span.status.code == 2,
+            span.trace_state,
+            _values(group.resource.attributes),
+        )
+        for group in message.resource_spans
+        for scope in group.scope_spans
+        for span in scope.spans
+    ]
+
+
+def _values(pairs: Any) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in pairs}
