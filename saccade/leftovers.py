@@ -61,7 +61,7 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
     handle = -1
     try:
         try:
-            place = Path(tempfile.gettempdir())
+            place = _temporary_place()
             _remove_dead(place, _TEMPORARY)
             with deferred():
                 path, handle = _made(f"saccade-{purpose}-tmp-", place, True)
@@ -135,6 +135,15 @@ def remove_leftovers(path: Path) -> bool:
     removed = _remove_dead(path.parent, _NAME)
     own = re.compile(re.escape(f".{path.name}{_MARK}") + f"(?!{_LOCK}|{_OLD})")
     return any(own.match(name) for name in removed)
+
+
+def _temporary_place() -> Path:
+    """As `tempfile.gettempdir`, which tries each place with a file that a kill leaves behind."""
+    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    for place in (*filter(None, named), "/tmp", "/var/tmp", "/usr/tmp"):
+        if os.access(place, os.W_OK | os.X_OK) and Path(place).is_dir():
+            return Path(place).absolute()
+    return Path.cwd()
 
 
 def _made(prefix: str, parent: Path, folder: bool) -> tuple[Path, int]:

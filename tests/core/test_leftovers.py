@@ -176,3 +176,17 @@ def test_a_leftover_that_turns_up_locked_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(leftovers, "_opened", taken)
     with Partial(tmp_path / "a.bin") as partial:
         assert partial.exists()
+
+
+def test_a_temporary_place_is_found_without_writing_into_it(tmp_path, monkeypatch):
+    """Python's own search leaves a file of a random name, where it is killed in it."""
+    written = []
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", lambda *_: written.append(1))
+    with temporary_folder("test") as place:
+        assert place.parent == tmp_path
+    assert not written
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    with temporary_folder("test") as place:
+        assert place.parent in (Path("/tmp"), Path("/var/tmp"), Path("/usr/tmp"))
