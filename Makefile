@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 EXTRAS := export,cpu,serve,bench,rtx,trace,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
+DEPLOY_TOOLS := build/deploy-tools
 
 .PHONY: help demo test test-fast check bench plugins plugins-tensorrt check-native check-chaos \
-	check-fuzz check-killed check-mutations check-scale check-supply check-wheel wheel
+	check-deploy check-fuzz check-killed check-mutations check-scale check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -53,6 +54,10 @@ plugins: $(STAMP) ## the kernels for ONNX Runtime and torch, into plugins/native
 plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT_INCLUDE_DIR=...
 	$(MAKE) -f plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
 
+check-deploy: $(STAMP) $(DEPLOY_TOOLS)/.installed ## checkov on what kubectl and helm render of deploy
+	CHECKOV="$(abspath $(DEPLOY_TOOLS))/bin/checkov" \
+		$(BIN)/python -m pytest -q tests/serving/deployment/check_deploy.py
+
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 	$(BIN)/python -m pytest -q tests/plugins/native/check_fuzz.py
 
@@ -80,6 +85,11 @@ wheel: plugins $(TOOLS)/.installed ## a wheel with the kernels built in and its 
 $(TOOLS)/.installed: supply_chain/tools.txt
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip install -q --no-compile -r supply_chain/tools.txt
+	@touch $@
+
+$(DEPLOY_TOOLS)/.installed: supply_chain/deploy_tools.txt
+	$(PYTHON) -m venv $(DEPLOY_TOOLS)
+	$(DEPLOY_TOOLS)/bin/python -m pip install -q --no-compile -r supply_chain/deploy_tools.txt
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt

@@ -12,13 +12,13 @@ from pathlib import Path
 
 DEPLOY = Path(__file__).resolve().parent
 PINNED = re.compile(
-    r"(?P<place>[a-z0-9./:_-]+/)?(?P<name>saccade-server|saccade-proxy)(?P<tag>:[\w.-]+)?"
+    r"(?P<place>[a-z0-9./:_-]+/)?(?P<name>saccade-(server|proxy|bulk))(?P<tag>:[\w.-]+)?"
     r"@sha256:[0-9a-f]{64}"
 )
 
 
 def pin(images: list[str]) -> list[Path]:
-    """Replace every mention of the images by these; the chart is written anew.
+    """Replace every mention of the images by these, in the manifests and the chart's values.
 
     Raises: ValueError for an image without a digest, or of another name.
     """
@@ -27,7 +27,7 @@ def pin(images: list[str]) -> list[Path]:
         pinned = PINNED.fullmatch(image)
         if pinned is None or image.endswith("0" * 64):
             raise ValueError(
-                f"{image!r} is no saccade-server or saccade-proxy with its digest, expected "
+                f"{image!r} is no saccade-server, -proxy or -bulk with its digest, expected "
                 "REGISTRY/saccade-server:26.07@sha256:... as `docker push` says it"
             )
         chosen[pinned["name"]] = image

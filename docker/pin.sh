@@ -19,3 +19,4 @@ digest() {
 digest SERVER_DIGEST "nvcr.io/nvidia/tritonserver:$release-py3"
 digest TENSORRT_DIGEST "nvcr.io/nvidia/tensorrt:$release-py3"
 digest DEBIAN_DIGEST debian:bookworm-slim
+digest PYTHON_DIGEST python:3.11-slim-bookworm

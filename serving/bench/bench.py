@@ -144,7 +144,8 @@ def _workload(folder: ArtefactFolder, runtime: Runtime, options: BenchOptions) -
 
 
 def _steps(works: Sequence[Work], options: BenchOptions) -> int:
-    served_points = (len(options.concurrency) + 1) * options.server
+    clients = options.concurrency
+    served_points = (len(clients) + len({1, *clients})) * options.server
     return len(works) * options.rounds * (len(in_process.BATCHES) + served_points)
 
 

@@ -139,7 +139,9 @@ class _Clients:
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         # Without a pool of its own, two streams would share one connection.
         own = ("grpc.use_local_subchannel_pool", 1)
-        self.channel = grpc.aio.insecure_channel(order.url, options=[*unlimited, own])
+        # Of an address with several replicas, ipv4:HOST:PORT,HOST:PORT, each in its turn.
+        turns = ("grpc.lb_policy_name", "round_robin")
+        self.channel = grpc.aio.insecure_channel(order.url, options=[*unlimited, own, turns])
         self.call = self.channel.unary_unary(
             f"{_SERVICE}/ModelInfer",
             response_deserializer=service_pb2.ModelInferResponse.FromString,

@@ -85,7 +85,12 @@ class _Run:
         import grpc
 
         self.arrivals = order.arrivals
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+            # Of an address with several replicas, ipv4:HOST:PORT,HOST:PORT, each in its turn.
+            ("grpc.lb_policy_name", "round_robin"),
+        ]
         self.channels = [
             grpc.aio.insecure_channel(order.url, options=options)
             for _ in range(order.arrivals.channels)

@@ -111,17 +111,16 @@ def streams(url: str, works: Sequence[Work], concurrency: Sequence[int]) -> dict
     for work in works:
         rows = range(len(work))
         _check(url, work)
-        clients = concurrency
         if work.model is not None:
             direct = tuple(work.direct(index) for index in rows)
             for count in concurrency:
                 stream = Stream(f"{work.title}, {count} clients", work.model, count, direct)
                 streams[(*work.key, f"concurrency_{count}")] = stream
-            clients = (1,)
         # Of two precisions of one budget the router takes the faster: only that one is measured.
         if routed_to(url, work) == work.variant:
             routed = tuple(work.routed(index) for index in rows)
-            for count in sorted({1, *clients}):
+            # With one client for the latency, with more for what a replica answers at most.
+            for count in sorted({1, *concurrency}):
                 name = f"{work.title}, routed, {count} clients"
                 stream = Stream(name, work.router, count, routed)
                 streams[(*work.key, f"router_concurrency_{count}")] = stream

@@ -107,7 +107,7 @@ def ray(job: Job, shards: Sequence[int], options: BulkOptions, cores: int) -> It
         Place(job.out).join(REPOSITORY).write(_packed(Path(job.repository)))
         pool = data.ActorPoolStrategy(
             min_size=least or 1,
-            max_size=most or max(1, int(core.cluster_resources()["CPU"]) // cores),
+            max_size=most or max(1, int(core.cluster_resources().get("CPU", 1)) // cores),
         )
         rows = data.from_items(
             [{"shard": shard} for shard in shards], override_num_blocks=len(shards)

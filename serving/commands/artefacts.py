@@ -12,6 +12,7 @@ from saccade.exporter.exported import ExportOptions
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.serving.bench.bench import BenchOptions
+from saccade.serving.bench.plan import PlanOptions
 from saccade.serving.bench.sweep.choice import ChooseOptions
 from saccade.serving.bench.sweep.options import SweepOptions
 from saccade.serving.bulk.options import BulkOptions
@@ -108,6 +109,22 @@ def choose(
     from saccade.serving.bench.sweep.choice import choose
 
     return choose(folder, options)
+
+
+def plan(
+    folder: Annotated[
+        Positional[Path],
+        arg(help="what `saccade bench` or `saccade sweep` measured on the machine planned with."),
+    ],
+    options: PlanOptions,
+) -> Result:
+    """Print replicas, cores and budgets that a load needs, with the arithmetic.
+
+    Exit 1 if nothing that was measured answers within the SLO.
+    """
+    from saccade.serving.bench.plan import plan
+
+    return plan(folder, options)
 
 
 def repository(

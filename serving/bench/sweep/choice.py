@@ -97,7 +97,7 @@ def choose(folder: ArtefactFolder | Path | str, options: ChooseOptions) -> Choic
     """
     parameter, value = options.asked()
     folder = ArtefactFolder.open(folder)
-    routes, entries = _routes(_artefacts(folder), options.device)
+    routes, entries = _routes(measured_folder(folder), options.device)
     rule = _ROUTER.RULES[parameter]
     _check_measured(routes, parameter, folder)
     try:
@@ -136,7 +136,11 @@ def _measured_on(entries: Sequence[Entry]) -> str | None:
     return f"{entries[0].device}, {entries[0].runtime}{by}"
 
 
-def _artefacts(folder: ArtefactFolder) -> ArtefactFolder:
+def measured_folder(folder: ArtefactFolder) -> ArtefactFolder:
+    """The folder with the frontier: of a sweep, that of its artefacts.
+
+    Raises: SaccadeError for a sweep that has not come to an end.
+    """
     if not (folder.path / SWEEP).exists():
         return folder
     artefacts = folder.path / "artefacts"

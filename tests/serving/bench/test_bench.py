@@ -77,7 +77,8 @@ def test_every_variant_is_measured_in_process_and_served(served: BenchReport) ->
         assert inside["threads"] == 1
         rates = {size: inside[f"batch_{size}"]["inferences_per_second"] for size in BATCHES}
         assert rates[inside["best_batch"]] >= 0.95 * max(rates.values())
-        assert set(variant["grpc"]) == {"concurrency_1", "concurrency_4", "router_concurrency_1"}
+        points = {f"{kind}concurrency_{count}" for kind in ("", "router_") for count in (1, 4)}
+        assert set(variant["grpc"]) == points
         for name, point in variant["grpc"].items():
             latencies = [ms for one in samples["grpc"][name] for ms in one["latencies_ms"]]
             assert point["requests"] == len(latencies) > 0

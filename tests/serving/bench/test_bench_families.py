@@ -99,10 +99,11 @@ def test_each_request_is_measured_where_it_can_be_asked(measured: tuple[str, Ben
         # Kernels unless none can be built here, and the report says which; the others call no op.
         ran = "kernels" if available_library() else "bodies"
         assert variant["ops"] == (ran if family == "captioner" else None)
-        routed, direct = {"router_concurrency_1"}, {"concurrency_1", "concurrency_2"}
+        routed, direct = (
+            {f"{kind}concurrency_{count}" for count in (1, 2)} for kind in ("router_", "")
+        )
         # Only the router makes a caption.
-        more = {"router_concurrency_2"} if family == "captioner" else direct
-        expected = routed | more
+        expected = routed if family == "captioner" else routed | direct
         beside = {"text"} if family == "sparo" else set()
         assert set(variant["grpc"]) == expected | beside
         assert beside <= set(variant["in_process"])

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests against the Kubernetes schemas, the printed command, and each other; no cluster."""
+"""Manifests and chart, rendered by kubectl and helm, against Kubernetes' schemas and each other."""
 
 import copy
 import importlib.util
-import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from places import ROOT
+from rendered import charted, kustomized, pods
 
+from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.repository.requirements import Requirements
 from saccade.serving.server.print_command import (
     IMAGE,
@@ -31,6 +31,7 @@ kubernetes_validate = pytest.importorskip(
 
 DEPLOY = ROOT / "deploy"
 FOLDERS = ("base", "overlays/cpu", "overlays/gpu", "proxy", "models")
+OTHERS = ("kserve", "ray")  # with resources of kinds that Kubernetes does not define
 OLDEST = "1.30"  # the first whose pods may sleep before they stop, without a program for it
 ON_GPU = Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
 
@@ -42,13 +43,9 @@ def the_script(name: str) -> ModuleType:
     return module
 
 
-make_chart = the_script("make_chart")
-render = make_chart.render
-
-
 @pytest.fixture(scope="module")
 def rendered():
-    return {name: render(DEPLOY / name) for name in (*FOLDERS, "kserve")}
+    return {name: kustomized(DEPLOY / name) for name in (*FOLDERS, *OTHERS)}
 
 
 def container_of(deployment: dict[str, Any]) -> dict[str, Any]:
@@ -81,23 +78,12 @@ def test_the_validator_can_fail(rendered, way, key):
         kubernetes_validate.validate(resource, OLDEST, strict=True)
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, "kserve"])
-def test_kustomize_renders_the_same(rendered, folder):
-    if program := shutil.which("kustomize"):
-        command = [program, "build"]
-    elif program := shutil.which("kubectl"):
-        command = [program, "kustomize"]
-    else:
-        pytest.skip("neither kustomize nor kubectl is installed")
-    done = subprocess.run(
-        [*command, DEPLOY / folder], capture_output=True, text=True, env={"KUBECONFIG": "/dev/null"}
-    )
-    assert done.returncode == 0, done.stderr
-    theirs = {
-        (resource["kind"], resource["metadata"]["name"]): resource
-        for resource in yaml.safe_load_all(done.stdout)
-    }
-    assert theirs == rendered[folder]
+@pytest.mark.parametrize("folder", OTHERS)
+def test_pods_of_other_kinds_fit_the_schema(rendered, folder):
+    found = pods(rendered[folder])
+    assert found
+    for pod in found.values():
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize(
@@ -118,20 +104,20 @@ def test_images_are_named_by_their_digest(tmp_path, monkeypatch):
     script = the_script("pin_images")
     for path in DEPLOY.rglob("*.yaml"):
         for line in path.read_text().splitlines():
-            if named := re.search(r"\S*saccade-(server|proxy):\S*", line):
+            if named := re.search(r"\S*saccade-(server|proxy|bulk):\S*", line):
                 assert script.PINNED.fullmatch(named[0]), f"{path.name}: {line}"
     copied = Path(shutil.copytree(DEPLOY, tmp_path / "deploy"))
     monkeypatch.setattr(script, "DEPLOY", copied)
     images = [
         f"registry.example:5000/a/saccade-{name}:1.0@sha256:{digit * 64}"
-        for name, digit in (("server", "a"), ("proxy", "b"))
+        for name, digit in (("server", "a"), ("proxy", "b"), ("bulk", "d"))
     ]
     script.pin(images)
     assert not [path for path in copied.rglob("*.yaml") if "0" * 64 in path.read_text()]
     for folder in ("overlays/cpu", "overlays/gpu", "proxy"):
         (deployment,) = (
             resource
-            for (kind, _), resource in render(copied / folder).items()
+            for (kind, _), resource in kustomized(copied / folder).items()
             if kind == "Deployment"
         )
         assert container_of(deployment)["image"] in images
@@ -157,28 +143,34 @@ def test_a_pod_stops_after_what_is_in_flight(rendered):
     assert pod["terminationGracePeriodSeconds"] == STOP_TIMEOUT_S
 
 
-@pytest.mark.parametrize("folder", ["overlays/cpu", "overlays/gpu", "proxy", "models"])
+@pytest.mark.parametrize("folder", ["overlays/cpu", "overlays/gpu", "proxy", "models", *OTHERS])
 def test_pods_are_closed(rendered, folder):
-    for (kind, name), resource in rendered[folder].items():
-        if kind not in ("Deployment", "Pod"):
-            continue
-        pod = resource["spec"]["template"]["spec"] if kind == "Deployment" else resource["spec"]
+    for name, found in pods(rendered[folder]).items():
+        pod = found["spec"]
         assert pod["automountServiceAccountToken"] is False, name
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in pod["containers"]:
             own = container["securityContext"]
+            both = {**pod.get("securityContext", {}), **own}
+            assert both["runAsNonRoot"] is True and both["runAsUser"] == 1000, name
+            assert both["seccompProfile"] == {"type": "RuntimeDefault"}
             assert own["readOnlyRootFilesystem"] is True
             assert own["allowPrivilegeEscalation"] is False
             assert own["capabilities"] == {"drop": ["ALL"]}
             limits, asked = (container["resources"][kind] for kind in ("limits", "requests"))
             assert set(limits) >= {"cpu", "memory", "ephemeral-storage"} == set(asked)
             # What may be written counts: a pod over its limit is ended, not the node.
-            written = [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume]
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            own_volumes = [each for each in pod["volumes"] if each["name"] in mounted]
+            written = [each["emptyDir"] for each in own_volumes if "emptyDir" in each]
             scratch = sum(
-                int(each["sizeLimit"][:-2]) for each in written if each.get("medium") != "Memory"
+                mebibytes(each["sizeLimit"]) for each in written if each.get("medium") != "Memory"
             )
-            assert scratch <= int(asked["ephemeral-storage"][:-2])
+            assert scratch <= mebibytes(asked["ephemeral-storage"])
+
+
+def mebibytes(text: str) -> int:
+    number, unit = int(text[:-2]), text[-2:]
+    return number * {"Mi": 1, "Gi": 1024}[unit]
 
 
 @pytest.mark.parametrize("folder", ["overlays/cpu", "overlays/gpu"])
@@ -266,33 +258,94 @@ def test_probes_and_scaling(rendered, folder):
     )
 
 
-def test_the_chart_is_what_the_script_writes():
-    written = {
-        path.relative_to(DEPLOY / "chart").as_posix(): path.read_text()
-        for path in (DEPLOY / "chart").rglob("*")
-        if path.is_file()
-    }
-    assert written == make_chart.chart_files(), "run: python deploy/make_chart.py"
+@pytest.mark.parametrize("overlay, given", [("cpu", None), ("gpu", "values-gpu.yaml")])
+def test_the_chart_is_the_overlay(rendered, overlay, given):
+    chart = DEPLOY / "chart"
+    values = yaml.safe_load((chart / given).read_text()) if given else {}
+    resources, answer = charted(chart, values)
+    assert resources == rendered[f"overlays/{overlay}"]
+    icon = {"severity": 1, "path": "Chart.yaml", "error": "icon is recommended"}
+    assert answer["lint"]["errors"] == [] and answer["lint"]["messages"] == [icon]
 
 
-@pytest.mark.parametrize("overlay, values", [("cpu", "values.yaml"), ("gpu", "values-gpu.yaml")])
-def test_the_chart_with_its_values_is_the_overlay(rendered, overlay, values):
-    given = yaml.safe_load((DEPLOY / "chart" / values).read_text())
-    used = set()
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"alive": "/v2/health/live"},  # a name of the chart's first version
+        {"image": "saccade-server:26.07"},
+        {"router": "nac/ready"},
+        {"extraArguments": ["rate-limit"]},
+        {"minReplicas": 0},
+        {"resources": {"limits": {"cpu": None}}},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_the_chart_refuses_what_it_does_not_know(values):
+    resources, answer = charted(DEPLOY / "chart", values)
+    assert not resources and next(iter(values)) in answer["refused"]
 
-    def put_in(match: re.Match[str]) -> str:
-        used.add(match[1])
-        return json.dumps(given[match[1]])
 
-    differing = {}
-    for path in (DEPLOY / "chart" / "templates").glob("*.yaml"):
-        text = re.sub(r"{{ \.Values\.(\w+) \| toJson }}", put_in, path.read_text())
-        assert "{{" not in text
-        resource = yaml.safe_load(text)
-        differing[resource["kind"], resource["metadata"]["name"]] = resource
-    pod = differing["Deployment", "saccade-server"]["spec"]["template"]["spec"]
-    for name in make_chart.ABSENT:
-        if not pod[name]:
-            del pod[name]
-    assert differing == rendered[f"overlays/{overlay}"]
-    assert used == set(given)
+def test_every_value_of_the_chart_changes_something():
+    chart = DEPLOY / "chart"
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    schema = yaml.safe_load((chart / "values.schema.json").read_text())["properties"]
+    assert set(schema) - {"global"} == set(values)
+    templates = "".join(path.read_text() for path in (chart / "templates").glob("*.yaml"))
+    assert set(re.findall(r"\.Values\.(\w+)", templates)) == set(values)
+
+
+def test_the_bulk_job_stays_inside_and_has_a_token_where_it_scales(rendered):
+    found = pods(rendered["ray"])
+    assert set(found) == {f"saccade-bulk-{part}" for part in ("submitter", "head", "workers")}
+    (policy,) = (
+        each["spec"] for (kind, _), each in rendered["ray"].items() if kind == "NetworkPolicy"
+    )
+    labels = policy["podSelector"]["matchLabels"]
+    assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": labels}}]
+    for name, pod in found.items():
+        assert labels.items() <= pod["metadata"]["labels"].items(), name
+        tokens = [each["name"] for each in pod["spec"]["volumes"] if "projected" in each]
+        holders = [
+            container["name"]
+            for container in pod["spec"]["containers"]
+            if {mount["name"] for mount in container["volumeMounts"]} & set(tokens)
+        ]
+        assert holders == (["autoscaler"] if name.endswith("head") else [])
+        account = pod["spec"].get("serviceAccountName")
+        assert account is None if tokens else ("ServiceAccount", account) in rendered["ray"]
+
+
+def test_the_bulk_job_is_one_command_on_one_version_of_ray(rendered):
+    spec = rendered["ray"]["RayJob", "saccade-bulk"]["spec"]
+    words = spec["entrypoint"].split()
+    assert words[:3] == ["saccade", "bulk", "/models/nac"]
+    assert words[words.index("--runner") + 1] == "ray"
+    assert words[words.index("--address") + 1] == "auto"
+    cluster = spec["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
+    least, most = words[words.index("--workers") + 1].split(":")
+    assert (int(least), 16) == (group["minReplicas"], int(most))
+    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] <= int(most)
+    BulkOptions(
+        input=words[words.index("--input") + 1],
+        out=words[words.index("--out") + 1],
+        runner="ray",
+        address="auto",
+        workers=words[words.index("--workers") + 1],
+    )  # which refuses what it does not take
+    assert spec["shutdownAfterJobFinishes"] and cluster["enableInTreeAutoscaling"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    built = (ROOT / "docker" / "bulk" / "Dockerfile").read_text()
+    assert f"ARG RAY_VERSION={cluster['rayVersion']}\n" in built
+    pinned = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned in ([], [cluster["rayVersion"]])
+
+
+def test_nobody_reaches_the_pod_that_writes_to_the_store(rendered):
+    (policy,) = (
+        each["spec"] for (kind, _), each in rendered["models"].items() if kind == "NetworkPolicy"
+    )
+    pod = rendered["models"]["Pod", "saccade-copying"]
+    assert policy["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert policy["ingress"] == policy["egress"] == []
+    assert policy["policyTypes"] == ["Ingress", "Egress"]

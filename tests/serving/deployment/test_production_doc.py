@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from proxies import DOCUMENT, ROOT, nginx_or_skip
+from rendered import kubectl_or_skip
 
 from saccade.errors import SaccadeError
 from saccade.exporter import exported
@@ -96,11 +97,12 @@ def test_the_proxy_without_docker_has_what_it_needs(clone):
 
 
 def test_the_cluster_finds_the_secrets_that_are_made(clone):
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
+    program = kubectl_or_skip()
+    (clone / "credentials").write_text("[default]\n")
     made = [line for line in lines() if line.startswith(("mkdir -p build/tls", "openssl "))]
     create = [line for line in lines() if line.startswith("kubectl create secret ")]
-    tried = [f"{line} --dry-run=client --output=yaml; echo ---" for line in create]
+    ours = [line.replace("kubectl", shlex.quote(program), 1) for line in create]
+    tried = [f"{line} --dry-run=client --output=yaml; echo ---" for line in ours]
     text = shell("\n".join(made + tried), KUBECONFIG="/dev/null")
     secrets = {
         resource["metadata"]["name"]: set(resource["data"])
@@ -109,7 +111,10 @@ def test_the_cluster_finds_the_secrets_that_are_made(clone):
     }
     proxy = (ROOT / "deploy/proxy/deployment.yaml").read_text()
     files = set(re.findall(r"tls/(\S+);", (ROOT / "docker/proxy/place/server.conf").read_text()))
-    assert secrets[re.search(r"secretName: (\S+)", proxy)[1]] == files
+    assert secrets.pop(re.search(r"secretName: (\S+)", proxy)[1]) == files
+    job = (ROOT / "deploy/ray/rayjob.yaml").read_text()
+    (named,) = re.findall(r"value: /etc/saccade-bulk/s3/(\S+)", job)
+    assert secrets == {re.search(r"secretName: (\S+)", job)[1]: {named}}
 
 
 def test_no_command_is_left_untried():
@@ -120,6 +125,7 @@ def test_no_command_is_left_untried():
         "sh docker/pin.sh", "set -a", "python deploy/pin_images.py ", "docker push ", "docker tag ",
         "docker build --build-arg ", "docker compose -f docker/compose.yaml ",
         "kubectl create secret ", "kubectl apply -k deploy/", "kubectl cp build/repo ",
+        "kubectl cp build/nac ", "helm install saccade-server deploy/chart",
         "kubectl wait --for=condition=Ready pod/saccade-copying",
         "kubectl delete pod saccade-copying",
     )  # fmt: skip
