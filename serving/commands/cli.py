@@ -24,7 +24,7 @@ from saccade.serving.commands.command import Result, Verb, as_command
 _VERBS: tuple[Verb, ...] = (
     models.train, models.convert, models.models, models.select, models.evaluate,
     artefacts.export, artefacts.verify, artefacts.build, artefacts.bench, artefacts.sweep,
-    artefacts.choose, artefacts.repository, artefacts.preflight, artefacts.serve,
+    artefacts.choose, artefacts.repository, artefacts.preflight, artefacts.serve, artefacts.proxy,
     calls.classify, calls.embed, calls.segment, calls.answer, calls.caption, calls.edit, calls.show,
     artefacts.demo, artefacts.ops, artefacts.doctor,
 )  # fmt: skip
