@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 PAGES = {  # and their blocks
     PAGE: ("faults", "soak", "overload", "killed"),
     ROOT / "docs" / "security.md": ("fuzz",),
-    ROOT / "docs" / "envoy.md": ("limits", "proxied", "failover"),
+    ROOT / "docs" / "envoy.md": ("limits", "proxied", "proxied-one", "failover"),
 }
 RESULTS = ROOT / "benchmarks" / "results"
 UNMEASURED = "Not measured yet."
@@ -36,9 +36,14 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
         _read(results / name) for name in ("chaos.json", "overload.json", "killed.json")
     )
     readers, graphs = (_read(results / f"fuzz_{name}.json") for name in ("readers", "graphs"))
-    limits, through, struck = (
+    limits, through, through_one, struck = (
         _read(results / f"{name}.json")
-        for name in ("overload_envoy_limits", "overload_envoy", "failover")
+        for name in (
+            "overload_envoy_limits",
+            "overload_envoy",
+            "overload_envoy_one",
+            "failover",
+        )
     )
     blocks: dict[str, Callable[[], str]] = {
         "faults": lambda: faults(chaos),
@@ -48,6 +53,7 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
         "fuzz": lambda: fuzzed(readers, graphs) if readers and graphs else UNMEASURED,
         "limits": lambda: proxied(limits) if limits else UNMEASURED,
         "proxied": lambda: proxied(through) if through else UNMEASURED,
+        "proxied-one": lambda: proxied(through_one) if through_one else UNMEASURED,
         "failover": lambda: failover(struck) if struck else UNMEASURED,
     }
     for name in names:

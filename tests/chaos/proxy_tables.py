@@ -7,18 +7,21 @@ from typing import Any
 def proxied(overload: dict[str, Any]) -> str:
     """Every load of a file, in the order in which they were run."""
     lines = [
-        "| budgets | deadline | load | through | goodput | late | cut off | p99 answered "
-        "| refused after (p50) | restarts | memory |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| budgets | deadline | load | through | goodput | answered | late | cut off "
+        "| p99 answered | refused after (p50) | behind | restarts | memory |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in overload["loads"]:
         refused, answered = one["refused_ms"], one["answered_ms"]
+        goodput = max(0.0, one["goodput_of_capacity"])
         lines.append(
             f"| {one['budgets']} | {one['deadline_s']:g} s | {one['times']:g} x | "
-            f"{one['through']} | {100 * one['goodput_of_capacity']:.0f} % | {one['late']:,} | "
+            f"{one['through']} | {100 * goodput:.0f} % | "
+            f"{one['statuses']['OK']:,} | {one['late']:,} | "
             f"{one['statuses'].get('DEADLINE_EXCEEDED', 0):,} of {one['sent']:,} | "
             f"{f'''{answered['p99']:.0f} ms''' if answered else '-'} | "
-            f"{f'''{refused['p50']:.0f} ms''' if refused else '-'} | {one['restarts']} | "
+            f"{f'''{refused['p50']:.0f} ms''' if refused else '-'} | "
+            f"{1e-3 * one['lag_ms']['p50']:.1f} s | {one['restarts']} | "
             f"{one['memory_mib']['grown']:+.0f} MiB |"
         )
     machine = overload["machine"]
@@ -34,9 +37,10 @@ def _cost(overload: dict[str, Any]) -> str:
     most = max(one["times"] for one in through)
     costs = sorted(one["proxy_cpu_us"] for one in through if one["times"] == most)
     refusal = overload["refusal"]["service_cpu_us"]
+    span = " to ".join(dict.fromkeys(f"{cost:.0f}" for cost in (costs[0], costs[-1])))
     return (
-        f" At {most:g} times the capacity a request took {costs[0]:.0f} to {costs[-1]:.0f} us of "
-        f"the proxy's CPU time, answered or refused. A refusal by the router takes {refusal:.0f}."
+        f" At {most:g} times the capacity a request took {span} us of the proxy's CPU time, "
+        f"answered or refused. A refusal by the router takes {refusal:.0f}."
     )
 
 
