@@ -7,7 +7,7 @@ STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 
 .PHONY: help demo test test-fast check bench plugins plugins-tensorrt check-native check-chaos \
-	check-fuzz check-killed check-mutations check-supply check-wheel wheel
+	check-fuzz check-killed check-mutations check-scale check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -57,6 +57,9 @@ check-killed: $(STAMP) ## commands ended at 50 seeded moments by three signals e
 
 check-mutations: $(STAMP) ## break lines of the core one by one: do the tests notice?
 	$(BIN)/python tests/mutations.py --jobs 2 --out benchmarks/results/mutations.json
+
+check-scale: $(STAMP) ## more than one server: what a proxy, a watcher or a cluster makes of their faults
+	$(BIN)/python -m pytest -q $(wildcard tests/scale/check_*.py)
 
 # What cannot be asked (no network, a service that is down) is said and is no failure.
 check-supply: $(STAMP) ## known advisories of the packages that are pinned, by PyPI and OSV
