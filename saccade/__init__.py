@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from saccade.serving.client.client import Client as Client
     from saccade.serving.repository.deploy import deploy as deploy
     from saccade.serving.repository.options import RepositoryOptions as RepositoryOptions
+    from saccade.serving.server.envoy import ProxyOptions as ProxyOptions
+    from saccade.serving.server.envoy import proxy as proxy
     from saccade.serving.server.server import ServeOptions as ServeOptions
     from saccade.serving.server.server import Server as Server
 
@@ -40,6 +42,7 @@ _HOME = {
     "Checkpoint": "saccade.models.checkpoint",
     "Client": "saccade.serving.client.client",
     "ExportOptions": "saccade.exporter.exported",
+    "ProxyOptions": "saccade.serving.server.envoy",
     "RepositoryOptions": "saccade.serving.repository.options",
     "SaccadeError": "saccade.errors",
     "ServeOptions": "saccade.serving.server.server",
@@ -49,6 +52,7 @@ _HOME = {
     "deploy": "saccade.serving.repository.deploy",
     "export": "saccade.exporter.exported",
     "load": "saccade.models.checkpoint",
+    "proxy": "saccade.serving.server.envoy",
     "verify": "saccade.exporter.gate.gate",
 }
 

