@@ -192,11 +192,12 @@ def _served(server: Server, files: list[Path], budget: float, callers: int) -> f
 
 def _memory(folder: Path, place: Path) -> dict[str, Any]:
     """Memory of all processes of a job, and of one whose workers keep what they answered."""
+    os.environ["PYTHONPATH"] = str(HERE)  # where workers find the control
     rows = {}
     for name, work in (("bulk", runners.main), ("control", bulk_keeping.main)):
         runners.main = work
         out, seen, ended = place / f"out-{name}", list[float](), threading.Event()
-        watch = threading.Thread(target=_look, args=(seen, ended))
+        watch = threading.Thread(target=_look, args=(seen, ended), daemon=True)
         watch.start()
         bulk(folder, BulkOptions(str(place / "images"), str(out), budget=min(BUDGETS)))
         ended.set()

@@ -23,11 +23,10 @@ class BulkOptions(PathFields):
     out: str  # folder or address, such as s3://bucket/prefix
     ask: Ask | None = None  # default: what the model is for
     budget: float | str | None = None  # 0.5, 2/3, or a name such as fast; default: the largest
-    runner: Literal["local", "ray"] = "local"
+    runner: Literal["local", "ray"] = "local"  # processes of this machine, or Ray Data's actors
     workers: str | None = None  # processes, or MIN:MAX with --runner ray; default: one a core
-    address: str | None = (
-        None  # of a Ray cluster: auto, or ray://HOST:PORT; default: one of its own
-    )
+    # of a Ray cluster: auto, or ray://HOST:PORT; default: one of its own, on this machine
+    address: str | None = None
     batch: int = 64  # inputs of one request
     shard: int = 1024  # inputs of one file of answers
     column: str | None = None  # of images, or their paths, in tables; in tars the suffix
