@@ -30,7 +30,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from overload import _folder
+from digits_folder import digits_folder
+from overload import BUDGETS
 from result_file import write_result
 
 from saccade.exporter.artefact.folder import ArtefactFolder
@@ -208,7 +209,7 @@ def main() -> None:
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "failover.json")
     given = parser.parse_args()
-    folder = given.folder or _folder(given.build)
+    folder = given.folder or digits_folder(given.build / "overload", BUDGETS)
     manifest = ArtefactFolder(folder).manifests[0]
     declared = manifest.preprocessing
     shape = (1, declared.height_px, declared.width_px, declared.channels)

@@ -36,12 +36,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import tempfile
 
 import numpy as np
+from digits_folder import digits_folder
 from memory_watch import grown, memory_of
 from result_file import write_result
 
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.exported import ExportOptions, export
 from saccade.machine import cpu_seconds, family_of, this_machine
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, StreamResult
 from saccade.serving.bench.open_load import (
@@ -59,7 +59,6 @@ from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
 HERE = Path(__file__).parent
-CHECKPOINT = HERE.parent / "models" / "shipped" / "digits-sum.safetensors"
 BUDGETS = (1.0, 0.5, 0.25)
 CLIENTS = 16
 READY_S = 120.0
@@ -74,7 +73,7 @@ GREEDY, GREEDY_S = 1000, 20.0
 def main() -> None:
     """Every load on one server, each written down as it ends."""
     options = _options()
-    folder = options.folder or _folder(options.build)
+    folder = options.folder or digits_folder(options.build / "overload", BUDGETS)
     quiet = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
     with tempfile.TemporaryDirectory() as place:
         repository = Path(place) / "repository"
@@ -379,15 +378,6 @@ def _timed(request: bytes, timeout_us: int, caller: str = "many") -> bytes:
     message = service_pb2.ModelInferRequest.FromString(request)
     message.id = f"{caller}/1"
     return with_timeout(message, timeout_us)
-
-
-def _folder(build: Path) -> Path:
-    """The shipped digits-sum at three budgets, exported once."""
-    folder = build / "overload"
-    if not folder.exists():
-        build.mkdir(parents=True, exist_ok=True)
-        export(CHECKPOINT, ExportOptions(folder, name="nac", budget=BUDGETS))
-    return folder
 
 
 def _line(one: dict[str, Any]) -> str:

@@ -24,11 +24,11 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from digits_folder import digits_folder
 from result_file import write_result
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.evaluation.load_inputs import inputs_of
-from saccade.exporter.exported import ExportOptions, export
 from saccade.machine import this_machine
 from saccade.serving.bench.bench import BenchOptions, bench
 from saccade.serving.bench.load import LoadGenerator, Stream, refuse_errors
@@ -41,7 +41,6 @@ from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
 HERE = Path(__file__).parent
-CHECKPOINT = HERE.parent / "models" / "shipped" / "digits-sum.safetensors"
 BUDGETS = (1.0, 0.25)
 DATA = "digits-sum"
 REPLICAS = 2
@@ -57,7 +56,7 @@ def main() -> None:
     if len(cores) < REPLICAS:
         raise SystemExit(f"found {len(cores)} core, expected {REPLICAS}: one a replica.")
     with tempfile.TemporaryDirectory() as place:
-        folder, asked = _folder(options.build), {}
+        folder, asked = digits_folder(options.build / "plan", BUDGETS), {}
         with _on(cores[:1]):
             report = bench(
                 folder,
@@ -98,14 +97,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--build", type=Path, default=HERE.parent / "build" / "benchmarks")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "plan.json")
     return parser.parse_args()
-
-
-def _folder(build: Path) -> Path:
-    folder = build / "plan"
-    if not folder.exists():
-        build.mkdir(parents=True, exist_ok=True)
-        export(CHECKPOINT, ExportOptions(folder, name="nac", budget=BUDGETS))
-    return folder
 
 
 @contextmanager

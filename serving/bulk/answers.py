@@ -11,6 +11,7 @@ import numpy as np
 from saccade.errors import SaccadeError
 from saccade.models.families import entry_of
 from saccade.serving.client.router_view import RouterView
+from saccade.serving.client.wire import as_texts
 
 Ask = Literal["classify", "embed", "caption", "segment", "answer"]
 Precision = Literal["float32", "float16"]
@@ -58,7 +59,7 @@ class Form:
 
         Shapes: each array has an answer as its row.
         """
-        columns: dict[str, list[Any]] = {name: texts(arrays[name]) for name in NAMES}
+        columns: dict[str, list[Any]] = {name: _texts(arrays[name]) for name in NAMES}
         columns["steps"] = [1] * len(columns["variant"])
         if self.ask in _LABELLED:
             return columns | _best(arrays["probabilities"], labels, self.top)
@@ -66,7 +67,7 @@ class Form:
             vectors = arrays["embedding"].astype(self.dtype)
             return columns | {"embedding": list(vectors)}
         if self.ask == "caption":
-            return columns | {"caption": texts(arrays["caption"])}
+            return columns | {"caption": _texts(arrays["caption"])}
         owners = arrays["masks"].argmax(axis=1).astype(np.uint8)
         flat = {name: arrays[name] for name in _SEGMENTS if name in arrays} | {"owners": owners}
         return columns | {name: list(array.reshape(len(array), -1)) for name, array in flat.items()}
@@ -83,8 +84,7 @@ def form_of(view: RouterView, ask: Ask | None, top: int, dtype: Precision) -> Fo
 
     Raises: SaccadeError if the model does not answer that.
     """
-    role = _main(view)
-    outputs = {spec["name"]: spec["axes"] for spec in view.components[role]["outputs"]}
+    outputs = {spec["name"]: spec["axes"] for spec in view.components[main_role(view)]["outputs"]}
     entry = entry_of(view.family)
     classifies = "probabilities" in outputs or (view.labels and "embedding" in outputs)
     able: list[str] = [call for call in ("caption", "segment", "answer") if call in entry.calls]
@@ -108,12 +108,8 @@ def form_of(view: RouterView, ask: Ask | None, top: int, dtype: Precision) -> Fo
     return Form(chosen, (*wanted, *NAMES), known, top, dtype)
 
 
-def texts(rows: np.ndarray) -> list[str]:
-    """Texts that came as rows of bytes.
-
-    Shapes: rows uint8 [n bytes], zeros behind each.
-    """
-    return [row.tobytes().rstrip(b"\0").decode() for row in np.ascontiguousarray(rows)]
+def _texts(rows: np.ndarray) -> list[str]:
+    return [text.decode() for text in as_texts(rows)[:, 0]]
 
 
 def _best(probabilities: np.ndarray, labels: Sequence[str], top: int) -> dict[str, list[Any]]:
@@ -125,7 +121,7 @@ def _best(probabilities: np.ndarray, labels: Sequence[str], top: int) -> dict[st
     }
 
 
-def _main(view: RouterView) -> str:
+def main_role(view: RouterView) -> str:
     """The component that takes an image, or the first."""
     return next(
         (role for role, part in view.components.items() if part["encoded"]),

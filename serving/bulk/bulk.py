@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bulk inference: every input of a source answered once, into a Parquet data set."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ from saccade.errors import GateFailed, SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.files import json_bytes
 from saccade.leftovers import only_writer, temporary_folder
+from saccade.machine import cores
 from saccade.progress import progress
 from saccade.serving.bulk import listing, runners
-from saccade.serving.bulk.answers import form_of
+from saccade.serving.bulk.answers import form_of, main_role
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import EXTRA, Place
 from saccade.serving.bulk.plan import (
@@ -34,7 +34,7 @@ from saccade.serving.bulk.plan import (
     read_plan,
     write_plan,
 )
-from saccade.serving.bulk.shard import Done, Job, view_in
+from saccade.serving.bulk.shard import QUESTION, Done, Job, view_in
 from saccade.serving.bulk.sources import Columns, Source, Wanted
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
@@ -95,18 +95,18 @@ def bulk(artefact: ArtefactFolder | Path | str, options: BulkOptions) -> BulkRep
     began = time.monotonic()
     with _only_one(out), temporary_folder("bulk") as place:
         repository = place / "repository"
-        cores = _cores_each(options)
+        threads = _threads_each(options)
         deploy(
             artefact,
             RepositoryOptions(
-                out=repository, labels=options.labels, templates=options.templates, threads=cores
+                out=repository, labels=options.labels, templates=options.templates, threads=threads
             ),
         )
         plan = _planned(artefact, repository, out, options)
         left, kept = _left(out, plan)
         job = Job(options.out, str(repository))
-        answers, errors = _run(job, plan, left, kept, options, cores)
-        return _finished(out, plan, answers, errors, sum(map(sum, kept.values())), began)
+        counts = _run(job, plan, left, kept, options, threads)
+        return _finished(out, plan, counts, sum(kept), began)
 
 
 def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: BulkOptions) -> Plan:
@@ -144,19 +144,19 @@ def _run(
     job: Job,
     plan: Plan,
     left: list[int],
-    kept: dict[int, tuple[int, int]],
+    kept: tuple[int, int],
     options: BulkOptions,
-    cores: int,
+    threads: int,
 ) -> tuple[int, int]:
-    answers = sum(count for count, _ in kept.values())
-    errors = sum(count for _, count in kept.values())
+    """All answers and errors that there are in the end; `kept` are those of before."""
+    answers, errors = kept
     _check_errors(errors, options)
     if not left:
         return answers, errors
     began, done_here = time.monotonic(), 0
     with progress("bulk", plan.inputs) as advance:
         advance(answers + errors)
-        for done in _runner(job, left, options, cores):
+        for done in _runner(job, left, options, threads):
             answers, errors = answers + done.answers, errors + done.errors
             done_here += done.answers + done.errors
             rate = done_here / max(1e-9, time.monotonic() - began)
@@ -165,10 +165,10 @@ def _run(
     return answers, errors
 
 
-def _runner(job: Job, left: list[int], options: BulkOptions, cores: int) -> Iterator[Done]:
+def _runner(job: Job, left: list[int], options: BulkOptions, threads: int) -> Iterator[Done]:
     if options.runner == "ray":
-        return runners.ray(job, left, options, cores)
-    return runners.local(job, left, options.worker_range()[0] or _cores())
+        return runners.ray(job, left, options, threads)
+    return runners.local(job, left, options.worker_range()[0] or cores())
 
 
 def _check_errors(errors: int, options: BulkOptions) -> None:
@@ -180,28 +180,26 @@ def _check_errors(errors: int, options: BulkOptions) -> None:
         )
 
 
-def _left(out: Place, plan: Plan) -> tuple[list[int], dict[int, tuple[int, int]]]:
+def _left(out: Place, plan: Plan) -> tuple[list[int], tuple[int, int]]:
     """Shards without a file of answers; of the others how many answers and errors they have."""
     done = {index_of(name) for name, _ in out.join(ANSWERS).files() if name.startswith("part-")}
     wrong = {index_of(name) for name, _ in out.join(ERRORS).files() if name.startswith("part-")}
-    kept = {}
-    for index in sorted(done):
-        size = min(plan.shard, plan.inputs - index * plan.shard)
-        errors = _rows(out, ERRORS, index) if index in wrong else 0
-        kept[index] = (size - errors, errors)
-    return sorted(set(range(plan.shards)) - done), kept
+    inputs = sum(min(plan.shard, plan.inputs - index * plan.shard) for index in done)
+    errors = sum(_errors(out, index) for index in done & wrong)
+    return sorted(set(range(plan.shards)) - done), (inputs - errors, errors)
 
 
-def _rows(out: Place, folder: str, index: int) -> int:
+def _errors(out: Place, index: int) -> int:
     import pyarrow.parquet as pq
 
-    with out.join(f"{folder}/{part_name(index)}").open() as file:
+    with out.join(f"{ERRORS}/{part_name(index)}").open() as file:
         return int(pq.ParquetFile(file).metadata.num_rows)
 
 
 def _finished(
-    out: Place, plan: Plan, answers: int, errors: int, kept: int, began: float
+    out: Place, plan: Plan, counts: tuple[int, int], kept: int, began: float
 ) -> BulkReport:
+    answers, errors = counts
     if answers + errors != plan.inputs:
         raise SaccadeError(
             f"{out}: {answers} answers and {errors} errors of {plan.inputs} inputs. Somebody "
@@ -235,15 +233,13 @@ def _given(options: BulkOptions) -> list[str]:
 
 
 def _wanted(view: RouterView, ask: str) -> Wanted:
-    component = next(iter(view.components.values()))
+    component = view.components[main_role(view)]
     names = [spec["name"] for spec in component["inputs"]]
     encoded = tuple(name for name in names if name in component["encoded"])
     optional = component.get("optional", ())
-    question = "question" in names and ask == "answer"
-    numbers = [name for name in names if name not in (*encoded, *optional)]
-    return Wanted(
-        encoded, tuple(n for n in numbers if not (question and n == "question")), question
-    )
+    question = QUESTION in names and ask == "answer"
+    beside = {*encoded, *optional, *([QUESTION] if question else [])}
+    return Wanted(encoded, tuple(name for name in names if name not in beside), question)
 
 
 @contextmanager
@@ -261,12 +257,8 @@ def _only_one(out: Place) -> Iterator[None]:
         yield
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _cores_each(options: BulkOptions) -> int:
+def _threads_each(options: BulkOptions) -> int:
     if options.threads is not None:
         return options.threads
     workers = options.worker_range()[1]
-    return max(1, _cores() // workers) if workers and options.runner == "local" else 1
+    return max(1, cores() // workers) if workers and options.runner == "local" else 1

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,8 @@ _LOGGER = logging.getLogger("saccade.bulk")
 class TritonError(Exception):
     """Error that a model sends in place of an answer: a text and the protocol's code."""
 
-    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG = "UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG"
-    UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS = "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS"
-    CANCELLED = "CANCELLED"
+    INVALID_ARG, UNAVAILABLE = "INVALID_ARG", "UNAVAILABLE"
+    INTERNAL, CANCELLED = "INTERNAL", "CANCELLED"
 
     def __init__(self, message: str, code: str = INTERNAL) -> None:
         super().__init__(message)
@@ -155,7 +154,7 @@ class Request:
 class _Forgotten:
     """A family of metrics, and each of its metrics: what is told to them goes nowhere."""
 
-    COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+    COUNTER = "counter"
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -166,16 +165,6 @@ class _Forgotten:
 
     def increment(self, value: float) -> None:
         """Forget it."""
-
-    def set(self, value: float) -> None:
-        """Forget it."""
-
-    def observe(self, value: float) -> None:
-        """Forget it."""
-
-    def value(self) -> float:
-        """Nothing was kept."""
-        return 0.0
 
 
 class InputRefused(SaccadeError):
@@ -194,12 +183,6 @@ class InProcess:
         module = _module("saccade_router", folder / "model.py")
         self._router = module.TritonPythonModel()
         self._router.initialize({"model_name": model})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def ask(
         self,
@@ -335,8 +318,6 @@ class _Log:
         cls.last = text[:1000]
 
     @staticmethod
-    def log_info(text: str) -> None:
+    def log_warn(text: str) -> None:
         """Leave it to who listens."""
         _LOGGER.debug(text)
-
-    log = log_verbose = log_warn = log_info

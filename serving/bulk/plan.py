@@ -6,7 +6,6 @@ A shard is a row group of the listing. It is done when its file of answers is th
 
 import io
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ def check_same(out: Place, old: Plan, new: Plan) -> None:
 
     Raises: SaccadeError naming what is another.
     """
-    before, now = _plain(old), _plain(new)
+    before, now = asdict(old), asdict(new)
     changed = [key for key in before if before[key] != now[key]]
     if not changed:
         return
@@ -127,11 +126,6 @@ def index_of(name: str) -> int:
 def _is_begun(name: str) -> bool:
     """True for what a job leaves that was ended before its plan was written."""
     return name == _LISTING or (name.startswith("_plan/") and is_leftover(Path(name)))
-
-
-def _plain(plan: Plan) -> Mapping[str, Any]:
-    content: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
-    return content
 
 
 def _short(value: Any) -> str:

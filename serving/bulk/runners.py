@@ -33,9 +33,10 @@ def local(job: Job, shards: Sequence[int], workers: int) -> Iterator[Done]:
     Raises: SaccadeError if a shard cannot be done, or ended every process that tried.
     """
     pool = _Processes(job, shards)
-    with ThreadPoolExecutor(max(1, min(workers, len(shards)))) as threads:
+    count = min(workers, len(shards))
+    with ThreadPoolExecutor(count) as threads:
         try:
-            for _ in range(threads._max_workers):
+            for _ in range(count):
                 threads.submit(pool.work)
             for _ in shards:
                 outcome = pool.outcomes.get()

@@ -20,6 +20,7 @@ from saccade.serving.bulk.in_process import InProcess, InputRefused
 from saccade.serving.bulk.place import Place
 from saccade.serving.bulk.plan import ANSWERS, ERRORS, Plan, part_name, read_plan, read_shard
 from saccade.serving.bulk.sources import Source, Unreadable
+from saccade.serving.client.operations import as_arrays
 from saccade.serving.client.router_view import RouterView, view_of
 from saccade.serving.client.text_tokens import question_tokens
 from saccade.serving.repository.config_text import read_config
@@ -63,7 +64,6 @@ class Shards:
         self._plan: Plan = plan
         self._source = Source(Place(plan.input), plan.columns, plan.wanted)
         self._view = view_in(repository, plan.model)
-        self._dtypes = self._view.dtypes()
         self._labels = labels_in(repository, plan.model)
         self._model = InProcess(repository, plan.model)
 
@@ -120,8 +120,7 @@ class Shards:
         """The answers; of inputs that are refused together each half is asked alone."""
         form = self._plan.form
         try:
-            inputs = {name: self._input(name, [one[name] for one in values]) for name in values[0]}
-            arrays = self._model.ask(inputs, form.outputs, self._plan.parameters)
+            arrays = self._model.ask(self._inputs(values), form.outputs, self._plan.parameters)
         except InputRefused as refused:
             if len(ids) == 1:
                 errors.append((ids[0], str(refused)))
@@ -132,19 +131,13 @@ class Shards:
             return
         yield ids, form.columns(arrays, self._labels)
 
-    def _input(self, name: str, values: list[Any]) -> np.ndarray:
-        if self._dtypes[name] == "string":
-            return np.array(values, dtype=object).reshape(-1, 1)
-        dtype = self._dtypes[name]
+    def _inputs(self, values: list[dict[str, Any]]) -> dict[str, np.ndarray]:
         try:
-            array = np.stack([np.asarray(value) for value in values])
-            if not np.can_cast(array.dtype, dtype, "same_kind"):
-                raise InputRefused(f"{name} holds {array.dtype}, expected {dtype}")
-        except ValueError as error:
-            raise InputRefused(f"{name}: {error}") from error
-        array = array.astype(dtype)
-        # A number a sample is a column of one number for the server.
-        return array[:, None] if array.ndim == 1 else array
+            return as_arrays(
+                {name: [one[name] for one in values] for name in values[0]}, self._view
+            )
+        except (SaccadeError, ValueError) as error:  # another type, or shapes that differ
+            raise InputRefused(str(error)) from error
 
     def _write_errors(self, shard: int, errors: Sequence[tuple[str, str]]) -> None:
         import pyarrow as pa
