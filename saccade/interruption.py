@@ -13,6 +13,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_S = 0.02
 _LINE = "saccade: interrupted.\n"
 
+
+class Interrupted(KeyboardInterrupt):
+    """What a signal raises.
+
+    Where a plain KeyboardInterrupt leaves code given to `exec` as text (that of every dataclass),
+    Python 3.11 remembers it as unhandled, and `python -m` ends by SIGINT whatever is returned.
+    """
+
+
 _received: int | None = None
 _deferrals, _waiting = 0, False
 
@@ -26,20 +35,20 @@ def leave_at_once() -> None:
 
 
 def raise_on_signals() -> None:
-    """From here on a signal raises KeyboardInterrupt, so that what was begun is removed."""
+    """From here on a signal raises Interrupted, so that what was begun is removed."""
     global _received, _waiting
     _received, _waiting = None, False
     _handle(interrupt)
 
 
 def interrupt(number: int, _frame: object = None) -> None:
-    """The handler of a signal that raises KeyboardInterrupt, at once or after `deferred`."""
+    """The handler of a signal that raises Interrupted, at once or after `deferred`."""
     global _received, _waiting
     _received = number
     if _deferrals:
         _waiting = True
         return
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 def received() -> int | None:
@@ -69,7 +78,7 @@ def deferred() -> Iterator[None]:
         _deferrals -= 1
         if _waiting and not _deferrals:
             _waiting = False
-            raise KeyboardInterrupt
+            raise Interrupted
 
 
 def never_swallow() -> None:

@@ -29,7 +29,6 @@ class Job:
     workspace_mib: int | None = None
     timing_cache: Path | None = None
     plugins: tuple[Path, ...] = ()
-    heap: str = STEADY["GLIBC_TUNABLES"]  # of glibc: where the same objects lie
 
     def request(self) -> dict[str, Any]:
         """The JSON that the child reads; files that it opens have fixed names in its folder."""
@@ -105,7 +104,7 @@ def build_in_child(
                 progressed(1 / steps)
 
     _link_inputs(job, work)
-    with Worker(Program(_PROGRAM, work, _environment(job))) as worker:
+    with Worker(Program(_PROGRAM, work, _environment())) as worker:
         try:
             network = worker.ask(job.request(), Network, said=said)
             proved(network)
@@ -128,10 +127,10 @@ def _link_inputs(job: Job, work: Path) -> None:
         raise SaccadeError(f"{work}: cannot be written ({error}). Choose another --out.") from error
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     # Nothing else of the caller's: what Python copies of it moves the addresses of what follows.
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return kept | STEADY | {"GLIBC_TUNABLES": job.heap}
+    return kept | STEADY
 
 
 def _refusal(

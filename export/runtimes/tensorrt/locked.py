@@ -3,7 +3,7 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ from saccade.files import sha256_of
 from saccade.leftovers import temporary_folder
 
 _OF_THE_MANIFEST = ("batch", "axis", "workspace_mib", "force")
-# Which of several plans TensorRT-RTX gives hangs on the places of its objects, and those, seldom,
-# on the moment: a plan that differs is built once more as it was, then with its objects elsewhere.
-_HEAPS = (Job.heap, Job.heap, "glibc.malloc.mxfast=0")
+# Seldom, TensorRT-RTX gives another plan of the same graph, a few bytes of it different.
+_MOST_BUILDS = 3
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Rebuilt:
     sha256: str
     rebuilt_sha256: str
     different_bytes: int  # of the shorter one's length; 0 where identical
+    first_different: int | None  # its offset; None where none differs
     fixed_addresses: bool  # in both builds; without them TensorRT may order names otherwise
     builds: int  # until one was identical, or none was
 
@@ -76,12 +76,14 @@ class LockedReport:
                 when = "" if row.builds == 1 else f" at build {row.builds}"
                 lines.append(f"{row.name}: the same bytes{when}, SHA-256 {row.sha256[:12]}...")
                 continue
+            where = "" if row.first_different is None else f" from byte {row.first_different:,} on"
             why = "" if row.builds == 1 else f", nor did {row.builds - 1} further builds give it"
             if not row.fixed_addresses:
                 why += "; this system lets no process fix its addresses"
             lines.append(
                 f"{row.name}: other bytes, SHA-256 {row.rebuilt_sha256[:12]}... and not "
-                f"{row.sha256[:12]}..., {row.different_bytes:,} differ{why}"
+                f"{row.sha256[:12]}..., {row.different_bytes:,} differ{where}{why}. To have a plan "
+                "that can be built again, build it anew with --force"
             )
         said = "every plan is the same" if self.identical else "not every plan is the same"
         return "\n".join([*lines, f"{self.folder}: {said}."])
@@ -109,9 +111,9 @@ def rebuild(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Loc
             )
         engines = [engine for engine in engines if engine.variant.name in options.variant]
     rows: dict[str, Rebuilt] = {}
-    for builds, heap in enumerate(_HEAPS, 1):
+    for builds in range(1, _MOST_BUILDS + 1):
         if left := [engine for engine in engines if _may_match(engine, rows)]:
-            rows |= _built_again(artefact, folder, left, options, heap, builds)
+            rows |= _built_again(artefact, folder, left, options, builds)
     return LockedReport(folder, tuple(rows[engine.variant.name] for engine in engines))
 
 
@@ -126,15 +128,12 @@ def _built_again(
     folder: Path,
     engines: Sequence[EngineManifest],
     options: BuildOptions,
-    heap: str,
     builds: int,
 ) -> dict[str, Rebuilt]:
     manifests = chosen_variants(artefact, tuple(engine.variant.name for engine in engines))
     by_name = {manifest.variant.name: manifest for manifest in manifests}
     pairs = [(engine, by_name[engine.variant.name]) for engine in engines]
-    jobs = [
-        replace(_job(artefact, engine, manifest, options), heap=heap) for engine, manifest in pairs
-    ]
+    jobs = [_job(artefact, engine, manifest, options) for engine, manifest in pairs]
     with temporary_folder("locked") as place:
         cache = None
         if options.timing_cache is not None:
@@ -203,12 +202,14 @@ def _row(folder: Path, again: Path, engine: EngineManifest, built: Built, builds
     old = (folder / engine.file.name).read_bytes()
     path = again / (engine.variant.name + PLAN_SUFFIX)
     new = path.read_bytes()
+    different = [at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
     return Rebuilt(
         name=engine.variant.name,
         identical=old == new,
         sha256=engine.file.sha256,
         rebuilt_sha256=sha256_of(path),
-        different_bytes=sum(a != b for a, b in zip(old, new, strict=False)),
+        different_bytes=len(different),
+        first_different=different[0] if different else None,
         fixed_addresses=bool(engine.options.get("fixed_addresses")) and built.fixed_addresses,
         builds=builds,
     )

@@ -27,6 +27,10 @@ from saccade.exporter.runtimes.tensorrt.locked import rebuild
 from saccade.files import new_folder, sha256_of
 from saccade.serving.commands import cli
 
+BUILT = BuildOptions(
+    engine="tensorrt-rtx", compute_capability=("12.0", "8.9"), batch="1:4:16", workspace_mib=256
+)
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -38,10 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artefact folder with engines for two kinds of GPU in their usual place."""
     folder = artefacts(tmp_path_factory.mktemp("built") / "artefact", checkpoint=False)
     add_variant(folder, FULL, "fp16", half_typed(onnx_model(), "fp16"))
-    options = BuildOptions(
-        engine="tensorrt-rtx", compute_capability=("12.0", "8.9"), batch="1:4:16", workspace_mib=256
-    )
-    build(folder, options)
+    build(folder, BUILT)
     return folder
 
 
@@ -69,35 +70,46 @@ def test_writes_plans_and_what_is_known_of_them(built: Path) -> None:
 
 @needs_rtx
 def test_built_again_it_is_the_same_bytes(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = read_engines(built / "engines" / "tensorrt-rtx-8.9+12.0")[0]
-    if not first.options["fixed_addresses"]:
+    options = read_engines(built / "engines" / "tensorrt-rtx-8.9+12.0")[0].options
+    if not options["fixed_addresses"]:
         pytest.skip("this system lets no process fix its addresses (a container's seccomp profile)")
-    assert cli.run(["build", str(built), "--locked", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["identical"]
-    assert len(answer["plans"]) == 3
+    for _ in range(3):  # one build in some hundreds gives a plan that the others do not
+        code = cli.run(["build", str(built), "--locked", "--json"])
+        answer = json.loads(capsys.readouterr().out)
+        assert len(answer["plans"]) == 3
+        assert answer["identical"] == (code == 0)
+        if answer["identical"]:
+            return
+        build(built, replace(BUILT, force=True))
+    pytest.fail(f"three plans, of which none could be built again: {answer}")
 
 
 @needs_rtx
-def test_a_plan_that_few_builds_give_is_found(
+def test_a_plan_that_few_builds_give_is_built_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_variant(folder, FULL, "fp16", half_typed(onnx_model(), "fp16"))
-    options = BuildOptions(engine="tensorrt-rtx", variant=("tiny-b1000-fp16",))
-    usual = build(folder, replace(options, out=folder / "usual"))
+    out = build(folder, BuildOptions(engine="tensorrt-rtx", variant=(FULL,))).folder
     build_in_child = build_module.build_in_child
+    builds = 0
 
-    def elsewhere(job: child.Job, *arguments: Any) -> child.Built:
-        return build_in_child(replace(job, heap=locked._HEAPS[-1]), *arguments)
+    def seldom(*arguments: Any) -> child.Built:
+        nonlocal builds
+        builds += 1
+        result = build_in_child(*arguments)
+        if builds == 1:
+            plan = bytearray(result.plan.read_bytes())
+            plan[5_000] ^= 1
+            result.plan.write_bytes(plan)
+        return result
 
-    with monkeypatch.context() as patch:
-        patch.setattr(build_module, "build_in_child", elsewhere)
-        out = build(folder, replace(options, out=folder / "rare"))
-    if out.manifests[0].file.sha256 == usual.manifests[0].file.sha256:
-        pytest.skip("on this kind of CPU both heaps give the same plan")
-    report = rebuild(folder, BuildOptions(locked=True, out=out.folder))
-    assert [(row.identical, row.builds) for row in report.rows] == [(True, 3)]
-    assert "the same bytes at build 3" in report.to_text()
+    monkeypatch.setattr(build_module, "build_in_child", seldom)
+    report = rebuild(folder, BuildOptions(locked=True, out=out))
+    assert [(row.identical, row.builds) for row in report.rows] == [(True, 2)]
+    assert "the same bytes at build 2" in report.to_text()
+    monkeypatch.setattr(locked, "_MOST_BUILDS", 1)
+    builds = 0
+    report = rebuild(folder, BuildOptions(locked=True, out=out))
+    assert "1 differ from byte 5,000 on. To have a plan" in report.to_text()
 
 
 @needs_rtx
