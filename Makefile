@@ -48,11 +48,11 @@ bench: $(STAMP) ## the figures of the README: fold, served against in-process, m
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/mixed_load.py
 
-plugins: $(STAMP) ## the kernels for ONNX Runtime and torch, into plugins/native/lib
-	$(BIN)/python -m saccade.plugins.native.library --into plugins/native/lib
+plugins: $(STAMP) ## the kernels for ONNX Runtime and torch, into src/saccade/plugins/native/lib
+	$(BIN)/python -m saccade.plugins.native.library --into src/saccade/plugins/native/lib
 
 plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT_INCLUDE_DIR=...
-	$(MAKE) -f plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
+	$(MAKE) -f src/saccade/plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
 
 check-deploy: $(STAMP) $(DEPLOY_TOOLS)/.installed ## checkov on what kubectl and helm render of deploy
 	CHECKOV="$(abspath $(DEPLOY_TOOLS))/bin/checkov" \

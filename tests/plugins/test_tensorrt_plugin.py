@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import PACKAGE, ROOT
 
 from saccade.plugins.native import spills
 from saccade.plugins.ops import OPS
 
-NATIVE = ROOT / "plugins" / "native"
+NATIVE = PACKAGE / "plugins" / "native"
 LIBRARY = NATIVE / "lib" / "libsaccade_tensorrt.so"
 HARNESS = ROOT / "build" / "tensorrt" / "tensorrt_harness"
 REPORT = ROOT / "build" / "tensorrt" / "ptxas.log"

@@ -5,10 +5,9 @@ import importlib.util
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import PACKAGE, ROOT
 
 from saccade.errors import MissingPackage, require
 
@@ -63,20 +62,14 @@ def test_what_a_zip_file_keeps_of_the_machine_is_put_away(builder, tmp_path):
     assert modes == {((1980, 1, 1, 0, 0, 0), 0o100644)}
 
 
-def packaged(path):
-    """Place of a file of the tree in the package: `saccade.export` is the function."""
-    return Path("exporter", *path.parts[1:]) if path.parts[0] == "export" else path
-
-
 def test_wheel_holds_every_source_file(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
-    for folder in ("plugins", "models", "export", "serving", "model_repository"):
-        for path in (ROOT / folder).rglob("*"):
-            if (
-                path.suffix in {".py", ".html", ".yaml", ".safetensors"}
-                and "__pycache__" not in path.parts
-            ):
-                assert f"saccade/{packaged(path.relative_to(ROOT))}" in inside
+    for path in PACKAGE.rglob("*"):
+        if (
+            path.suffix in {".py", ".html", ".yaml", ".safetensors"}
+            and "__pycache__" not in path.parts
+        ):
+            assert str(path.relative_to(PACKAGE.parent)) in inside
     assert "saccade/py.typed" in inside
 
 
@@ -84,7 +77,6 @@ def test_wheel_runs_without_the_tree(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
         "import sys;"
-        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
         f"sys.path.insert(0, {str(tmp_path)!r});"
         "import saccade.serving.commands.cli as c; print(c.__file__)"
     )
@@ -93,6 +85,14 @@ def test_wheel_runs_without_the_tree(wheel, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path))
+
+
+def test_a_clone_beside_a_script_does_not_hide_the_package(tmp_path):
+    (tmp_path / "saccade" / "src").mkdir(parents=True)  # where somebody cloned the repository
+    script = tmp_path / "ask.py"
+    script.write_text("from saccade import Client; print(Client.__module__)")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "saccade.serving.client.client\n"), done.stderr
 
 
 def test_missing_extra_names_the_pip_command():

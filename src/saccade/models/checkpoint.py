@@ -14,6 +14,7 @@ from saccade.errors import SaccadeError, ShapeError, require
 from saccade.files import read_regular, write_together
 from saccade.models.checkpoint_format import SCHEMA, VERSION, pack, read_header, unpack
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.shipped import SHIPPED, located
 
 if TYPE_CHECKING:
     import torch
@@ -58,17 +59,18 @@ class Checkpoint:
 
 
 def load(path: Path | str) -> Checkpoint:
-    """Read a checkpoint; nothing in it is executed.
+    """Read a checkpoint, or one that comes with the package: `shipped:NAME`; nothing is executed.
 
     Raises: SaccadeError if the file is missing, truncated, corrupt, of another format, or of
         another version.
     """
-    path = Path(path)
+    path = located(path)
     try:
         data = read_regular(path, limits.WEIGHTS_BYTES)
     except FileNotFoundError:
         raise SaccadeError(
-            f"{path}: no such file. Train one with: saccade train nac --data digits --out {path}"
+            f"{path}: no such file. Name a checkpoint of saccade, or one that comes with it, such "
+            f"as {SHIPPED}digits-sum."
         ) from None
     except OSError as error:
         raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error

@@ -5,6 +5,19 @@ from pathlib import Path
 
 from saccade.errors import SaccadeError
 
+SHIPPED = "shipped:"  # before a name, in the place of a path
+
+
+def located(path: Path | str) -> Path:
+    """The file of a checkpoint; that of `shipped:NAME` comes with the package.
+
+    Raises: SaccadeError if there is none of that name.
+    """
+    text = str(path)
+    return (
+        shipped_checkpoint(text.removeprefix(SHIPPED)) if text.startswith(SHIPPED) else Path(path)
+    )
+
 
 def shipped_checkpoint(name: str) -> Path:
     """The file of a checkpoint that comes with the package.

@@ -47,7 +47,9 @@ class Answer:
 
 
 Json = Annotated[bool, arg(help="machine-readable answer on standard output.")]
-Checkpoint = Annotated[Positional[Path], arg(help="a .safetensors file written by saccade.")]
+Checkpoint = Annotated[
+    Positional[Path], arg(help="a .safetensors file written by saccade, or shipped:NAME.")
+]
 Artefacts = Annotated[Positional[Path], arg(help="what `saccade export` wrote.")]
 Repository = Annotated[Positional[Path], arg(help="what `saccade repository` wrote.")]
 Image = Annotated[Positional[Path], arg(help="a PNG, JPEG or WebP file.")]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # libsaccade_tensorrt.so from the CUDA kernels and TensorRT's headers:
-#   make -f plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR=/path/to/TensorRT/include
+#   make -f src/saccade/plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR=/path/to/TensorRT/include
 # and without TensorRT, the kernels alone for benchmarks/ops_gpu.py:
-#   make -f plugins/native/tensorrt.mk cuda
+#   make -f src/saccade/plugins/native/tensorrt.mk cuda
 # CUDA_ARCHITECTURES="89" builds for one architecture only, seven times faster.
 .DELETE_ON_ERROR:
 .PHONY: tensorrt cuda harness
 
 HERE := $(dir $(lastword $(MAKEFILE_LIST)))
-BUILD ?= $(HERE)../../build/tensorrt
+BUILD ?= $(HERE)../../../../build/tensorrt
 LIBRARY := $(HERE)lib/libsaccade_tensorrt.so
 NVCC ?= nvcc
 PYTHON ?= python3
@@ -22,8 +22,8 @@ LINK := -shared -cudart static -Xlinker --exclude-libs=ALL -Xlinker --no-undefin
 KERNELS := $(wildcard $(HERE)cuda_* $(HERE)contract*.hpp) $(HERE)saccade_ops.h \
 	$(wildcard $(HERE)../*/*.cuh)
 # In a checkout only.
-HARNESS := $(wildcard $(HERE)../../tests/plugins/native/tensorrt_harness.cpp \
-	$(HERE)../../tests/plugins/native/harness_case.hpp)
+HARNESS := $(wildcard $(HERE)../../../../tests/plugins/native/tensorrt_harness.cpp \
+	$(HERE)../../../../tests/plugins/native/harness_case.hpp)
 NVCC_PATH := $(shell command -v $(NVCC) 2>/dev/null)
 
 ifeq ($(NVCC_PATH),)

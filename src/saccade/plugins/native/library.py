@@ -176,7 +176,7 @@ def main(into: Path | None = None) -> None:
     """Print where the ONNX Runtime library is, building it if need be.
 
     Args:
-        into: put a copy into this folder, such as plugins/native/lib before a wheel is made.
+        into: put a copy into this folder, such as `lib` beside this file before a wheel is made.
     """
     if into is None:
         print(onnxruntime_library())
