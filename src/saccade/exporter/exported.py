@@ -45,6 +45,7 @@ from saccade.files import new_folder, refuse_existing, sha256_of, write_atomical
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Component, ComputeBudget, Family, component_named
+from saccade.models.shipped import located
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
 from saccade.progress import progress
@@ -109,7 +110,7 @@ def export(
     """
     refuse_existing(options.out, force=options.force)
     _check_precisions(options)
-    source = checkpoint.path if isinstance(checkpoint, Checkpoint) else Path(checkpoint)
+    source = checkpoint.path if isinstance(checkpoint, Checkpoint) else located(checkpoint)
     name = check_model_name(options.name) if options.name else default_model_name(source)
     for package in ("torch", "onnx", "onnxscript"):
         require(package, extra="export")

@@ -83,6 +83,7 @@ def labelled_part(
     Raises: SaccadeError if labels and names do not fit, or a class has too few samples.
     """
     names = _npz_names(path, labels, class_names)
+    labels = labels.astype(np.int64)  # of unsigned ones NumPy counts none
     _check_classes(path, labels, names)
     return _part(labels, split), names
 
@@ -168,7 +169,7 @@ def check_whole(path: Path, name: str, values: np.ndarray, count: int, what: str
 
     Raises: ShapeError.
     """
-    if values.shape != (count,) or not np.issubdtype(values.dtype, np.integer):
+    if values.shape != (count,) or values.dtype.kind not in "iu":
         raise ShapeError(
             f"{path}: {name} are {values.dtype} {values.shape}, expected one whole number for "
             f"each of the {count} {what}."
