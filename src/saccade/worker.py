@@ -87,9 +87,15 @@ class Program:
 class Worker:
     """Such a process, one request after the other: a module's `main`, or a program."""
 
-    def __init__(self, work: str | Program, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        work: str | Program,
+        limits: Limits | None = None,
+        environment: Mapping[str, str] | None = None,  # of a module, beside what is here
+    ) -> None:
         self._work = work
         self._limits = limits or Limits()
+        self._environment = environment or {}
         self._process: _Process | None = None
 
     def __enter__(self) -> Self:
@@ -181,7 +187,8 @@ class Worker:
             return _Process(command, folder, self._work.environment)
         task = json.dumps({"module": self._work, **asdict(self._limits)})
         # Workers share the cores: threads of each would wait for one another.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
+        usual = {"OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
+        environment = {**os.environ, **usual, **self._environment}
         return _Process(["-m", "saccade.worker", task], None, environment)
 
 

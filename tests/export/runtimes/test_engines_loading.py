@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan is executable code: what is refused before TensorRT sees it, and how one is run."""
 
+import gc
 import hashlib
 import json
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +72,17 @@ def test_an_engine_is_a_function_of_named_arrays(plan: Path) -> None:
         run({"image": np.zeros((5, 4, 4, 1), np.uint8)})
     with pytest.raises(ShapeError, match="float32, expected uint8"):
         run({"image": image.astype(np.float32)})
+
+
+def test_a_runner_holds_what_its_engine_needs(plan: Path) -> None:
+    loaded = load_engine(plan)
+    runtime, run = weakref.ref(loaded.runtime), runner_of(loaded, HostMemory())
+    del loaded
+    gc.collect()
+    assert runtime() is not None
+    del run
+    gc.collect()
+    assert runtime() is None
 
 
 def test_the_engines_that_run_here_are_runners(

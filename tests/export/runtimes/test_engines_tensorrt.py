@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def calls_of(out: Path, manifest: EngineManifest) -> list[list]:
-    return json.loads(plan_bytes(out, manifest))["calls"]
+    return json.loads(plan_bytes(out / manifest.file.name, manifest))["calls"]
 
 
 def test_the_calls_and_the_manifest(folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saccade.exporter.runtimes.gpu import Gpu, gpu_at_hand, gpus
+from saccade.exporter.runtimes.gpu import VISIBLE, Gpu, gpu_at_hand, gpus, visible_alone
 
 CARDS = (("a card of Ada", (8, 9), 2**34), ("a card of Hopper", (9, 0), 80 * 2**30))
 
@@ -57,6 +57,26 @@ def test_every_gpu_with_its_driver_and_memory(monkeypatch: pytest.MonkeyPatch) -
     ada = Gpu("a card of Ada", "8.9", "580.95", 2**34)
     assert gpus() == (ada, Gpu("a card of Hopper", "9.0", "580.95", 80 * 2**30))
     assert gpu_at_hand() == ada
+
+
+@pytest.mark.parametrize(
+    ("listed", "alone"),
+    [
+        (None, ("0", "1")),
+        ("3,1", ("3", "1")),
+        ("GPU-8932f937, GPU-b52a", ("GPU-8932f937", "GPU-b52a")),
+        ("0,1,-1,2", ("0", "1")),  # what follows a wrong one is hidden
+    ],
+)
+def test_a_process_that_finds_one_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, listed: str | None, alone: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    if listed is None:
+        monkeypatch.delenv(VISIBLE, raising=False)
+    else:
+        monkeypatch.setenv(VISIBLE, listed)
+    assert visible_alone() == alone
 
 
 def test_a_driver_that_fails_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:

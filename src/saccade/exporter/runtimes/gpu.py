@@ -2,10 +2,12 @@
 """The GPUs that a program finds here, asked of their driver."""
 
 import ctypes
+import os
 from dataclasses import dataclass
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 _TEXT_BYTES = 256
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,14 @@ class Gpu:
 def gpu_at_hand() -> Gpu | None:
     """The first GPU, on which saccade itself runs; none where there is none."""
     return next(iter(gpus()), None)
+
+
+def visible_alone() -> tuple[str, ...]:
+    """For each of `gpus`, the CUDA_VISIBLE_DEVICES of a process that is to find it alone."""
+    count, listed = len(gpus()), os.environ.get(VISIBLE)
+    # Indices count the devices that are visible here; a process replaces the list, and counts all.
+    every = [name.strip() for name in listed.split(",")] if listed is not None else range(count)
+    return tuple(map(str, every))[:count]
 
 
 def gpus() -> tuple[Gpu, ...]:

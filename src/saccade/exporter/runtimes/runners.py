@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference and the artefact as the same kind of function: named arrays in and out."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +106,11 @@ def onnx_session(
     if kernels is not None:
         options.register_custom_ops_library(str(kernels))
     source = model if isinstance(model, bytes) else str(model)
-    if provider not in (known := onnxruntime.get_available_providers()):
-        raise SaccadeError(
-            f"ONNX Runtime {onnxruntime.__version__} has no {provider}, only {', '.join(known)}. "
-            "For an NVIDIA GPU install it with: pip install 'saccade[gpu]'"
-        )
+    check_provider(provider)
+    if provider == CUDA:
+        # CUDA and cuDNN of NVIDIA's Python packages are in no folder of the loader's. It prints.
+        with redirect_stdout(sys.stderr):
+            onnxruntime.preload_dlls()
     try:
         session = onnxruntime.InferenceSession(
             source, options, providers=list(dict.fromkeys((provider, CPU)))
@@ -123,6 +125,20 @@ def onnx_session(
         # ONNX Runtime itself would go on with the processor, in silence.
         raise SaccadeError(f"ONNX Runtime could not start {provider}: look at its driver and GPU.")
     return session
+
+
+def check_provider(provider: str) -> None:
+    """The installed ONNX Runtime was built with this provider.
+
+    Raises: SaccadeError if it was not, MissingPackage if there is none.
+    """
+    onnxruntime = require("onnxruntime", extra="cpu")
+    if provider not in (known := onnxruntime.get_available_providers()):
+        raise SaccadeError(
+            f"ONNX Runtime {onnxruntime.__version__} has no {provider}, only {', '.join(known)}. "
+            "For an NVIDIA GPU install it with: pip uninstall onnxruntime && pip install "
+            "'saccade[gpu]'"
+        )
 
 
 def run_in_batches(

@@ -212,7 +212,8 @@ def _seen_on_gpu(
     gpu = gpu_at_hand()
     if gpu is None or gpu.capability not in engine.compute_capabilities:
         return engine
-    inspected = look_inside(folder / engine.file.name, engine, plan_bytes(folder, engine))
+    plan = folder / engine.file.name
+    inspected = look_inside(plan, engine, plan_bytes(plan, engine))
     seen = compare_with_inspector(expected_types_of(artefact, manifest), inspected.inspector)
     return replace(engine, options={**engine.options, "inspector": seen})
 

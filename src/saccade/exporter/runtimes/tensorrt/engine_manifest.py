@@ -124,7 +124,7 @@ def read_engines(folder: Path) -> list[EngineManifest]:
         if plan.name not in known:
             raise _unknown_plan(plan)
     for manifest in manifests:
-        plan_bytes(folder, manifest)
+        plan_bytes(folder / manifest.file.name, manifest)
     return manifests
 
 
@@ -143,12 +143,11 @@ def manifest_of(plan: Path) -> EngineManifest:
     return manifest
 
 
-def plan_bytes(folder: Path, manifest: EngineManifest) -> bytes:
+def plan_bytes(path: Path, manifest: EngineManifest) -> bytes:
     """The plan, read once and held against its manifest's hash.
 
     Raises: SaccadeError if it is missing, a link, or has other bytes.
     """
-    path = folder / manifest.file.name
     _refuse_link(path)
     if path.stat().st_size != manifest.file.bytes:
         raise SaccadeError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError, require
 from saccade.exporter.runtimes.runners import Runner
-from saccade.exporter.runtimes.tensorrt.engine_manifest import Profile
+from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest, Profile
 from saccade.exporter.runtimes.tensorrt.loading import LoadedEngine, load_engine
 from saccade.models.interface import Arrays
 
@@ -71,12 +71,12 @@ class CudaMemory:
         self._stream.synchronize()
 
 
-def engine_runner(plan: Path | str) -> Runner:
-    """A plan as a function, once it was checked and loaded.
+def engine_runner(plan: Path | str, manifest: EngineManifest | None = None) -> Runner:
+    """A plan as a function, once it was checked and loaded; its manifest as in `load_engine`.
 
     Raises: SaccadeError, as `load_engine` does, and without CUDA in torch.
     """
-    return runner_of(load_engine(plan), CudaMemory())
+    return runner_of(load_engine(plan, manifest), CudaMemory())
 
 
 def runner_of(loaded: LoadedEngine, memory: Memory) -> Runner:
@@ -103,8 +103,9 @@ def runner_of(loaded: LoadedEngine, memory: Memory) -> Runner:
             outputs[spec.name], address = memory.room(shape, np.dtype(spec.dtype))
             context.set_tensor_address(spec.name, address)
         if not context.execute_async_v3(memory.stream()):
+            # By this name the function holds the runtime, too, without which there is no engine.
             raise SaccadeError(
-                f"{manifest.variant.name}: the engine did not start. Look at its GPU."
+                f"{loaded.manifest.variant.name}: the engine did not start. Look at its GPU."
             )
         memory.wait()
         return {name: memory.get(handle) for name, handle in outputs.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.exporter.runtimes.gpu import gpu_at_hand
+from saccade.exporter.runtimes.gpu import Gpu, gpu_at_hand
 from saccade.exporter.runtimes.tensorrt import loader
 from saccade.exporter.runtimes.tensorrt.child import Network
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
@@ -35,18 +35,19 @@ class LoadedEngine:
     engine: Any
 
 
-def load_engine(plan: Path | str) -> LoadedEngine:
+def load_engine(plan: Path | str, manifest: EngineManifest | None = None) -> LoadedEngine:
     """The engine of a plan that saccade built for this GPU and this version of TensorRT.
 
-    The bytes are read and hashed once; a process that may die of them sees them first.
+    Without a manifest, the one beside the plan is read. The bytes are read and hashed once; a
+    process that may die of them sees them first.
 
     Raises: SaccadeError for a plan without or with a foreign manifest, of another hash, version,
         GPU or plugin library, or one that cannot be deserialised; MissingPackage without TensorRT.
     """
     plan = Path(plan)
-    manifest = manifest_of(plan)
-    data = plan_bytes(plan.parent, manifest)
-    check_fits(plan, manifest)
+    manifest = manifest or manifest_of(plan)
+    data = plan_bytes(plan, manifest)
+    check_fits(plan, manifest, gpu_at_hand())
     look_inside(plan, manifest, data)
     trt = module_of(manifest.engine)
     try:
@@ -56,8 +57,8 @@ def load_engine(plan: Path | str) -> LoadedEngine:
     return LoadedEngine(manifest, trt, runtime, engine)
 
 
-def check_fits(plan: Path, manifest: EngineManifest) -> None:
-    """The plan is for the TensorRT, the GPU and the plugins of this machine.
+def check_fits(plan: Path, manifest: EngineManifest, gpu: Gpu | None) -> None:
+    """The plan is for this GPU, and for the TensorRT and the plugins of this machine.
 
     Raises: SaccadeError otherwise, MissingPackage without TensorRT.
     """
@@ -69,7 +70,6 @@ def check_fits(plan: Path, manifest: EngineManifest) -> None:
             f"plan is read by its own version only. Install that one, or build again. {AGAIN}"
         )
     wanted = ", ".join(manifest.compute_capabilities)
-    gpu = gpu_at_hand()
     if gpu is None:
         raise SaccadeError(
             f"{plan}: an engine runs on an NVIDIA GPU, and neither a driver (libcuda.so.1) nor a "
