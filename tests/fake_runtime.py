@@ -5,7 +5,7 @@ With `"fake": "fake_runtime:FAKE"` in the registry every verb knows it.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runners import Runner, onnx_runner, onnx_session
 from saccade.exporter.runtimes.runtime import Packages
@@ -159,6 +160,12 @@ class ServedFake:
 
     def weights_bytes(self, model: RepositoryModel) -> int:
         return (model.version / SERVED_FILE).stat().st_size
+
+    def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
+        pass
+
+    def runner(self, model: RepositoryModel) -> Runner:
+        return run_file(model.version / SERVED_FILE)
 
 
 FAKE, SERVED = FakeRuntime(), ServedFake()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from places import PACKAGE, ROOT, TESTS
 from quick_gate import FEW_SAMPLES
 
@@ -28,6 +29,8 @@ from saccade.exporter.runtimes.build import build
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bulk.bulk import bulk
+from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.commands.doctor import doctor
 from saccade.serving.repository.config_text import parse_config
 from saccade.serving.repository.deploy import deploy
@@ -111,6 +114,11 @@ def test_it_is_built_verified_measured_deployed_and_preflighted(folder, tmp_path
     assert requirements_of(out).arguments == ["--backend-config=fake,turn=round"]
     # Figures of another runtime are not its own.
     assert deploy(folder, RepositoryOptions(tmp_path / "onnx")).unmeasured == (full, half)
+
+    (tmp_path / "images").mkdir()
+    Image.fromarray(images[0, :, :, 0]).save(tmp_path / "images" / "one.png")
+    job = BulkOptions(str(tmp_path / "images"), str(tmp_path / "bulk"), runtime="fake", workers="1")
+    assert bulk(folder, job).answers == 1
 
     checks = preflight(out)
     assert checks.passed, checks.failed

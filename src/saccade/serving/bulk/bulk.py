@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,6 @@ from saccade.errors import GateFailed, SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.files import json_bytes
 from saccade.leftovers import only_writer, temporary_folder
-from saccade.machine import cores
 from saccade.progress import progress
 from saccade.serving.bulk import listing, runners
 from saccade.serving.bulk.answers import form_of, main_role
@@ -34,12 +33,13 @@ from saccade.serving.bulk.plan import (
     read_plan,
     write_plan,
 )
-from saccade.serving.bulk.shard import QUESTION, Done, Job, view_in
+from saccade.serving.bulk.shard import QUESTION, Job, view_in
 from saccade.serving.bulk.sources import Columns, Source, Wanted
 from saccade.serving.client.router_view import RouterView
 from saccade.serving.client.wire import choice
 from saccade.serving.repository.deploy import deploy
-from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.preflight.repository import open_repository
+from saccade.serving.repository.runtimes.plans import MAX_IMAGES_FLAG, SmallProfile
 
 _OWN = ("beam", "max_length", "slots", "seed")
 
@@ -89,24 +89,41 @@ def bulk(artefact: ArtefactFolder | Path | str, options: BulkOptions) -> BulkRep
         `max_errors`; MissingPackage.
     """
     require("pyarrow", extra=EXTRA)
-    if options.runner == "ray":
-        require("ray", extra=EXTRA)
     artefact, out = ArtefactFolder.open(artefact), Place(options.out)
     began = time.monotonic()
-    with _only_one(out), temporary_folder("bulk") as place:
-        repository = place / "repository"
-        threads = _threads_each(options)
-        deploy(
-            artefact,
-            RepositoryOptions(
-                out=repository, labels=options.labels, templates=options.templates, threads=threads
-            ),
-        )
+    with (
+        runners.runner_of(options) as runner,
+        _only_one(out),
+        temporary_folder("bulk") as place,
+    ):
+        repository = _repository(artefact, place / "repository", options, runner)
         plan = _planned(artefact, repository, out, options)
         left, kept = _left(out, plan)
         job = Job(options.out, str(repository))
-        counts = _run(job, plan, left, kept, options, threads)
+        counts = _run(job, plan, left, kept, options, runner)
         return _finished(out, plan, counts, sum(kept), began)
+
+
+def _repository(
+    artefact: ArtefactFolder, out: Path, options: BulkOptions, runner: runners.Runner
+) -> Path:
+    """The repository that answers, if the GPUs at hand can run it."""
+    try:
+        deploy(artefact, options.repository(out, runners.threads_of(options)))
+    except SmallProfile as error:
+        raise SmallProfile(str(error).replace(MAX_IMAGES_FLAG, "--batch")) from error
+    if runner.gpus:
+        for model in open_repository(out).models:
+            model.served.check_gpus(model, runner.gpus)
+    return out
+
+
+def _engines(repository: Path) -> dict[str, str]:
+    return {
+        f"{model.name} {capability}": engine.file.sha256
+        for model in open_repository(repository).models
+        for capability, engine in model.engines.items()
+    }
 
 
 def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: BulkOptions) -> Plan:
@@ -123,6 +140,9 @@ def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: Bu
         model=artefact.model,
         variant=_chosen(repository, artefact.model, parameters, tuple(_given(options))),
         sha256={variant.name: variant.sha256 for variant in artefact.variants},
+        runtime=options.runtime,
+        processor="gpu" if options.on_gpu else "cpu",
+        engines=_engines(repository),
         input=options.input,
         listing_sha256=listing.hash_of(listed),
         inputs=listed.num_rows,
@@ -146,7 +166,7 @@ def _run(
     left: list[int],
     kept: tuple[int, int],
     options: BulkOptions,
-    threads: int,
+    runner: runners.Runner,
 ) -> tuple[int, int]:
     """All answers and errors that there are in the end; `kept` are those of before."""
     answers, errors = kept
@@ -154,21 +174,15 @@ def _run(
     if not left:
         return answers, errors
     began, done_here = time.monotonic(), 0
-    with progress("bulk", plan.inputs) as advance:
+    with progress("bulk", plan.inputs) as advance, closing(runner.run(job, left)) as results:
         advance(answers + errors)
-        for done in _runner(job, left, options, threads):
+        for done in results:
             answers, errors = answers + done.answers, errors + done.errors
             done_here += done.answers + done.errors
             rate = done_here / max(1e-9, time.monotonic() - began)
             advance(done.answers + done.errors, f"{rate:,.0f} a second, {errors:,} errors")
             _check_errors(errors, options)
     return answers, errors
-
-
-def _runner(job: Job, left: list[int], options: BulkOptions, threads: int) -> Iterator[Done]:
-    if options.runner == "ray":
-        return runners.ray(job, left, options, threads)
-    return runners.local(job, left, options.worker_range()[0] or cores())
 
 
 def _check_errors(errors: int, options: BulkOptions) -> None:
@@ -255,10 +269,3 @@ def _only_one(out: Place) -> Iterator[None]:
         ) from error
     with only_writer(out.path):
         yield
-
-
-def _threads_each(options: BulkOptions) -> int:
-    if options.threads is not None:
-        return options.threads
-    workers = options.worker_range()[1]
-    return max(1, cores() // workers) if workers and options.runner == "local" else 1

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A repository's router and its variants in this process: the code that a server would run.
 
-Requests take the same way as in the server, decoding included, so that answers are the same bit
-for bit. The router's files import one another, and the server's module, by bare names: this is for
-a process of its own, one repository in its life. Of that module what the router and the backend
-use is here; metrics and cancellation are nobody's, and forgotten.
+Requests take the same way as in the server, decoding included, and ONNX files on CPUs are run by
+the embedded server's own backend, so that answers are the same bit for bit. What that backend does
+not run (plans, files on GPUs) is loaded by its runtime, as a function. The router's files import
+one another, and the server's module, by bare names: this is for a process of its own, one
+repository in its life. Of that module what the router and the backend use is here; metrics and
+cancellation are nobody's, and forgotten.
 """
 
 import importlib.util
@@ -20,8 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError
-from saccade.serving.repository.config_text import read_config
+from saccade.errors import SaccadeError, ShapeError
+from saccade.exporter.runtimes.runners import Runner, run_in_batches
+from saccade.serving.repository.model_config import on_gpu
+from saccade.serving.repository.preflight.report import NotChecked
+from saccade.serving.repository.preflight.repository import RepositoryModel, open_repository
 
 SERVER_MODULE = "triton_python_backend_utils"
 VERSION = "1"
@@ -177,6 +182,7 @@ class InProcess:
     def __init__(self, repository: Path, model: str) -> None:
         self._repository = repository
         self._variants: dict[str, _Variant] = {}
+        self._error: SaccadeError | None = None  # of a variant, in the last request
         install(self._run)
         folder = repository / model / VERSION
         sys.path.insert(0, str(folder))
@@ -195,12 +201,16 @@ class InProcess:
         Raises: InputRefused where the request is at fault, SaccadeError where the model is.
         """
         answers: SimpleQueue[InferenceResponse] = SimpleQueue()
-        _Log.last = ""
+        _Log.last, self._error = "", None
         self._router.execute([Request(inputs, outputs, parameters, answers.put)])
         response = answers.get()
         error = response.error()
         if error is None:
             return response.arrays
+        if isinstance(self._error, ShapeError):
+            raise InputRefused(str(self._error)) from self._error
+        if self._error is not None:
+            raise self._error
         if error.code() == TritonError.INVALID_ARG:
             raise InputRefused(error.message())
         # Callers of a service are told to look into its log; here are they who may read it.
@@ -216,28 +226,47 @@ class InProcess:
         self._variants.clear()
 
     def _run(self, name: str, request: Request) -> InferenceResponse:
-        if name not in self._variants:
-            self._variants[name] = self._load(name)
-        return self._variants[name].answer(request)
+        try:
+            if name not in self._variants:
+                self._variants[name] = self._load(name)
+            return self._variants[name].answer(request)
+        except SaccadeError as error:
+            self._error = error  # the router would say less
+            return InferenceResponse(error=TritonError(str(error)))
 
     def _load(self, name: str) -> "_Variant":
         from google.protobuf import json_format
 
-        backend = resources.files("saccade.model_repository") / "onnxruntime_backend" / "model.py"
-        with resources.as_file(backend) as path:
-            model = _module("saccade_onnxruntime_backend", path).TritonPythonModel()
-        config = json_format.MessageToDict(
-            read_config(self._repository / name / "config.pbtxt"), preserving_proto_field_name=True
-        )
-        model.initialize(
-            {
-                "model_config": json.dumps(config),
-                "model_instance_kind": "CPU",
-                "model_repository": str(self._repository / name),
-                "model_version": VERSION,
-            }
-        )
-        return _Variant(model, config)
+        (model,) = (one for one in open_repository(self._repository).models if one.name == name)
+        config = json_format.MessageToDict(model.parsed_config(), preserving_proto_field_name=True)
+        if model.served.bundled and not on_gpu(model.config):
+            return _Variant(_backend(model, config), config)
+        try:
+            run = model.served.runner(model)
+        except NotChecked as error:
+            raise SaccadeError(f"{model.folder}: {error}. Run the command again.") from error
+        return _Variant(Function(run, int(config["max_batch_size"])), config)
+
+
+class Function:
+    """A component that its runtime runs, asked as a backend is."""
+
+    def __init__(self, run: Runner, most_rows: int) -> None:
+        self._run = run
+        self._most_rows = most_rows  # of a run; the router's search of captions asks for more
+
+    def execute(self, requests: list[Request]) -> list[InferenceResponse]:
+        """Their answers.
+
+        Raises: ShapeError for a request whose shapes it does not take; SaccadeError if it fails.
+        """
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> InferenceResponse:
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        outputs = run_in_batches(self._run, inputs, self._most_rows)
+        wanted = request.requested_output_names()
+        return InferenceResponse([Tensor(name, outputs[name]) for name in wanted])
 
 
 class _Variant:
@@ -254,6 +283,22 @@ class _Variant:
         response: InferenceResponse = self._model.execute([request])[0]
         response.reshape(self._to_caller)
         return response
+
+
+def _backend(model: RepositoryModel, config: dict[str, Any]) -> Any:
+    """The embedded server's backend, with the model loaded."""
+    file = resources.files("saccade.model_repository") / "onnxruntime_backend" / "model.py"
+    with resources.as_file(file) as path:
+        backend = _module("saccade_onnxruntime_backend", path).TritonPythonModel()
+    backend.initialize(
+        {
+            "model_config": json.dumps(config),
+            "model_instance_kind": "CPU",
+            "model_repository": str(model.folder),
+            "model_version": VERSION,
+        }
+    )
+    return backend
 
 
 def _reshaped(tensors: list[dict[str, Any]], to: str) -> dict[str, tuple[int, ...]]:

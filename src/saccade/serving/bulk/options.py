@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.errors import SaccadeError
+from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.path_fields import PathFields
 from saccade.serving.bulk.answers import Ask, Precision
+from saccade.serving.repository.options import RepositoryOptions
+from saccade.serving.repository.runtimes.registry import ServedName
 
 MOST_WORKERS = 4096
 _RANGE = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
@@ -24,9 +27,15 @@ class BulkOptions(PathFields):
     ask: Ask | None = None  # default: what the model is for
     budget: float | str | None = None  # 0.5, 2/3, or a name such as fast; default: the largest
     runner: Literal["local", "ray"] = "local"  # processes of this machine, or Ray Data's actors
-    workers: str | None = None  # processes, or MIN:MAX with --runner ray; default: one a core
+    # processes, or MIN:MAX with --runner ray; default: one per core, on GPUs one per GPU
+    workers: str | None = None
     # of a Ray cluster: auto, or ray://HOST:PORT; default: one of its own, on this machine
     address: str | None = None
+    runtime: ServedName = DEFAULT  # onnxruntime, or tensorrt, whose plans run on GPUs
+    engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
+    # gpu: ONNX Runtime's CUDA provider; default: cpu, of plans gpu
+    instances: Literal["cpu", "gpu"] | None = None
+    device: str | None = None  # whose measurements count, if the artefact has several machines'
     batch: int = 64  # inputs of one request
     shard: int = 1024  # inputs of one file of answers
     column: str | None = None  # of images, or their paths, in tables; in tars the suffix
@@ -65,6 +74,26 @@ class BulkOptions(PathFields):
             )
         if self.address is not None and self.runner != "ray":
             raise SaccadeError(f"--address is {self.address}, but --runner is local. Pass ray.")
+        self.repository(Path())  # which refuses options that the runtime does not have
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if each worker needs a GPU."""
+        return self.repository(Path()).on_gpu
+
+    def repository(self, out: Path, threads: int | None = None) -> RepositoryOptions:
+        """Options of the repository that answers."""
+        return RepositoryOptions(
+            out=out,
+            runtime=self.runtime,
+            engines=self.engines,
+            instances=self.instances,
+            device=self.device,
+            labels=self.labels,
+            templates=self.templates,
+            max_images=self.batch,
+            threads=threads or self.threads or 1,
+        )
 
     def worker_range(self) -> tuple[int | None, int | None]:
         """The smallest and largest number of workers, where they are given.

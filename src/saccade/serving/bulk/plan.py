@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import SaccadeError
+from saccade.exporter.runtimes.runtime import DEFAULT
 from saccade.files import json_bytes
 from saccade.json_text import parse_json
 from saccade.leftovers import is_leftover
@@ -24,6 +25,8 @@ ANSWERS, ERRORS = "answers", "errors"
 MANIFEST, SUCCESS = "manifest.json", "_SUCCESS"
 REPOSITORY = "_plan/repository.tar"  # for workers of other machines
 _PLAN, _LISTING = "_plan/plan.json", "_plan/listing.parquet"
+# What a plan means that does not contain them: all jobs were done so.
+_BEFORE_GPUS: dict[str, Any] = {"runtime": DEFAULT, "processor": "cpu", "engines": {}}
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Plan:
     model: str
     variant: str
     sha256: dict[str, str]  # of each variant of the model, by name
+    runtime: str
+    processor: str  # cpu or gpu
+    engines: dict[str, str]  # SHA-256 of each TensorRT plan, by variant and compute capability
     input: str
     listing_sha256: str
     inputs: int
@@ -83,7 +89,7 @@ def read_plan(out: Place) -> Plan | None:
             f"{out.join(_PLAN)}: is no plan of this release of saccade. Choose another place with "
             "--out."
         )
-    return typed(Plan, content, f"{out.join(_PLAN)}: ")
+    return typed(Plan, _BEFORE_GPUS | content, f"{out.join(_PLAN)}: ")
 
 
 def check_same(out: Place, old: Plan, new: Plan) -> None:
@@ -95,7 +101,12 @@ def check_same(out: Place, old: Plan, new: Plan) -> None:
     changed = [key for key in before if before[key] != now[key]]
     if not changed:
         return
-    words = {"listing_sha256": "inputs", "inputs": "number of inputs", "sha256": "model's files"}
+    words = {
+        "listing_sha256": "inputs",
+        "inputs": "number of inputs",
+        "sha256": "model's files",
+        "engines": "plans",
+    }
     first = changed[0]
     raise SaccadeError(
         f"{out}: holds another job: its {words.get(first, first)} was {_short(before[first])}, now "

@@ -133,6 +133,11 @@ def _shared(config: Any, *, preferred: int, max_batch: int) -> None:
         batching.preferred_batch_size.append(preferred)
 
 
+def on_gpu(config: Any) -> bool:
+    """True if a model's configuration puts its instances on GPUs."""
+    return any(group.kind == group.KIND_GPU for group in config.instance_group)
+
+
 def _instances(config: Any, options: RepositoryOptions | None) -> None:
     kind = "KIND_GPU" if options and options.on_gpu else "KIND_CPU"
     group = config.instance_group.add(count=options.instance_count if options else 1, kind=kind)

@@ -1,17 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX Runtime in a server: the exported file, beside it the kernels of its custom ops."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.onnxruntime import ONNXRUNTIME
+from saccade.exporter.runtimes.runners import (
+    CPU,
+    CUDA,
+    Runner,
+    check_provider,
+    onnx_runner,
+    onnx_session,
+)
 from saccade.exporter.runtimes.runtime import has_custom_ops, ops_of
 from saccade.plugins.native.library import available_library
-from saccade.serving.repository.model_config import MODEL_FILE, OP_LIBRARY_FILE, RUN_BATCH
+from saccade.serving.repository.model_config import (
+    MODEL_FILE,
+    OP_LIBRARY_FILE,
+    RUN_BATCH,
+    on_gpu,
+)
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight import answer_checks, model_checks
 from saccade.serving.repository.preflight.model_checks import IR_VERSION, OPSET
@@ -81,6 +95,21 @@ class ServedOnnxRuntime:
 
     def weights_bytes(self, model: RepositoryModel) -> int:
         return model.model.stat().st_size if model.model.is_file() else 0
+
+    def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
+        check_provider(CUDA)
+
+    def runner(self, model: RepositoryModel) -> Runner:
+        threads = model.config.parameters["intra_op_thread_count"].string_value
+        library = model.version / OP_LIBRARY_FILE if _names_library(model) else None
+        # The session that `saccade verify` holds to the reference.
+        session = onnx_session(
+            model.model,
+            threads=int(threads),
+            kernels=library,
+            provider=CUDA if on_gpu(model.config) else CPU,
+        )
+        return onnx_runner(session)
 
 
 def _names_library(model: RepositoryModel) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
 
 PLAN_FILE = "model.plan"
+MAX_IMAGES_FLAG = "--max-images"
 RTX = (
     "was built with TensorRT-RTX, and Triton's TensorRT backend deserialises plans of TensorRT "
     "only. Build it with: saccade build ARTEFACT --engine tensorrt"
@@ -40,6 +41,10 @@ class Plan:
     def usual_batch(self) -> int:
         """The batch that it was tuned for."""
         return min(profile["opt"][0] for profile in self.engine.profiles.values())
+
+
+class SmallProfile(SaccadeError):
+    """A plan takes fewer images than a request may have; the message advises `MAX_IMAGES_FLAG`."""
 
 
 Plans = Mapping[str, tuple[Plan, ...]]  # by the name of the component, the first as default
@@ -129,14 +134,14 @@ def check_plan(path: Path, engine: "EngineManifest", manifest: Manifest) -> None
 def check_batches(plans: Plans, max_images: int) -> None:
     """Check that every plan takes what the router lets through.
 
-    Raises: SaccadeError naming the plan and both ways out.
+    Raises: SmallProfile naming the plan and both ways out.
     """
     for name, own in plans.items():
         for plan in own:
             if plan.max_batch < max_images:
-                raise SaccadeError(
+                raise SmallProfile(
                     f"{plan.folder / plan.engine.file.name}: its profile takes up to "
-                    f"{plan.max_batch} images, the router lets {max_images} through. Pass "
-                    f"--max-images {plan.max_batch}, or build {name} again with "
+                    f"{plan.max_batch} images, a request may have {max_images}. Pass "
+                    f"{MAX_IMAGES_FLAG} {plan.max_batch}, or build {name} again with "
                     f"--batch 1:{plan.usual_batch}:{max_images}."
                 )

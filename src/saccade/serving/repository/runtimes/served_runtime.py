@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Served runtimes: their protocol, and the files of one component."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.gpu import Gpu
+from saccade.exporter.runtimes.runners import Runner
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH
 from saccade.serving.repository.options import RepositoryOptions
@@ -78,3 +80,12 @@ class ServedRuntime(Protocol):
 
     def weights_bytes(self, model: RepositoryModel) -> int:
         """Bytes that a server reads of a model's folder."""
+
+    def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
+        """Raises: SaccadeError if this process could not run the model on one of these GPUs."""
+
+    def runner(self, model: RepositoryModel) -> Runner:
+        """The model in this process, on its first GPU if the configuration asks for one.
+
+        Raises: SaccadeError if it does not run here.
+        """

@@ -3,11 +3,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
+from saccade.exporter.runtimes.gpu import Gpu, gpu_at_hand
+from saccade.exporter.runtimes.runners import Runner
 from saccade.files import json_bytes
 from saccade.plugins.execution import Ops
 from saccade.serving.repository.model_config import MAX_BATCH
@@ -29,6 +32,9 @@ from saccade.serving.repository.runtimes.served_runtime import (
     ServedFiles,
     StoredFile,
 )
+
+if TYPE_CHECKING:
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import EngineManifest
 
 
 def check_answer(model: RepositoryModel, target: Target) -> Iterator[str]:
@@ -103,9 +109,34 @@ class ServedTensorRT:
         # A server loads one plan, that of its GPU.
         return max((engine.file.bytes for engine in model.engines.values()), default=0)
 
+    def check_gpus(self, model: RepositoryModel, gpus: Sequence[Gpu]) -> None:
+        from saccade.exporter.runtimes.tensorrt.loading import check_fits
+
+        for gpu in gpus:
+            check_fits(*_plan_for(model, gpu), gpu)
+
+    def runner(self, model: RepositoryModel) -> Runner:
+        from saccade.exporter.runtimes.tensorrt.engine_runner import engine_runner
+
+        return engine_runner(*_plan_for(model, gpu_at_hand()))
+
 
 def _plans_of(model: RepositoryModel) -> dict[str, str]:
     return plan_files(tuple(model.engines))
+
+
+def _plan_for(model: RepositoryModel, gpu: Gpu | None) -> tuple[Path, "EngineManifest"]:
+    """The plan for this GPU; without one any plan, whose loader says which GPU it needs."""
+    plans = _plans_of(model)
+    if gpu is None:
+        capability = next(iter(plans))
+    elif (capability := gpu.capability) not in plans:
+        raise SaccadeError(
+            f"{model.name}: has plans for compute capability {', '.join(plans)}, and {gpu.name} "
+            f"has {capability}. On such a GPU run `saccade build ARTEFACT --engine "
+            f"{ServedTensorRT.backend}`, and name the folder that it writes with --engines, too."
+        )
+    return model.version / plans[capability], model.engines[capability]
 
 
 def _served_files(manifest: Manifest, plans: Sequence[Plan]) -> ServedFiles:

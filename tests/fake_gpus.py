@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs that are not there, for this process and for workers of bulk jobs.
+
+FAKE_GPUS lists their compute capabilities, such as 8.9,9.0; CUDA_VISIBLE_DEVICES hides some, as the
+driver does it. With FAKE_CUDA, ONNX Runtime has its CUDA provider. A worker writes the devices that
+it was shown into the folder that FAKE_SEEN names.
+"""
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+from engine_places import HostMemory
+
+from saccade.exporter.runtimes.tensorrt import engine_runner
+from saccade.serving.bulk import shard
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_library, _session = ctypes.CDLL, onnxruntime.InferenceSession
+
+
+def listed(variable: str) -> list[str]:
+    """The words of a list in the environment."""
+    return list(filter(None, os.environ.get(variable, "").split(",")))
+
+
+class Driver:
+    """The calls of libcuda and libnvidia-ml that are made; each returns 0 where it did its work."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> int:
+            getattr(self, f"_{name}", lambda *_: None)(*arguments)
+            return 0
+
+        return call
+
+    @property
+    def cards(self) -> list[str]:
+        """Compute capabilities of those that are visible, in the order of the list."""
+        every = listed("FAKE_GPUS")
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:
+            return every
+        return [every[int(index)] for index in listed("CUDA_VISIBLE_DEVICES")]
+
+    def _cuDeviceGetCount(self, count: Any) -> None:  # noqa: N802
+        count._obj.value = len(self.cards)
+
+    def _cuDeviceGet(self, device: Any, index: int) -> None:  # noqa: N802
+        device._obj.value = index
+
+    def _cuDeviceGetName(self, text: Any, _: int, device: Any) -> None:  # noqa: N802
+        text.value = f"a card of {self.cards[device.value]}".encode()
+
+    def _cuDeviceGetAttribute(self, found: Any, which: int, device: Any) -> None:  # noqa: N802
+        found._obj.value = int(self.cards[device.value].split(".")[which - 75])
+
+
+class Session:
+    """A session of ONNX Runtime on a GPU, which the processor plays."""
+
+    asked: tuple[list[str], ...] = ()
+    started = (CUDA, CPU)
+
+    def __init__(self, source: str, options: Any, providers: list[str]) -> None:
+        Session.asked += (providers,)
+        self._real = _session(source, options, providers=[CPU])
+
+    def get_providers(self) -> tuple[str, ...]:
+        """Those that it says have started."""
+        return self.started
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def library(name: str | None, *arguments: Any, **options: Any) -> Any:
+    """In the place of `ctypes.CDLL`."""
+    if name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        return Driver()
+    return _library(name, *arguments, **options)
+
+
+def install() -> None:
+    """Be the GPUs of this process."""
+    ctypes.CDLL = library  # type: ignore[assignment,misc]
+    engine_runner.CudaMemory = HostMemory  # type: ignore[assignment,misc]
+    if "FAKE_CUDA" in os.environ:
+        onnxruntime.get_available_providers = lambda: [CUDA, CPU]
+        onnxruntime.InferenceSession = Session
+
+
+def main(request: shard.Request) -> shard.Done:
+    """Run one shard as a worker does."""
+    install()
+    seen = Path(os.environ["FAKE_SEEN"]) / str(os.getpid())
+    seen.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    return shard.main(request)
