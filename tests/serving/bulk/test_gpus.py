@@ -94,8 +94,10 @@ def cards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path
     """The GPUs of this machine, and the folder in which its workers write what they see."""
 
     def put(capabilities: str, visible: str | None = None) -> Path:
+        before = os.environ.get("PYTHONPATH")
         use_fake(monkeypatch)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(FAKES), str(TESTS))))
+        paths = [str(FAKES), str(TESTS), *filter(None, [before])]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
         monkeypatch.setenv("FAKE_GPUS", capabilities)
         if visible is None:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -23,7 +23,7 @@ from rendered import charted, kustomized, pods, yaml
 
 DEPLOY = ROOT / "deploy"
 ACCEPTED = DEPLOY / "accepted.txt"
-FOLDERS = ("overlays/cpu", "overlays/gpu", "proxy", "models", "kserve", "ray")
+FOLDERS = ("overlays/cpu", "overlays/gpu", "proxy", "models", "kserve", "ray", "ray-gpu")
 CHECKS_AT_LEAST = 500  # that pass: a checkov that reads nothing finds nothing
 
 
@@ -55,7 +55,7 @@ def test_checkov_can_find(tmp_path):
 
 
 @pytest.mark.skipif("KUBERAY_CRD" not in os.environ, reason="KUBERAY_CRD names no definition")
-@pytest.mark.parametrize("folder", ["ray"])
+@pytest.mark.parametrize("folder", ["ray", "ray-gpu"])
 def test_the_job_fits_kuberays_definition(folder):
     import jsonschema
 

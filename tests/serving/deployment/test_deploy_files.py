@@ -31,7 +31,8 @@ kubernetes_validate = pytest.importorskip(
 
 DEPLOY = ROOT / "deploy"
 FOLDERS = ("base", "overlays/cpu", "overlays/gpu", "proxy", "models")
-OTHERS = ("kserve", "ray")  # with resources of kinds that Kubernetes does not define
+BULK = {"ray": "workers", "ray-gpu": "gpu-workers"}
+OTHERS = ("kserve", *BULK)  # with resources of kinds that Kubernetes does not define
 OLDEST = "1.30"  # the first whose pods may sleep before they stop, without a program for it
 ON_GPU = Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
 
@@ -294,12 +295,12 @@ def test_every_value_of_the_chart_changes_something():
     assert set(re.findall(r"\.Values\.(\w+)", templates)) == set(values)
 
 
-def test_the_bulk_job_stays_inside_and_has_a_token_where_it_scales(rendered):
-    found = pods(rendered["ray"])
-    assert set(found) == {f"saccade-bulk-{part}" for part in ("submitter", "head", "workers")}
-    (policy,) = (
-        each["spec"] for (kind, _), each in rendered["ray"].items() if kind == "NetworkPolicy"
-    )
+@pytest.mark.parametrize(("folder", "group"), BULK.items())
+def test_the_bulk_job_stays_inside_and_has_a_token_where_it_scales(rendered, folder, group):
+    resources = rendered[folder]
+    found = pods(resources)
+    assert set(found) == {f"saccade-bulk-{part}" for part in ("submitter", "head", group)}
+    (policy,) = (each["spec"] for (kind, _), each in resources.items() if kind == "NetworkPolicy")
     labels = policy["podSelector"]["matchLabels"]
     assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": labels}}]
     for name, pod in found.items():
@@ -312,33 +313,48 @@ def test_the_bulk_job_stays_inside_and_has_a_token_where_it_scales(rendered):
         ]
         assert holders == (["autoscaler"] if name.endswith("head") else [])
         account = pod["spec"].get("serviceAccountName")
-        assert account is None if tokens else ("ServiceAccount", account) in rendered["ray"]
+        assert account is None if tokens else ("ServiceAccount", account) in resources
 
 
-def test_the_bulk_job_is_one_command_on_one_version_of_ray(rendered):
-    spec = rendered["ray"]["RayJob", "saccade-bulk"]["spec"]
-    words = spec["entrypoint"].split()
-    assert words[:3] == ["saccade", "bulk", "/models/nac"]
-    assert words[words.index("--runner") + 1] == "ray"
-    assert words[words.index("--address") + 1] == "auto"
+def bulk_options(entrypoint: str) -> BulkOptions:
+    """Options of the job's command; what they do not take they refuse."""
+    program, verb, artefact, *words = entrypoint.split()
+    assert (program, verb, artefact) == ("saccade", "bulk", "/models/nac")
+    pairs = zip(words[::2], words[1::2], strict=True)
+    flags = {name.removeprefix("--"): value for name, value in pairs}
+    engines = tuple(flags.pop("engines").split(",")) if "engines" in flags else ()
+    return BulkOptions(**flags, engines=engines)
+
+
+@pytest.mark.parametrize("folder", BULK)
+def test_the_bulk_job_is_one_command_on_one_version_of_ray(rendered, folder):
+    spec = rendered[folder]["RayJob", "saccade-bulk"]["spec"]
+    options = bulk_options(spec["entrypoint"])
+    assert (options.runner, options.address) == ("ray", "auto")
     cluster = spec["rayClusterSpec"]
     (group,) = cluster["workerGroupSpecs"]
-    least, most = words[words.index("--workers") + 1].split(":")
-    assert (int(least), 16) == (group["minReplicas"], int(most))
-    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] <= int(most)
-    BulkOptions(
-        input=words[words.index("--input") + 1],
-        out=words[words.index("--out") + 1],
-        runner="ray",
-        address="auto",
-        workers=words[words.index("--workers") + 1],
-    )  # which refuses what it does not take
+    assert options.worker_range() == (group["minReplicas"], group["maxReplicas"])
+    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     assert spec["shutdownAfterJobFinishes"] and cluster["enableInTreeAutoscaling"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     built = (ROOT / "docker" / "bulk" / "Dockerfile").read_text()
     assert f"ARG RAY_VERSION={cluster['rayVersion']}\n" in built
     pinned = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned in ([], [cluster["rayVersion"]])
+
+
+def test_workers_have_the_gpu_that_the_bulk_job_asks_for(rendered):
+    for folder in BULK:
+        spec = rendered[folder]["RayJob", "saccade-bulk"]["spec"]
+        options = bulk_options(spec["entrypoint"])
+        (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
+        (container,) = group["template"]["spec"]["containers"]
+        limit = container["resources"]["limits"].get("nvidia.com/gpu")
+        assert limit == (1 if options.on_gpu else None), folder
+        chosen = group["template"]["spec"].get("nodeSelector", {})
+        numbers = [chosen.get(f"nvidia.com/gpu.compute.{part}") for part in ("major", "minor")]
+        kinds = [name.rpartition("-")[2] for name in options.engines]
+        assert kinds == ([".".join(numbers)] if options.on_gpu else []), folder
 
 
 def test_nobody_reaches_the_pod_that_writes_to_the_store(rendered):
