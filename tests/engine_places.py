@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from saccade.exporter.artefact.manifest import read_manifest, write_manifest
 from saccade.exporter.runtimes.gpu import Gpu
 from saccade.exporter.runtimes.tensorrt import build as build_module
 from saccade.exporter.runtimes.tensorrt import loading, modules
@@ -60,6 +61,23 @@ class HostMemory:
 
     def wait(self) -> None:
         pass
+
+
+def computed_artefact(folder: Path, batch: str) -> tuple[Path, Path]:
+    """An artefact of one variant, and its plan's folder, whose answers the fake computes."""
+    from tiny_artefacts import FULL, HALF, artefacts, manifest_of, onnx_model
+
+    artefacts(folder, checkpoint=False)
+    for path in folder.glob(f"{HALF}.*"):
+        path.unlink()
+    data = worded(onnx_model(), "COMPUTE").SerializeToString()
+    (folder / f"{FULL}.onnx").write_bytes(data)
+    parent = read_manifest(folder / f"{FULL}.manifest.json").parent
+    write_manifest(folder, manifest_of("b1000", data, parent))
+    with pytest.MonkeyPatch.context() as patch:
+        use_fake(patch)
+        options = build_module.BuildOptions("tensorrt", batch=batch)
+        return folder, build_module.build(folder, options).folder
 
 
 def worded(proto: onnx.ModelProto, words: str) -> onnx.ModelProto:

@@ -2,8 +2,8 @@
 """GPUs that are not there, for this process and for workers of bulk jobs.
 
 FAKE_GPUS lists their compute capabilities, such as 8.9,9.0; CUDA_VISIBLE_DEVICES hides some, as the
-driver does it. With FAKE_CUDA, ONNX Runtime has its CUDA provider. A worker writes the devices that
-it was shown into the folder that FAKE_SEEN names.
+driver does it. With FAKE_CUDA, ONNX Runtime has its CUDA provider. A worker that asks
+for a GPU notes which devices it was shown, in the folder that FAKE_SEEN names.
 """
 
 import ctypes
@@ -18,12 +18,19 @@ from saccade.exporter.runtimes.tensorrt import engine_runner
 from saccade.serving.bulk import shard
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_notes: Path | None = None  # of a worker
 _library, _session = ctypes.CDLL, onnxruntime.InferenceSession
 
 
 def listed(variable: str) -> list[str]:
     """The words of a list in the environment."""
     return list(filter(None, os.environ.get(variable, "").split(",")))
+
+
+def note() -> None:
+    """Write which devices this worker was shown."""
+    if _notes is not None:
+        _notes.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 
 
 class Driver:
@@ -48,6 +55,7 @@ class Driver:
         return [every[int(index)] for index in listed("CUDA_VISIBLE_DEVICES")]
 
     def _cuDeviceGetCount(self, count: Any) -> None:  # noqa: N802
+        note()
         count._obj.value = len(self.cards)
 
     def _cuDeviceGet(self, device: Any, index: int) -> None:  # noqa: N802
@@ -68,6 +76,8 @@ class Session:
 
     def __init__(self, source: str, options: Any, providers: list[str]) -> None:
         Session.asked += (providers,)
+        if CUDA in providers:
+            note()
         self._real = _session(source, options, providers=[CPU])
 
     def get_providers(self) -> tuple[str, ...]:
@@ -86,7 +96,9 @@ def library(name: str | None, *arguments: Any, **options: Any) -> Any:
 
 
 def install() -> None:
-    """Be the GPUs of this process."""
+    """Be the GPUs of this process, a worker."""
+    global _notes
+    _notes = Path(os.environ["FAKE_SEEN"]) / str(os.getpid())
     ctypes.CDLL = library  # type: ignore[assignment,misc]
     engine_runner.CudaMemory = HostMemory  # type: ignore[assignment,misc]
     if "FAKE_CUDA" in os.environ:
@@ -97,6 +109,4 @@ def install() -> None:
 def main(request: shard.Request) -> shard.Done:
     """Run one shard as a worker does."""
     install()
-    seen = Path(os.environ["FAKE_SEEN"]) / str(os.getpid())
-    seen.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
     return shard.main(request)

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_places import FAKES, computed_artefact, use_fake
 from object_store import ObjectStore, program
 from PIL import Image
+from places import TESTS
 from tiny_artefacts import artefacts
 
 from saccade.serving.bulk.bulk import bulk
@@ -177,6 +179,37 @@ def test_a_node_of_a_cluster_dies(
     finally:
         cluster.shutdown()
     assert parts(out) == undisturbed
+
+
+def test_actors_have_a_gpu_each(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs of which Ray is told; TensorRT and driver are fakes that only see what Ray shows."""
+    ray = pytest.importorskip("ray")
+    folder, engines = computed_artefact(tmp_path / "artefact", "1:8:64")
+    use_fake(monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(FAKES), str(TESTS))))
+    monkeypatch.setenv("FAKE_GPUS", "8.9,8.9")
+    monkeypatch.setenv("FAKE_SEEN", str(tmp_path))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    few = tmp_path / "images"
+    few.mkdir()
+    for path in sorted(images.iterdir())[:200]:
+        (few / path.name).write_bytes(path.read_bytes())
+    plans = {"runtime": "tensorrt", "engines": (str(engines),), "workers": "2:2"}
+    hook = {"worker_process_setup_hook": "fake_gpus.install"}
+    with ray.init(
+        num_cpus=4, num_gpus=2, include_dashboard=False, runtime_env=hook, log_to_driver=False
+    ):
+        options = BulkOptions(
+            str(few), str(tmp_path / "out"), shard=SHARD, batch=8, runner="ray", **plans
+        )
+        report = bulk(folder, options)
+    assert (report.answers, report.errors) == (199, 1)
+    assert {path.read_text() for path in tmp_path.glob("[0-9]*")} == {"0", "1"}
+    on_cpu = BulkOptions(str(few), str(tmp_path / "cpu"), shard=SHARD, batch=8)
+    bulk(folder, on_cpu)
+    assert parts(tmp_path / "out") == parts(tmp_path / "cpu")
 
 
 @pytest.fixture

@@ -16,19 +16,16 @@ import fake_gpus
 import numpy as np
 import onnxruntime
 import pytest
-from engine_places import FAKES, use_fake, worded
+from engine_places import FAKES, computed_artefact, use_fake
 from fake_gpus import CPU, CUDA
 from PIL import Image
 from places import TESTS
-from tiny_artefacts import FULL, HALF, artefacts, manifest_of, onnx_model
+from tiny_artefacts import FULL
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.exporter.artefact.manifest import read_manifest, write_manifest
 from saccade.exporter.runtimes.gpu import gpu_at_hand
-from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.tensorrt import engine_runner as engine_runner_module
 from saccade.exporter.runtimes.tensorrt import loading
-from saccade.exporter.runtimes.tensorrt.build import build
 from saccade.exporter.runtimes.tensorrt.engine_manifest import (
     read_engine_manifest,
     write_engine_manifest,
@@ -51,23 +48,15 @@ COUNT, BATCH = 12, 4
 
 @pytest.fixture(scope="module")
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One variant, whose plan the fake computes."""
-    folder = artefacts(tmp_path_factory.mktemp("gpus") / "artefact", checkpoint=False)
-    for path in folder.glob(f"{HALF}.*"):
-        path.unlink()
-    data = worded(onnx_model(), "COMPUTE").SerializeToString()
-    (folder / f"{FULL}.onnx").write_bytes(data)
-    parent = read_manifest(folder / f"{FULL}.manifest.json").parent
-    write_manifest(folder, manifest_of("b1000", data, parent))
-    return folder
+    """One variant, with a plan for 8.9 of up to so many images."""
+    place = tmp_path_factory.mktemp("gpus") / "artefact"
+    return computed_artefact(place, f"1:2:{BATCH}")[0]
 
 
 @pytest.fixture(scope="module")
 def engines(artefact: Path) -> tuple[str, str]:
-    """Folders of a plan for 8.9, and of one for 9.0, of up to so many images."""
-    with pytest.MonkeyPatch.context() as patch:
-        use_fake(patch)
-        ada = build(artefact, BuildOptions("tensorrt", batch=f"1:2:{BATCH}")).folder
+    """The folder of that plan, and of one for 9.0."""
+    ada = artefact / "engines" / "tensorrt-8.9"
     hopper = Path(shutil.copytree(ada, ada.with_name("tensorrt-9.0")))
     changed(hopper, compute_capabilities=("9.0",))
     return str(ada), str(hopper)
@@ -336,10 +325,10 @@ def test_a_job_by_the_cuda_provider(
 ) -> None:
     on_cpu, out = tmp_path / "cpu", tmp_path / "gpu"
     job(artefact, images, on_cpu, workers="1")
-    cards("8.9")
+    seen = cards("8.9")
     monkeypatch.setenv("FAKE_CUDA", "1")
     report = job(artefact, images, out, instances="gpu")
-    assert report.answers == COUNT
+    assert (report.answers, [path.read_text() for path in seen.iterdir()]) == (COUNT, ["0"])
     assert answers(out) == answers(on_cpu)
     with pytest.raises(SaccadeError, match="its processor was gpu, now it is cpu"):
         job(artefact, images, out, workers="1")
