@@ -414,7 +414,7 @@ def test_without_the_extra(
     runner: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingPackage, match=rf"{missing} .*pip install 'saccade\[bulk\]'"):
+    with pytest.raises(MissingPackage, match=rf"{missing} .*pip install 'saccade-serving\[bulk\]'"):
         run(images, runner=runner)
     assert not (images.parent / "out").exists()
 

@@ -19,7 +19,7 @@ from saccade.serving.repository.router_folder import router_code
 from saccade.serving.server import print_command
 from saccade.serving.server.print_command import IMAGE, container_arguments
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 
 DOCKER, KSERVE = ROOT / "docker", ROOT / "deploy" / "kserve"
 ON_GPU = Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
