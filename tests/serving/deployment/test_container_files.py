@@ -99,7 +99,9 @@ def test_the_images_build_commands_are_understood(tmp_path):
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     configure = native.partition("&&")[0]
-    configure = configure.replace("/src", str(ROOT / "src")).replace("/build", str(tmp_path / "build"))
+    configure = configure.replace("/src", str(ROOT / "src")).replace(
+        "/build", str(tmp_path / "build")
+    )
     done = subprocess.run(shlex.split(configure), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (plugins,) = (run for run in runs if "tensorrt.mk" in run)
