@@ -190,7 +190,10 @@ def test_what_the_gpus_at_hand_cannot_run(
     cards("8.9")
     refused(r"takes up to 4 images, a request may have 64\. Pass --batch 4, or build", batch=64,
             **on_plans(engines))  # fmt: skip
-    refused(rf"has no {CUDA}, only .*pip install 'saccade\[gpu\]'", instances="gpu")
+    refused(
+        rf"has no {CUDA}, only .*pip uninstall onnxruntime && pip install .*\[gpu\]",
+        instances="gpu",
+    )
     monkeypatch.setattr(sys.modules["tensorrt"], "__version__", "11.2")
     refused(r"built by TensorRT 10\.16\.0\.fake, installed is 11\.2", **on_plans(engines))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError, require
+from saccade.errors import SaccadeError, install, require
 from saccade.models.interface import Arrays, component_named
 
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
@@ -136,8 +136,7 @@ def check_provider(provider: str) -> None:
     if provider not in (known := onnxruntime.get_available_providers()):
         raise SaccadeError(
             f"ONNX Runtime {onnxruntime.__version__} has no {provider}, only {', '.join(known)}. "
-            "For an NVIDIA GPU install it with: pip uninstall onnxruntime && pip install "
-            "'saccade[gpu]'"
+            f"For an NVIDIA GPU replace it: pip uninstall onnxruntime && {install('gpu')}"
         )
 
 
