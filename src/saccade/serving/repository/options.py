@@ -33,7 +33,7 @@ class RepositoryOptions(PathFields):
     force: bool = False  # replace what stands there
     # onnxruntime: for the bundled server and the container; or tensorrt
     runtime: ServedName = DEFAULT
-    engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one a kind of GPU
+    engines: tuple[str, ...] = ()  # with tensorrt: folders of `saccade build`, one per kind of GPU
     precisions: tuple[str, ...] = ()  # such as fp32,int8; default: all that the folder has
     run_batch: int | None = None  # images in one run; default: as measured, else 8
     device: str | None = None  # whose measurements to route by, if the frontier has several

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT and TensorRT-RTX: plans that are built of the exported file, one a kind of GPU."""
+"""TensorRT and TensorRT-RTX: plans that are built of the exported file, one per kind of GPU."""
 
 import importlib.util
 from collections.abc import Mapping

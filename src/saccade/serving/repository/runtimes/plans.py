@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of `saccade build` for the components of an artefact folder: one a kind of GPU."""
+"""Plans of `saccade build` for the components of an artefact folder: one per kind of GPU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ def read_plans(folders: Sequence[str], manifests: Sequence[Manifest]) -> Plans:
         if len(set(capabilities)) < len(capabilities):
             raise SaccadeError(
                 f"{name}: two plans are for compute capability "
-                f"{max(capabilities, key=capabilities.count)}. Name one folder a kind of GPU."
+                f"{max(capabilities, key=capabilities.count)}. Name one folder per kind of GPU."
             )
     return {name: tuple(plans) for name, plans in by_name.items()}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT in a server: plans, one a kind of GPU, each with its manifest beside the model."""
+"""TensorRT in a server: plans, one per kind of GPU, each with its manifest beside the model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -66,7 +66,7 @@ class ServedTensorRT:
         if not options.engines:
             raise SaccadeError(
                 f"--runtime {options.runtime} needs --engines DIR[,DIR...]: folders that "
-                "`saccade build ARTEFACT --engine tensorrt` wrote, one a kind of GPU."
+                "`saccade build ARTEFACT --engine tensorrt` wrote, one per kind of GPU."
             )
         if options.instances == "cpu":
             raise SaccadeError("--instances cpu: plans run on GPUs only. Leave it out.")
