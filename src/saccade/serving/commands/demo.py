@@ -9,9 +9,9 @@ from typing import Any
 from saccade.exporter.exported import ExportOptions
 from saccade.files import new_folder
 from saccade.models.training.options import TrainOptions
-from saccade.serving.bench.bench import BenchOptions
+from saccade.serving.bench.options import BenchOptions
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.server.server import ServeOptions
+from saccade.serving.server.addresses import ServeOptions
 
 SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
 
