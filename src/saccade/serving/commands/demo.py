@@ -8,6 +8,7 @@ from typing import Any
 
 from saccade.errors import require
 from saccade.exporter.exported import ExportOptions
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing
 from saccade.models.training.options import TrainOptions
 from saccade.serving.bench.options import BenchOptions
@@ -16,7 +17,6 @@ from saccade.serving.server.addresses import ServeOptions
 
 _NEEDED = {
     "export": ("torch", "onnx", "onnxscript"),
-    "cpu": ("onnxruntime",),
     "bench": ("sklearn.datasets", "matplotlib"),
 }
 SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
@@ -58,6 +58,7 @@ def _check_installed() -> None:
     for extra, modules in _NEEDED.items():
         for module in modules:
             require(module, extra=extra)
+    runtime_named(DEFAULT).require()
     check_installation(find_installation())
 
 
