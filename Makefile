@@ -29,7 +29,7 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build/typecheck .
 	$(BIN)/python -m zipfile -e build/typecheck/saccade_serving-*.whl build/typecheck/site
 	cd build/typecheck && MYPYPATH=site ../../$(BIN)/python -m mypy \
-		--config-file ../../pyproject.toml -p saccade
+		--config-file ../../pyproject.toml -p saccade -m saccade_serving
 	$(MAKE) --no-print-directory check-supply
 
 CHAOS ?= all

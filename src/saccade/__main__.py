@@ -3,6 +3,7 @@
 
 import sys
 
+import saccade_serving
 from saccade import interruption
 
 
@@ -21,4 +22,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(saccade_serving.main())

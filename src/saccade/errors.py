@@ -38,6 +38,41 @@ def install(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]' (in a clone: pip install '.[{extra}]')"
 
 
+# The extra that brings each package, by the name under which it is imported.
+_EXTRAS = {
+    "torch": "export",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnx_graphsurgeon": "export",
+    "msgpack": "export",
+    "instant_clip_tokenizer": "text",
+    "tokenizers": "text",
+    "onnxruntime": "cpu",
+    "pytriton": "serve",
+    "sklearn": "bench",
+    "scipy": "bench",
+    "matplotlib": "bench",
+    "pyarrow": "bulk",
+    "ray": "bulk",
+    "opentelemetry": "trace",
+    "tensorrt_rtx": "rtx",
+    "tensorrt": "gpu",
+}
+
+
+def missing_package(error: BaseException) -> MissingPackage | None:
+    """The import of an extra's package that failed, as an error that names the pip command."""
+    name = error.name if isinstance(error, ImportError) else None
+    extra = _EXTRAS.get((name or "").partition(".")[0])
+    return None if name is None or extra is None else _missing(name, error, extra)
+
+
+def _missing(module: str, error: BaseException, extra: str) -> MissingPackage:
+    return MissingPackage(
+        f"{module} is not importable ({error}). Install it with: {install(extra)}"
+    )
+
+
 def require(module: str, *, extra: str) -> ModuleType:
     """The imported module, or one sentence that names the pip command.
 
@@ -46,6 +81,4 @@ def require(module: str, *, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingPackage(
-            f"{module} is not importable ({error}). Install it with: {install(extra)}"
-        ) from error
+        raise _missing(module, error, extra) from error

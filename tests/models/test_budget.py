@@ -19,8 +19,7 @@ from places import PACKAGE
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant import budget_option, choose_budgets
 from saccade.files import json_bytes
-from saccade.models.budget import Budget, budget_text
-from saccade.models.interface import ComputeBudget, fraction_budget
+from saccade.models.budget import Budget, ComputeBudget, budget_text, fraction_budget
 from saccade.schema import typed
 from saccade.serving.client.wire import choice
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile checkpoints and configurations: a message, nothing they claim is built or allocated."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -112,9 +113,22 @@ CHECKPOINTS: dict[str, Case] = {
         "sizes and a name of an ordinary length",
     ),
     "a type of no torch": (
-        lambda _, path: safetensors_file(
-            path, {"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, bytes(4)
+        lambda sound, path: safetensors_file(
+            path,
+            {
+                "__metadata__": {"saccade": json.dumps(sound.header | {"data_sha256": ""})},
+                "a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]},
+            },
+            bytes(4),
         ),
+        "not safetensors, or a corrupt one",
+    ),
+    "metadata that is a text": (
+        lambda _, path: safetensors_file(path, {"__metadata__": "saccade"}),
+        "not safetensors, or a corrupt one",
+    ),
+    "tensors without a place": (
+        lambda _, path: safetensors_file(path, {"a": {"dtype": "F32", "shape": [8]}}),
         "not safetensors, or a corrupt one",
     ),
     "deep header": (

@@ -2,6 +2,7 @@
 """The wheel holds what the editable install shows, and a missing extra explains itself."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from places import PACKAGE, ROOT
 
 import saccade
+import saccade_serving
 from saccade.errors import DISTRIBUTION, MissingPackage, require
 from saccade.machine import version_of
 
@@ -75,7 +77,7 @@ def test_wheel_holds_every_source_file(wheel):
             and "__pycache__" not in path.parts
         ):
             assert str(path.relative_to(PACKAGE.parent)) in inside
-    assert "saccade/py.typed" in inside
+    assert {"saccade/py.typed", "saccade_serving.py"} <= inside
 
 
 def test_wheel_runs_without_the_tree(wheel, tmp_path):
@@ -119,6 +121,46 @@ def test_nothing_tells_to_install_the_other_project_called_saccade(names):
 def test_the_distribution_is_what_the_messages_name():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == DISTRIBUTION
+
+
+def distribution(folder, **files):
+    """The metadata of an installed distribution called `saccade`, and its package."""
+    place = folder / "saccade-0.1.0.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.4\nName: saccade\nVersion: 0.1.0\n")
+    for name, text in files.items():
+        (place / f"{name}.txt").write_text(text)
+    return place
+
+
+COMMAND = [sys.executable, "-c", "import saccade_serving, sys; sys.exit(saccade_serving.main())"]
+
+
+@pytest.mark.parametrize("command", [[sys.executable, "-m", "saccade"], COMMAND])
+def test_beside_the_other_project_called_saccade_nothing_runs(command, tmp_path):
+    place = distribution(tmp_path)
+    if command is COMMAND:  # an editable installation of ours comes behind what is installed
+        (tmp_path / "saccade").mkdir()
+        (tmp_path / "saccade" / "__init__.py").write_text("raise ImportError('not ours')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--help"], env=environment, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"saccade: found another project called `saccade` ({place})")
+    assert "pip uninstall saccade. Then install this one again with: pip install" in line
+    assert DISTRIBUTION in line
+
+
+def test_our_own_distribution_under_its_old_name_is_no_other_project(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "gone"), str(tmp_path)])
+    assert saccade_serving.other_project() is None
+    place = distribution(tmp_path, entry_points="[console_scripts]\nother = other:main\n")
+    assert saccade_serving.other_project() == place
+    own = "[console_scripts]\nsaccade = saccade.__main__:main\n"
+    (place / "entry_points.txt").write_text(own)
+    assert saccade_serving.other_project() is None
 
 
 def test_versions_are_found_under_either_distribution(monkeypatch):

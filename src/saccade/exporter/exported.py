@@ -5,7 +5,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from saccade.exporter.artefact.manifest import (
 )
 from saccade.exporter.artefact.variant import (
     PRECISIONS,
+    check_budgets,
     check_chosen,
     check_model_name,
     choose_budgets,
@@ -42,9 +43,10 @@ from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
 from saccade.machine import version_of
-from saccade.models.budget import BudgetLike
+from saccade.models.budget import BudgetLike, ComputeBudget
 from saccade.models.checkpoint import Checkpoint, load
-from saccade.models.interface import Component, ComputeBudget, Family, component_named
+from saccade.models.checkpoint_format import Header
+from saccade.models.interface import Component, Family, component_named
 from saccade.models.shipped import located
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
@@ -112,11 +114,11 @@ def export(
     _check_precisions(options)
     source = checkpoint.path if isinstance(checkpoint, Checkpoint) else located(checkpoint)
     name = check_model_name(options.name) if options.name else default_model_name(source)
-    for package in ("torch", "onnx", "onnxscript"):
-        require(package, extra="export")
-    runtime_named(DEFAULT).require()
-    if not isinstance(checkpoint, Checkpoint):
-        checkpoint = load(source)
+    check = partial(_check_request, options)
+    if isinstance(checkpoint, Checkpoint):
+        check(checkpoint)
+    else:
+        checkpoint = load(source, check=check)
     with new_folder(options.out, force=options.force) as folder:
         own = folder / f"{name}.safetensors"
         if options.slots is None:
@@ -170,6 +172,18 @@ def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
             f"--outputs names {unknown[0]!r}; this model can also give: "
             f"{', '.join(known) or 'nothing more'}."
         )
+
+
+def _check_request(options: ExportOptions, checkpoint: Checkpoint | Header) -> None:
+    """Check of the budgets, and only then of packages, whose imports take seconds.
+
+    Raises: SaccadeError for a budget that the model does not have, MissingPackage.
+    """
+    if options.slots is None:  # a selection changes what the budgets are fractions of
+        check_budgets(checkpoint, options.budget)
+    for package in ("torch", "onnx", "onnxscript"):
+        require(package, extra="export")
+    runtime_named(DEFAULT).require()
 
 
 def _check_precisions(options: ExportOptions) -> None:

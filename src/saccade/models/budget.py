@@ -3,6 +3,7 @@
 
 import math
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 from saccade.errors import SaccadeError
@@ -77,6 +78,38 @@ class Budget(float):
     def of(self, total: int) -> int:
         """Number of the `total` that are kept, a half rounded up: floor(b total + 1/2)."""
         return math.floor(self.fraction * total + Fraction(1, 2))
+
+
+@dataclass(frozen=True)
+class ComputeBudget:
+    """One point of a family's budget: what its variants differ in.
+
+    Units: budget is 1 for the whole model; a request's `budget` is held against it.
+    """
+
+    label: str  # in the variant's name: b0250, t3, exact
+    share: Budget
+    kept: int
+    total: int
+    unit: str  # modules, slots, rounds, head
+
+
+def fraction_budget(text: str, total: int, unit: str) -> ComputeBudget:
+    """The budget that keeps a fraction of `total`, half rounded up, never none.
+
+    Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
+    """
+    budget = Budget(text)
+    if budget.label == "b0000":
+        raise SaccadeError(
+            f"budget {budget:g} is too small for a name in per mille. The smallest is 0.001."
+        )
+    if (kept := budget.of(total)) == 0:
+        raise SaccadeError(
+            f"budget {budget:g} keeps none of {total} {unit}. "
+            f"The smallest that keeps one is 1/{2 * total}."
+        )
+    return ComputeBudget(budget.label, budget, kept, total, unit)
 
 
 def _no_number(value: object) -> SaccadeError:

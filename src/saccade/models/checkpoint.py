@@ -2,7 +2,7 @@
 """A trained model in one safetensors file: weights, input, labels, calibration samples, card."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,15 @@ import numpy as np
 from saccade import limits
 from saccade.errors import SaccadeError, ShapeError, require
 from saccade.files import read_regular, write_together
-from saccade.models.checkpoint_format import SCHEMA, VERSION, pack, read_header, unpack
+from saccade.models.checkpoint_format import (
+    SCHEMA,
+    VERSION,
+    Header,
+    check_data,
+    pack,
+    read_header,
+    unpack,
+)
 from saccade.models.preprocessing import Preprocessing
 from saccade.models.shipped import SHIPPED, located
 
@@ -58,8 +66,10 @@ class Checkpoint:
         return model.to(dtype or torch.float32).eval()
 
 
-def load(path: Path | str) -> Checkpoint:
+def load(path: Path | str, *, check: Callable[[Header], None] | None = None) -> Checkpoint:
     """Read a checkpoint, or one that comes with the package: `shipped:NAME`; nothing is executed.
+
+    A `check` may refuse by the header, before torch is imported and tensors are read.
 
     Raises: SaccadeError if the file is missing, truncated, corrupt, of another format, or of
         another version.
@@ -74,12 +84,15 @@ def load(path: Path | str) -> Checkpoint:
         ) from None
     except OSError as error:
         raise SaccadeError(f"{path}: cannot be read ({error}). Pass a checkpoint file.") from error
-    return _parse(path, data)
+    return _parse(path, data, check)
 
 
-def _parse(path: Path, data: bytes) -> Checkpoint:
-    tensors = unpack(path, data)
+def _parse(path: Path, data: bytes, check: Callable[[Header], None] | None = None) -> Checkpoint:
     header = read_header(path, data)
+    if check is not None:
+        check(header)
+    tensors = unpack(path, data)
+    check_data(path, data, header)
     declared = header.preprocessing
     preprocessing = None if declared is None else Preprocessing.from_dict(declared)
     labels = header.labels

@@ -69,10 +69,7 @@ def unpack(path: Path, data: bytes) -> dict[str, "torch.Tensor"]:
     from safetensors.torch import load as deserialize
 
     try:
-        check_entries(_header(data))
         return deserialize(data)
-    except EntriesRefused as error:
-        raise SaccadeError(f"{path}: {error}. Copy it again from its source.") from error
     except Exception as error:  # whatever torch makes of a type or a shape that it has not
         raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
 
@@ -133,11 +130,11 @@ def _diagnosis(data: bytes) -> str:
 
 
 def read_header(path: Path, data: bytes) -> Header:
-    """Header that stands beside the tensors.
+    """The header beside the tensors, read without torch.
 
-    Raises: SaccadeError for another format or version, or tensors that were changed.
+    Raises: SaccadeError that says what the file is instead, or for another version.
     """
-    metadata = parse_json(_header(data)).get("__metadata__") or {}
+    metadata = _metadata(path, data)
     if "saccade" not in metadata:
         raise SaccadeError(
             f"{path}: a safetensors file without saccade's metadata (found "
@@ -161,14 +158,37 @@ def read_header(path: Path, data: bytes) -> Header:
             f"{sorted(header.keys() - kinds.keys())!r:.200}. Train the checkpoint again with this "
             "version."
         )
-    if header["data_sha256"] != _data_sha256(data):
+    found = {key: _checked(path, key, kind, header[key]) for key, kind in kinds.items()}
+    check_labels(found["labels"], str(path))
+    return Header(**found)
+
+
+def check_data(path: Path, data: bytes, header: Header) -> None:
+    """Raises: SaccadeError if the tensors were changed since they were written."""
+    if header.data_sha256 != _data_sha256(data):
         raise SaccadeError(
             f"{path}: corrupt, the tensors do not have the SHA-256 that the file states. "
             "Copy it again from its source."
         )
-    found = {key: _checked(path, key, kind, header[key]) for key, kind in kinds.items()}
-    check_labels(found["labels"], str(path))
-    return Header(**found)
+
+
+def _metadata(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        check_entries(_header(data))
+        entries = parse_json(_header(data))
+        metadata = entries.get("__metadata__") or {}
+        whole = all(
+            _header_bytes(data) + 8 + entry["data_offsets"][1] <= len(data)
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        )
+    except EntriesRefused as error:
+        raise SaccadeError(f"{path}: {error}. Copy it again from its source.") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
+    if not whole or not isinstance(metadata, dict):
+        raise SaccadeError(f"{path}: {_diagnosis(data)}")
+    return metadata
 
 
 def _checked(path: Path, key: str, kind: Any, value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from saccade import limits
 from saccade.errors import SaccadeError
+from saccade.models.budget import Budget, ComputeBudget
 from saccade.schema import WrongValue, typed
 
 
@@ -82,6 +83,23 @@ class ConfigValues:
                 f"{self.called} configuration: {name} is {getattr(self, name)!r:.200}, "
                 f"expected {wanted}. Change that field."
             )
+
+    def budgets(self) -> tuple[ComputeBudget, ...]:
+        """The default variants, largest first: the whole model alone."""
+        return (ComputeBudget("b1000", Budget(1), 1, 1, "model"),)
+
+    def budget(self, text: str) -> ComputeBudget:
+        """The budget that a user writes: the whole model.
+
+        Raises: SaccadeError naming what is accepted.
+        """
+        (whole,) = ConfigValues.budgets(self)
+        if text.strip() not in ("1", "1.0", "whole", whole.label):
+            raise SaccadeError(
+                f"budget {text!r}: a model of {self.called} is exported whole. "
+                "Leave --budget out, or say 1."
+            )
+        return whole
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""

@@ -59,6 +59,14 @@ def family_class(family: str) -> Any:
     return imported(entry_of(family).model)
 
 
+def config_class(family: str) -> Any:
+    """The configuration's class of a family, which needs no torch: that of its presets.
+
+    Raises: SaccadeError if there is no such family.
+    """
+    return type(next(iter(imported(entry_of(family).presets).values())))
+
+
 def folded(model: "nn.Module") -> "nn.Module":
     """The folded form of a copy of the model, in evaluation: the same function, fewer products.
 

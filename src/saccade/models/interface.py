@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.models.budget import Budget
+from saccade.models.budget import ComputeBudget
 from saccade.models.families import folded
 
 if TYPE_CHECKING:
@@ -32,20 +32,6 @@ class TensorSpec:
     def shape(self) -> tuple[int | str, ...]:
         """The axes one by one, fixed ones as numbers."""
         return tuple(int(axis) if axis.isdigit() else axis for axis in self.axes.split())
-
-
-@dataclass(frozen=True)
-class ComputeBudget:
-    """One point of a family's budget: what its variants differ in.
-
-    Units: budget is 1 for the whole model; a request's `budget` is held against it.
-    """
-
-    label: str  # in the variant's name: b0250, t3, exact
-    share: Budget
-    kept: int
-    total: int
-    unit: str  # modules, slots, rounds, head
 
 
 @dataclass(frozen=True)
@@ -74,8 +60,8 @@ class Component:
 class Family:
     """The methods that a family's model (an nn.Module as well) and its folded form have.
 
-    A folded form needs `components` only. What is the same for a family that a budget leaves
-    nothing out of stands here.
+    A folded form needs `components` only. The budgets are those of the configuration, which is
+    read without torch. The other defaults are for a family whose budgets leave nothing out.
     """
 
     # A frozen dataclass with `to_dict`, `from_dict` (unknown field: SaccadeError) and checks in
@@ -88,21 +74,17 @@ class Family:
         raise NotImplementedError
 
     def budgets(self) -> tuple[ComputeBudget, ...]:
-        """The default variants, largest first: the whole model alone."""
-        return (ComputeBudget("b1000", Budget(1), 1, 1, "model"),)
+        """The default variants, largest first: the configuration knows them."""
+        chosen: tuple[ComputeBudget, ...] = self.config.budgets()
+        return chosen
 
     def budget(self, text: str) -> ComputeBudget:
-        """The budget that a user writes: the whole model.
+        """The budget that a user writes.
 
         Raises: SaccadeError naming what is accepted.
         """
-        (whole,) = self.budgets()
-        if text.strip() not in ("1", "1.0", "whole", whole.label):
-            raise SaccadeError(
-                f"budget {text!r}: a model of {self.config.called} is exported whole. "
-                "Leave --budget out, or say 1."
-            )
-        return whole
+        chosen: ComputeBudget = self.config.budget(text)
+        return chosen
 
     def at(self, budget: ComputeBudget) -> "Family":
         """The model of that budget, unfolded; the same type, weights copied or shared."""
@@ -127,21 +109,3 @@ def component_named(model: Any, role: str) -> Component:
         roles = ", ".join(repr(role) for role in components)
         raise SaccadeError(f"component {role!r}: this model has {roles}. Name one of them.")
     return components[role]
-
-
-def fraction_budget(text: str, total: int, unit: str) -> ComputeBudget:
-    """The budget that keeps a fraction of `total`, half rounded up, never none.
-
-    Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
-    """
-    budget = Budget(text)
-    if budget.label == "b0000":
-        raise SaccadeError(
-            f"budget {budget:g} is too small for a name in per mille. The smallest is 0.001."
-        )
-    if (kept := budget.of(total)) == 0:
-        raise SaccadeError(
-            f"budget {budget:g} keeps none of {total} {unit}. "
-            f"The smallest that keeps one is 1/{2 * total}."
-        )
-    return ComputeBudget(budget.label, budget, kept, total, unit)

@@ -85,11 +85,11 @@ def _torch(library: Implementation) -> Implementation:
 
 def _onnxruntime(library: Implementation) -> Implementation:
     name = "ONNX Runtime kernel"
-    for package in ("onnxruntime", "onnxruntime-gpu"):
-        installed = _package(name, package, "cpu")
-        if installed.available:
-            return installed if library.available else Implementation(name, False, library.detail)
-    return installed
+    packages = [_package(name, each, "cpu") for each in ("onnxruntime", "onnxruntime-gpu")]
+    installed = next((package for package in packages if package.available), None)
+    if installed is None:
+        return packages[0]
+    return installed if library.available else Implementation(name, False, library.detail)
 
 
 def _tensorrt() -> Implementation:

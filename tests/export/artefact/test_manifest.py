@@ -30,7 +30,8 @@ from saccade.exporter.artefact.manifest import (
 from saccade.exporter.artefact.variant import choose_budgets, default_model_name, variant_name
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS
 from saccade.files import json_bytes, sha256_of
-from saccade.models.interface import ComputeBudget, TensorSpec, fraction_budget
+from saccade.models.budget import ComputeBudget, fraction_budget
+from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
 
 LIMIT = {"relative_error": THRESHOLDS["fp32"]["relative_error"]}

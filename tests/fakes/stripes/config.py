@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from saccade.models.budget import ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues
 from saccade.schema import Count
 
@@ -28,6 +29,12 @@ class StripesConfig(ConfigValues):
 
     def __post_init__(self) -> None:
         self._check_types()
+
+    def budgets(self) -> tuple[ComputeBudget, ...]:
+        return tuple(self.budget(text) for text in ("1", "0.5"))
+
+    def budget(self, text: str) -> ComputeBudget:
+        return fraction_budget(text, self.units, "units")
 
 
 PRESETS = {"stripes-tiny": StripesConfig()}

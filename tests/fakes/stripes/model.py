@@ -9,7 +9,8 @@ from fakes.stripes.config import SIDE_PX, StripesConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saccade.models.interface import Component, ComputeBudget, Family, TensorSpec, fraction_budget
+from saccade.models.budget import ComputeBudget
+from saccade.models.interface import Component, Family, TensorSpec
 
 CENTER = 127.5
 
@@ -37,12 +38,6 @@ class Stripes(nn.Module, Family):
 
     def components(self) -> tuple[Component, ...]:
         return (component_of(self),)
-
-    def budgets(self) -> tuple[ComputeBudget, ...]:
-        return tuple(self.budget(text) for text in ("1", "0.5"))
-
-    def budget(self, text: str) -> ComputeBudget:
-        return fraction_budget(text, self.config.units, "units")
 
     def at(self, budget: ComputeBudget) -> "Stripes":
         other = Stripes(replace(self.config, units=budget.kept), fresh=False)

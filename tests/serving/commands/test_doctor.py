@@ -7,8 +7,11 @@ import json
 
 import pytest
 from rich.console import Console
+from tritonclient.utils import InferenceServerException
 
 from saccade.errors import install
+from saccade.plugins.availability import implementations
+from saccade.serving.client.rpc_errors import explained
 from saccade.serving.commands import doctor as module
 from saccade.serving.commands.doctor import doctor
 
@@ -72,6 +75,40 @@ def test_both_runtimes_are_one_too_many(pretend):
     assert not runtime_row.good and "uninstall both" in runtime_row.advice
     pretend(onnxruntime=None, onnxruntime_gpu="1.31.1")
     assert row(doctor(), "onnxruntime").good
+
+
+def test_what_is_absent_is_not_ready_and_its_command_is_told_once(pretend):
+    pretend(tensorrt_rtx_cu13=None, torch=None, onnx=None)
+    report = doctor()
+    assert report.uses()["rtx"] is False and report.exit_code == 0
+    text = shown(report)
+    assert "rtx (build engines with TensorRT-RTX): not ready (tensorrt-rtx-cu13)" in text
+    assert f"  {install('rtx')}" in text
+    assert "not ready (torch, onnx)" in text and text.count(install("export")) == 1
+    assert "core (call a server): ready" in text
+
+
+def test_a_missing_runtime_is_got_by_the_extra_that_brings_it(pretend, monkeypatch):
+    pretend(onnxruntime=None, onnxruntime_gpu=None)
+    assert install("cpu") in row(doctor(), "onnxruntime").advice
+
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("saccade.plugins.availability.version", version)
+    (kernel,) = (each for each in implementations() if each.name == "ONNX Runtime kernel")
+    assert kernel.detail == f"onnxruntime is not installed: {install('cpu')}"
+
+
+def test_a_server_that_hangs_sends_nobody_back_to_the_doctor(monkeypatch):
+    def hangs(url):
+        with explained(url, "the server", 10.0):
+            raise InferenceServerException("Deadline Exceeded", "StatusCode.DEADLINE_EXCEEDED")
+
+    monkeypatch.setattr("saccade.serving.client.client.routers_at", hangs)
+    report = doctor("127.0.0.1:9")
+    assert report.exit_code == 1 and "restart it" in report.trouble
+    assert "saccade doctor" not in report.trouble
 
 
 def test_old_system_exports_but_does_not_serve(monkeypatch):

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from saccade.errors import SaccadeError
-from saccade.models.budget import BudgetLike, budget_text
-from saccade.models.families import entries
+from saccade.models.budget import BudgetLike, ComputeBudget, budget_text
+from saccade.models.families import config_class, entries
 
 if TYPE_CHECKING:
-    from saccade.models.interface import ComputeBudget, Family
+    from saccade.models.checkpoint import Checkpoint
+    from saccade.models.checkpoint_format import Header
+    from saccade.models.config_values import ConfigValues
+    from saccade.models.interface import Family
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 # Of the files of a variant, first the one that answers a plain request; a family may add some.
@@ -87,7 +90,17 @@ def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> N
         raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")
 
 
-def choose_budgets(model: "Family", given: Iterable[BudgetLike]) -> tuple["ComputeBudget", ...]:
+def check_budgets(checkpoint: "Checkpoint | Header", given: Iterable[BudgetLike]) -> None:
+    """Check of budgets by a checkpoint's configuration alone: no weight is read.
+
+    Raises: SaccadeError as `choose_budgets`, or if the configuration is wrong.
+    """
+    choose_budgets(config_class(checkpoint.family).from_dict(checkpoint.config), given)
+
+
+def choose_budgets(
+    model: "Family | ConfigValues", given: Iterable[BudgetLike]
+) -> tuple[ComputeBudget, ...]:
     """The budgets to export, largest budget first; the family's own where none is given.
 
     Raises: SaccadeError for what the family does not know, and for two that are the same.

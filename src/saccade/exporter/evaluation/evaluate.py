@@ -3,11 +3,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import SaccadeError, require
+from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.variant import check_budgets
 from saccade.exporter.evaluation.evaluated_model import (
     EvaluatedModel,
     subjects_of_checkpoint,
@@ -53,8 +55,7 @@ def evaluate(path: ArtefactFolder | Path | str, options: EvaluateOptions) -> Eva
         models = subjects_of_folder(folder, runtime, kernels=options.op_library)
         results = scores_of(models, options, lambda: folder.checkpoint)
         return Evaluation(folder.path, results)
-    require("torch", extra="export")
-    checkpoint = load(path)
+    checkpoint = load(path, check=partial(check_budgets, given=options.budget))
     models = subjects_of_checkpoint(checkpoint, options.budget)
     return Evaluation(checkpoint.path, scores_of(models, options, lambda: checkpoint))
 

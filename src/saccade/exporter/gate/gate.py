@@ -29,8 +29,9 @@ from saccade.exporter.runtimes.runners import (
     torch_runner,
 )
 from saccade.exporter.runtimes.runtime import DEFAULT, peers_of, runtime_named
+from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import Arrays, Component, ComputeBudget, Family, component_named
+from saccade.models.interface import Arrays, Component, Family, component_named
 from saccade.plugins.native.library import available_library
 from saccade.progress import progress
 

@@ -10,8 +10,9 @@ from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.graph.canonical import flaws, tensor_specs
 from saccade.exporter.graph.layer_types import float32_layers, matrix_types, opset_of
 from saccade.exporter.graph.limits import read_graph
+from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
-from saccade.models.interface import ComputeBudget, Family
+from saccade.models.interface import Family
 from saccade.plugins.onnx_model import check_nodes
 
 

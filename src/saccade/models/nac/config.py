@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from saccade.models.budget import Budget, ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues
 from saccade.models.data.listops import VOCABULARY
 from saccade.schema import Count, Natural, NonNegative, Positive, Probability, Range, Share
@@ -94,6 +95,7 @@ Head = Literal["linear", "modulated"]
 DropoutDraw = Literal["uniform", "log-uniform"]
 Distance = Annotated[float, Range(0, 2, below=True)]  # of cosines; 0: none
 MAX_MODULES = 4096
+BUDGETS = ("1", "0.5", "0.25", "0.125")
 SOURCE = "Weiss et al. 2022, Neural Attentive Circuits"
 
 
@@ -221,6 +223,22 @@ class NACConfig(ConfigValues):
         self._check_sizes()
         self._check_executor()
         self._check_links()
+
+    def budgets(self) -> tuple[ComputeBudget, ...]:
+        """All modules, a half, a quarter and an eighth of them, each number once."""
+        budgets: dict[int, ComputeBudget] = {}
+        for text in BUDGETS:
+            if Budget(text).of(self.modules):
+                budget = self.budget(text)
+                budgets.setdefault(budget.kept, budget)
+        return tuple(budgets.values())
+
+    def budget(self, text: str) -> ComputeBudget:
+        """The budget that keeps this fraction of the modules.
+
+        Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
+        """
+        return fraction_budget(text, self.modules, "modules")
 
     def _check_sizes(self) -> None:
         self._expect("modules", self.modules <= MAX_MODULES, f"at most {MAX_MODULES}")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import SaccadeError
-from saccade.models.budget import Budget
-from saccade.models.interface import Component, ComputeBudget, Family, fraction_budget
+from saccade.models.budget import ComputeBudget
+from saccade.models.interface import Component, Family
 from saccade.models.nac.components import input_names, length_names, nac_component
 from saccade.models.nac.config import NACConfig as NACConfig
 from saccade.models.nac.execution import execute, reading_codes
@@ -27,8 +27,6 @@ from saccade.models.nac.prune import circuit_order, pruned
 from saccade.models.nac.read_in import ReadIn
 from saccade.models.nac.read_out import ReadOut, head_outputs, last_layer
 from saccade.models.nac.tokenizers import tokenizer
-
-BUDGETS = ("1", "0.5", "0.25", "0.125")
 
 
 class NAC(nn.Module, Family):
@@ -208,22 +206,6 @@ class NAC(nn.Module, Family):
     def components(self) -> tuple[Component, ...]:
         """One, the role of which is empty: it answers requests alone."""
         return (nac_component(self),)
-
-    def budgets(self) -> tuple[ComputeBudget, ...]:
-        """All modules, a half, a quarter and an eighth of them, each number once."""
-        budgets: dict[int, ComputeBudget] = {}
-        for text in BUDGETS:
-            if Budget(text).of(self.config.modules):
-                budget = self.budget(text)
-                budgets.setdefault(budget.kept, budget)
-        return tuple(budgets.values())
-
-    def budget(self, text: str) -> ComputeBudget:
-        """The budget that keeps this fraction of the modules.
-
-        Raises: SaccadeError if it is not a fraction in (0, 1] or keeps nothing.
-        """
-        return fraction_budget(text, self.config.modules, "modules")
 
     def at(self, budget: ComputeBudget) -> "NAC":
         """The pruned model of that budget."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from saccade.errors import SaccadeError, require
+from saccade.errors import SaccadeError
 from saccade.files import refuse_existing, sha256_of
 from saccade.machine import version_of
 from saccade.models.checkpoint import check_finite, save
@@ -151,7 +151,6 @@ def convert(source: str, path: Path, options: ConvertOptions) -> ConversionRepor
         with the whole report if keys do not fit; nothing is written then.
     """
     _check(source, options)
-    require("torch", extra="export")
     path = weights_in(path, SOURCES[source].hub_config)
     official = official_from(source, path, options)
     converted = _with_preprocessing(with_published(_read(source, official), official), options)

@@ -137,7 +137,6 @@ def read_tensors(
 
     Raises: SaccadeError if the file is missing, no checkpoint, needs unpickling, or has no `key`.
     """
-    require("torch", extra="export")
     content = _content(path)
     _check_tree(path, content)
     if key is None and isinstance(content, Mapping) and likely in content:
@@ -194,6 +193,7 @@ def _content(path: Path) -> Any:
             f"{path}: {size} bytes, at most {limits.WEIGHTS_BYTES} are read. Save the state dict "
             "alone."
         )
+    require("torch", extra="export")
     if head[:4] == b"PK\x03\x04":
         return _from_zip(path)
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":

@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from saccade.errors import SaccadeError
+from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.config_values import ConfigValues
 from saccade.schema import Count, Natural, NonNegative, Positive
 
@@ -92,6 +94,28 @@ class SlotConfig(ConfigValues):
         self._check_sizes()
         fits = self.scale_max > self.scale_min
         self._expect("scale_max", fits, f"above scale_min ({self.scale_min})")
+
+    def budgets(self) -> tuple[ComputeBudget, ...]:
+        """All rounds that were trained, then fewer down to one."""
+        return tuple(self._rounds(count) for count in range(self.rounds, 0, -1))
+
+    def budget(self, text: str) -> ComputeBudget:
+        """The budget of a number of rounds, written 2 or t2.
+
+        Raises: SaccadeError if it is not between 1 and the rounds of this model.
+        """
+        most = self.rounds
+        digits = text.strip().lower().removeprefix("t")
+        if not (digits.isdecimal() and 1 <= int(digits) <= most):
+            raise SaccadeError(
+                f"rounds {text!r}: this model was trained with {most}. "
+                f"Give whole numbers from 1 to {most}, such as --budget {most},1."
+            )
+        return self._rounds(int(digits))
+
+    def _rounds(self, count: int) -> ComputeBudget:
+        total = self.rounds
+        return ComputeBudget(f"t{count}", Budget(count / total), count, total, "rounds")
 
     def _check_sizes(self) -> None:
         self._check_pixels()

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from saccade.errors import SaccadeError
-from saccade.models.budget import Budget
-from saccade.models.interface import Component, ComputeBudget, Family
+from saccade.models.budget import ComputeBudget
+from saccade.models.interface import Component, Family
 from saccade.models.layers.pixels import PixelScale
 from saccade.models.slot_attention.components import slot_components
 from saccade.models.slot_attention.config import SlotConfig as SlotConfig
@@ -94,28 +93,6 @@ class SlotModel(nn.Module, Family):
     def rule(self) -> Rule:
         """Rule by which initial states are drawn, see slot_initial."""
         return rule_of(self.config, self.initial.contents())
-
-    def budgets(self) -> tuple[ComputeBudget, ...]:
-        """All rounds that were trained, then fewer down to one."""
-        return tuple(self._rounds(count) for count in range(self.config.rounds, 0, -1))
-
-    def budget(self, text: str) -> ComputeBudget:
-        """The budget of a number of rounds, written 2 or t2.
-
-        Raises: SaccadeError if it is not between 1 and the rounds of this model.
-        """
-        most = self.config.rounds
-        digits = text.strip().lower().removeprefix("t")
-        if not (digits.isdecimal() and 1 <= int(digits) <= most):
-            raise SaccadeError(
-                f"rounds {text!r}: this model was trained with {most}. "
-                f"Give whole numbers from 1 to {most}, such as --budget {most},1."
-            )
-        return self._rounds(int(digits))
-
-    def _rounds(self, count: int) -> ComputeBudget:
-        total = self.config.rounds
-        return ComputeBudget(f"t{count}", Budget(count / total), count, total, "rounds")
 
     def at(self, budget: ComputeBudget) -> "SlotModel":
         """The same weights with that many rounds."""

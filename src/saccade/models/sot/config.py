@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from saccade.errors import SaccadeError
+from saccade.models.budget import Budget, ComputeBudget
 from saccade.models.config_values import ConfigValues
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.schema import Count, Natural, Positive, Probability, Range
@@ -107,6 +109,41 @@ class SoTConfig(ConfigValues):
             self._check_image()
         self._check_trunk()
         self._check_head()
+
+    @property
+    def own_head(self) -> str:
+        """The budget that it was trained at."""
+        return "fast" if self.second_order and self.normalization == "svpn-fast" else "exact"
+
+    def budgets(self) -> tuple[ComputeBudget, ...]:
+        """As trained; with exact svPN the fast one; the class token where it has a classifier.
+
+        A model that was trained with the fast svPN is that at budget 1.
+        """
+        budgets = [ComputeBudget(self.own_head, Budget(1), 3, 3, "head")]
+        if self.second_order and self.normalization == "svpn":
+            budgets.append(ComputeBudget("fast", Budget("2/3"), 2, 3, "head"))
+        if self.fusion in ("sum", "late"):
+            budgets.append(ComputeBudget("class", Budget("1/3"), 1, 3, "head"))
+        return tuple(budgets)
+
+    def budget(self, text: str) -> ComputeBudget:
+        """`exact`, `fast` or `class`, as far as this model has it.
+
+        A model of fast svPN has `exact` too, where it is asked for: another function than the one
+        that was trained, and no larger budget.
+        Raises: SaccadeError naming what it has.
+        """
+        known = {budget.label: budget for budget in self.budgets()}
+        if self.own_head == "fast":
+            known["exact"] = ComputeBudget("exact", Budget(1), 3, 3, "head")
+        if text not in known:
+            raise SaccadeError(
+                f"budget {text!r}: this model has {', '.join(known)} (the head's svPN exact or "
+                "fast, or the class token alone). Name some of them, such as --budget "
+                f"{','.join(known)}."
+            )
+        return known[text]
 
     def _check_image(self) -> None:
         fits = self.height_px % self.patch_px == 0 and self.width_px % self.patch_px == 0

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError, ShapeError
-from saccade.models.budget import Budget
-from saccade.models.interface import Component, ComputeBudget, Family
+from saccade.models.budget import ComputeBudget
+from saccade.models.interface import Component, Family
 from saccade.models.sot.components import sot_components
 from saccade.models.sot.config import SoTConfig as SoTConfig
 from saccade.models.sot.head import Answer, Head, head_outputs
@@ -99,43 +99,12 @@ class SoT(nn.Module, Family):
         """The one file: image, or tokens and length, to logits, probabilities and embedding."""
         return sot_components(self)
 
-    def budgets(self) -> tuple[ComputeBudget, ...]:
-        """As trained; with exact svPN the fast one; the class token where it has a classifier.
-
-        A model that was trained with the fast svPN is that at budget 1.
-        """
-        config = self.config
-        budgets = [ComputeBudget(_own(config), Budget(1), 3, 3, "head")]
-        if config.second_order and config.normalization == "svpn":
-            budgets.append(ComputeBudget("fast", Budget("2/3"), 2, 3, "head"))
-        if config.fusion in ("sum", "late"):
-            budgets.append(ComputeBudget("class", Budget("1/3"), 1, 3, "head"))
-        return tuple(budgets)
-
-    def budget(self, text: str) -> ComputeBudget:
-        """`exact`, `fast` or `class`, as far as this model has it.
-
-        A model of fast svPN has `exact` too, where it is asked for: another function than the one
-        that was trained, and no larger budget.
-        Raises: SaccadeError naming what it has.
-        """
-        known = {budget.label: budget for budget in self.budgets()}
-        if _own(self.config) == "fast":
-            known["exact"] = ComputeBudget("exact", Budget(1), 3, 3, "head")
-        if text not in known:
-            raise SaccadeError(
-                f"budget {text!r}: this model has {', '.join(known)} (the head's svPN exact or "
-                "fast, or the class token alone). Name some of them, such as --budget "
-                f"{','.join(known)}."
-            )
-        return known[text]
-
     def at(self, budget: ComputeBudget) -> "SoT":
         """The model with that head, with its own copy of the weights."""
         config = self.config
         if budget.label == "class":
             config = replace(config, fusion="class")
-        elif budget.label != _own(config):
+        elif budget.label != config.own_head:
             exact = budget.label == "exact"
             name = "svpn" if exact else "svpn-fast"
             config = replace(config, normalization=name, learned_start=False)
@@ -173,10 +142,6 @@ def outputs_of(model: Any, x: Tensor, length: Tensor | None) -> dict[str, Tensor
     answer, attention = answer_of(model, x, length)
     outputs = head_outputs(answer, model.config.fusion)
     return outputs if attention is None else outputs | {"attention": attention}
-
-
-def _own(config: SoTConfig) -> str:
-    return "fast" if config.second_order and config.normalization == "svpn-fast" else "exact"
 
 
 def _trunk(config: SoTConfig) -> nn.Module:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from saccade.errors import SaccadeError
+from saccade.models.budget import ComputeBudget
 from saccade.models.data.augment import Augmentation
 from saccade.models.data.datasets import calibration_rows, load_data, pixel_moments
 from saccade.models.data.scene_labels import SCENE_LABELS, scene_label
 from saccade.models.data.shapes import Scenes, scene_batch, scenes
 from saccade.models.data.token_states import TokenStates, token_states
 from saccade.models.families import new_model
-from saccade.models.interface import ComputeBudget
 from saccade.models.sot.config import SMALL
 from saccade.models.sot.model import SoT, SoTConfig
 from saccade.models.training.options import TrainOptions, chosen_config, chosen_recipe

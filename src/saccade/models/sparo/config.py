@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from saccade.errors import SaccadeError
+from saccade.models.budget import ComputeBudget, fraction_budget
 from saccade.models.config_values import ConfigValues
 from saccade.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from saccade.schema import Count, Natural, Positive
@@ -119,6 +121,30 @@ class SparoConfig(ConfigValues):
         self._check_pooling()
         if self.pooling == "sparo":
             self._check_slots()
+
+    def budgets(self) -> tuple[ComputeBudget, ...]:
+        """All, half and a quarter of the slots, as far as they differ; a baseline is one point."""
+        budgets: dict[int, ComputeBudget] = {}
+        for text in ("1", "0.5", "0.25") if self.pooling == "sparo" else ("1",):
+            if text == "1" or float(text) * len(self.kept_slots) >= 1:
+                budget = self.budget(text)
+                budgets.setdefault(budget.kept, budget)
+        return tuple(budgets.values())
+
+    def budget(self, text: str) -> ComputeBudget:
+        """The budget that keeps a fraction of the slots.
+
+        Raises: SaccadeError if it is not a fraction in (0, 1], keeps nothing, or cuts a baseline.
+        """
+        if self.pooling == "sparo":
+            return fraction_budget(text, len(self.kept_slots), "slots")
+        budget = fraction_budget(text, 1, "slots")
+        if budget.share != 1:
+            raise SaccadeError(
+                f"budget {text}: a model with pooling '{self.pooling}' has no slots to "
+                "leave out. Pass --budget 1."
+            )
+        return budget
 
     def _check_image(self) -> None:
         for name in ("height_px", "width_px"):

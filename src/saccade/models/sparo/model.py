@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saccade.errors import SaccadeError
-from saccade.models.interface import Component, ComputeBudget, Family, fraction_budget
+from saccade.models.budget import ComputeBudget
+from saccade.models.interface import Component, Family
 from saccade.models.sparo.components import components_of
 from saccade.models.sparo.config import SparoConfig as SparoConfig
 from saccade.models.sparo.pooling import PoolingOutput, pool
@@ -80,30 +81,6 @@ class Sparo(nn.Module, Family):
     def components(self) -> tuple[Component, ...]:
         """The image tower and, where there is one, the text tower."""
         return components_of(self)
-
-    def budgets(self) -> tuple[ComputeBudget, ...]:
-        """All, half and a quarter of the slots, as far as they differ; a baseline is one point."""
-        budgets: dict[int, ComputeBudget] = {}
-        for text in ("1", "0.5", "0.25") if self.config.pooling == "sparo" else ("1",):
-            if text == "1" or float(text) * len(self.config.kept_slots) >= 1:
-                budget = self.budget(text)
-                budgets.setdefault(budget.kept, budget)
-        return tuple(budgets.values())
-
-    def budget(self, text: str) -> ComputeBudget:
-        """The budget that keeps a fraction of the slots.
-
-        Raises: SaccadeError if it is not a fraction in (0, 1], keeps nothing, or cuts a baseline.
-        """
-        if self.config.pooling == "sparo":
-            return fraction_budget(text, len(self.config.kept_slots), "slots")
-        budget = fraction_budget(text, 1, "slots")
-        if budget.share != 1:
-            raise SaccadeError(
-                f"budget {text}: a model with pooling '{self.config.pooling}' has no slots to "
-                "leave out. Pass --budget 1."
-            )
-        return budget
 
     def at(self, budget: ComputeBudget) -> "Sparo":
         """The model of the slots that come first in `slot_order`."""

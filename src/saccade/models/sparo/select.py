@@ -52,11 +52,10 @@ def select(path: Path, options: SelectOptions) -> Selected:
         used.
     Source: Vani et al. 2024, sections 5.1 and 5.2.
     """
-    require("torch", extra="export")
-    from saccade.models.sparo.ranking import selection, write_selection
-
     refuse_existing(options.out, force=options.force)
     checkpoint = load(path)
+    from saccade.models.sparo.ranking import selection, write_selection
+
     model = _model(checkpoint)
     named: dict[str, Any] = {"data": options.data, "checkpoint_sha256": checkpoint.sha256}
     if options.masks is None:

@@ -42,8 +42,8 @@ def train(family: str, options: TrainOptions) -> Checkpoint:
 
 
 def _trained(family: str, options: TrainOptions) -> Checkpoint:
-    make = _task_of(family)
     torch: Any = require("torch", extra="export")
+    make = _task_of(family)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SaccadeError("--device is cuda, but torch finds no GPU here. Use --device cpu.")
     threads = torch.get_num_threads()

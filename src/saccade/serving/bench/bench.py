@@ -63,12 +63,14 @@ def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchRe
     Raises: SaccadeError for data or a folder that does not fit, ServerFailed if the server does.
     """
     refuse_existing(options.out, force=options.force)
-    require("matplotlib", extra="bench")
+    artefact = ArtefactFolder.open(folder)
+    _ = artefact.variants, artefact.frontier  # refused before slow imports, and before the work
     runtime = runtime_named(options.runtime)
+    require("matplotlib", extra="bench")
     runtime.require()
     if options.server:
         check_served_here(runtime)
-    workload = _workload(ArtefactFolder.open(folder), runtime, options)
+    workload = _workload(artefact, runtime, options)
     variants = workload.folder.variants
     machine, server = this_machine(runtime.label()), None
     works = [work for one_works in workload.works.values() for work in one_works]
@@ -126,7 +128,6 @@ def check_served_here(runtime: Runtime) -> None:
 
 
 def _workload(folder: ArtefactFolder, runtime: Runtime, options: BenchOptions) -> _Workload:
-    folder.frontier  # noqa: B018 - a broken one is refused now, not after the work
     workload = subjects_of_folder(folder, runtime, kernels=options.op_library)
     asked = EvaluateOptions(options.data, task=options.task, limit=options.limit)
     scores = scores_of(workload, asked, lambda: folder.checkpoint)

@@ -59,7 +59,8 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     if status == "DEADLINE_EXCEEDED":
         return ServerFailed(
             f"{url}: no answer from {model} within {timeout_s:g} s. It hangs, is overloaded "
-            f"or needs longer: see `saccade doctor --url {url}`, or allow more time."
+            "or needs longer: look at its log (what `saccade serve` prints), restart it if it "
+            "hangs, or allow more time."
         )
     if dead := _DEAD.search(said):
         return ServerFailed(

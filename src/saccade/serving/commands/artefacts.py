@@ -11,7 +11,7 @@ from saccade.errors import SaccadeError
 from saccade.exporter.exported import ExportOptions
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.serving.bench.bench import BenchOptions
+from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.plan import PlanOptions
 from saccade.serving.bench.sweep.choice import ChooseOptions
 from saccade.serving.bench.sweep.options import SweepOptions
@@ -20,8 +20,8 @@ from saccade.serving.commands.command import Answer, Artefacts, Checkpoint, Repo
 from saccade.serving.commands.demo import DemoOptions
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.repository.preflight.verb import PreflightOptions
+from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.envoy import ProxyOptions
-from saccade.serving.server.server import ServeOptions
 
 Kernels = Annotated[bool, arg(help="refuse to run custom ops by anything but our kernels.")]
 

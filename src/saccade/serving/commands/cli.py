@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 import tyro
 
 from saccade import interruption
-from saccade.errors import GateFailed, SaccadeError, ServerFailed
+from saccade.errors import GateFailed, SaccadeError, ServerFailed, missing_package
 from saccade.escaped import escaped, escaped_message
 from saccade.files import is_full
 from saccade.models.budget import BudgetLike
@@ -61,6 +61,7 @@ def _exit_code(error: BaseException) -> int:
     said_so = isinstance(error, GateFailed | ServerFailed)
     if isinstance(error, KeyboardInterrupt) or (interruption.received() and not said_so):
         return interruption.tell()
+    error = missing_package(error) or error
     if isinstance(error, SaccadeError):
         print(escaped_message(f"saccade: {error}"), file=sys.stderr)
         return error.exit_code

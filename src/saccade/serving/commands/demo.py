@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from saccade.errors import require
 from saccade.exporter.exported import ExportOptions
-from saccade.files import new_folder
+from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
+from saccade.files import new_folder, refuse_existing
 from saccade.models.training.options import TrainOptions
-from saccade.serving.bench.bench import BenchOptions
+from saccade.serving.bench.options import BenchOptions
 from saccade.serving.repository.options import RepositoryOptions
-from saccade.serving.server.server import ServeOptions
+from saccade.serving.server.addresses import ServeOptions
 
+_NEEDED = {
+    "export": ("torch", "onnx", "onnxscript"),
+    "bench": ("sklearn.datasets", "matplotlib"),
+}
 SHIPPED_BUDGETS = (1.0, 0.5, 0.2, 0.125, 0.0625, 0.03125)
 
 
@@ -33,11 +39,27 @@ def demo(options: DemoOptions) -> tuple[dict[str, Any], Any]:
 
     from saccade.serving.bench.report import render
 
+    refuse_existing(options.out, force=options.force)
+    _check_installed()
     with new_folder(options.out, force=options.force) as folder:
         answers = _serve_digits(folder)
         report = _benchmark_shipped(folder)
     page = options.out / "report" / "report.html"
     return report, Group(render(report), "", *answers, "", f"report: {page}")
+
+
+def _check_installed() -> None:
+    """Check of all four steps before the first: the last one comes after minutes.
+
+    Raises: MissingPackage, or SaccadeError where no server can run.
+    """
+    from saccade.serving.repository.installation import check_installation, find_installation
+
+    for extra, modules in _NEEDED.items():
+        for module in modules:
+            require(module, extra=extra)
+    runtime_named(DEFAULT).require()
+    check_installation(find_installation())
 
 
 def _serve_digits(folder: Path) -> list[str]:

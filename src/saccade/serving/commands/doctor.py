@@ -12,6 +12,7 @@ from saccade.errors import SaccadeError, install
 from saccade.exporter.runtimes.runtime import Packages, runtimes
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.repository.installation import (
+    BUNDLED_LINE,
     OLDEST_GLIBC,
     check_installation,
     find_installation,
@@ -26,6 +27,18 @@ PACKAGES = {
     "serve": ("nvidia-pytriton",),
     "bench": ("scikit-learn", "matplotlib"),
     "bulk": ("pyarrow", "ray"),
+    "trace": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+}
+_MEANING = {
+    "core": "call a server",
+    "serve": "run the bundled server",
+    "export": "train, convert, export, verify",
+    "text": "send sentences to a CLIP",
+    "bench": "measure, draw, use scikit-learn's digits",
+    "bulk": "answer many images into Parquet",
+    "trace": "send traces of requests",
+    "rtx": "build engines with TensorRT-RTX",
+    "native kernels": "compile faster custom ops",
 }
 
 
@@ -62,8 +75,12 @@ class DoctorReport:
         uses: dict[str, bool] = {}
         for row in self.rows:
             for use in row.needed_for.split(", "):
-                uses[use] = uses.get(use, True) and (row.good or row.optional)
+                uses[use] = uses.get(use, True) and row.good
         return uses
+
+    def lacking(self, use: str) -> list[Row]:
+        """What that use needs and was not found as it should be."""
+        return [row for row in self.rows if use in row.needed_for.split(", ") and not row.good]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -82,16 +99,12 @@ class DoctorReport:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("", "what", "found", "needed for", "how to get it")
+        table = Table("", "what", "found", "needed for")
         for row in self.rows:
             mark = "ok" if row.good else "-" if row.optional else "missing"
-            cells = (mark, row.what, row.found, row.needed_for, row.advice)
-            # As plain text: in `saccade-serving[export]` the brackets would be read as a style.
-            table.add_row(*map(Text, cells))
-        lines = [
-            f"{use}: {'ready' if fit else 'something is missing'}"
-            for use, fit in self.uses().items()
-        ]
+            # As plain text: brackets would be read as a style.
+            table.add_row(*map(Text, (mark, row.what, row.found, row.needed_for)))
+        lines = [line for use in self.uses() for line in self._use_lines(use)]
         for readiness in self.readiness:
             answers = {readiness.model: readiness.router, **readiness.variants}
             lines += [
@@ -101,6 +114,16 @@ class DoctorReport:
         if self.trouble:
             lines.append(self.trouble)
         return Group(table, *map(Text, lines))
+
+    def _use_lines(self, use: str) -> list[str]:
+        """Whether one can use it, and the commands that bring what is lacking, each once."""
+        name = f"{use} ({_MEANING.get(use, use)})"
+        lacking = self.lacking(use)
+        if not lacking:
+            return [f"{name}: ready"]
+        advice = dict.fromkeys(row.advice for row in lacking if row.advice)
+        names = ", ".join(row.what for row in lacking)
+        return [f"{name}: not ready ({names})", *(f"  {each}" for each in advice)]
 
 
 def doctor(url: str | None = None) -> DoctorReport:
@@ -144,9 +167,9 @@ def _runtime(packages: Packages) -> Row:
     versions = {name: version for name in names if (version := _version(name))}
     good = len(versions) == 1
     advice = packages.conflict if len(versions) > 1 else packages.advice
-    text = (
-        ", ".join(versions.values() if len(names) == 1 else map(" ".join, versions.items())) or "no"
-    )
+    # The first one is the row's name.
+    shown = versions.values() if list(versions) == [names[0]] else map(" ".join, versions.items())
+    text = ", ".join(shown) or "no"
     return Row(names[0], text, packages.needed_for, good, "" if good else advice, packages.optional)
 
 
@@ -163,8 +186,8 @@ def _server() -> list[Row]:
         check_installation(installation)
     except SaccadeError as error:
         return [Row("tritonserver", "does not start", "serve", False, str(error))]
-    where = "of nvidia-pytriton (24.10 line)" if installation.bundled else str(installation.binary)
-    return [Row("tritonserver", f"{where}, its libraries and libpython", "serve", True)]
+    found = f"{BUNDLED_LINE}, bundled" if installation.bundled else str(installation.binary)
+    return [Row("tritonserver", found, "serve", True)]
 
 
 def _compiler() -> Row:

@@ -4,10 +4,12 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from saccade.errors import GateFailed, SaccadeError, require
+from saccade.exporter.artefact.variant import check_budgets
 from saccade.exporter.evaluation.evaluate import evaluate
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.tasks import task_asked
@@ -69,9 +71,9 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
     Raises: SaccadeError for an option, data, or a folder that holds something else, GateFailed if
         no point passed.
     """
+    loaded = load(Path(checkpoint), check=partial(check_budgets, given=options.budget))
     require("matplotlib", extra="bench")
     runtime = runtime_named(options.runtime)
-    require("torch", extra="export")
     for one_runtime in (runtime, *options.built):
         one_runtime.require()
     if options.server:
@@ -79,7 +81,7 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
     if options.op_library and not runtime.has_kernels():
         # Who goes on with this sweep where there are kernels must not mix the two.
         options = replace(options, op_library=False)
-    loaded, machine = load(Path(checkpoint)), this_machine(runtime.label())
+    machine = this_machine(runtime.label())
     points = points_of(loaded, options)
     if options.slots:
         _try_slots(loaded, options.slots)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU seconds of commands that should end at once: helps, and requests that are refused.
+
+Each runs in a process of its own, in turns. Writes benchmarks/results/startup.json.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from result_file import write_result
+
+from saccade.machine import this_machine
+
+RESULTS = Path(__file__).parent / "results" / "startup.json"
+SHIPPED = "shipped:digits-sum"
+
+
+def commands(place: Path) -> dict[str, list[str]]:
+    """Command lines by what is wrong with them; files that they name are made in `place`."""
+    text, folder, out = place / "text.txt", place / "folder", str(place / "out")
+    text.write_text("no checkpoint")
+    folder.mkdir()
+    export = ["export", SHIPPED, "--out", out]
+    return {
+        "--help": ["--help"],
+        "export --help": ["export", "--help"],
+        "export: no such file": ["export", "nosuch", "--out", out],
+        "export: no such shipped checkpoint": ["export", "shipped:nosuch", "--out", out],
+        "export: no checkpoint": ["export", str(text), "--out", out],
+        "export: a folder": ["export", str(folder), "--out", out],
+        "export: budget that is no number": [*export, "--budget", "half"],
+        "export: budget out of range": [*export, "--budget", "1.5"],
+        "export: budget that keeps nothing": [*export, "--budget", "0.001"],
+        "export: unknown precision": [*export, "--precision", "fp8"],
+        "export: unknown threshold": [*export, "--threshold", "nosuch", "1"],
+        "export: --out exists": ["export", SHIPPED, "--out", str(folder)],
+        "bench: no such folder": ["bench", "nosuch", "--out", out],
+        "bench: no artefact folder": ["bench", str(folder), "--out", out],
+        "bench: --out exists": ["bench", "nosuch", "--out", str(folder)],
+        "verify: no such folder": ["verify", "nosuch"],
+        "verify: no artefact folder": ["verify", str(folder)],
+        "verify: a file": ["verify", str(text)],
+        "evaluate: no such file": ["evaluate", "nosuch"],
+        "evaluate: budget that is no number": ["evaluate", SHIPPED, "--budget", "half"],
+        "sweep: no such file": ["sweep", "nosuch", "--out", out],
+        "sweep: budget that is no number": ["sweep", SHIPPED, "--out", out, "--budget", "half"],
+        "convert: no such file": ["convert", "swin", "nosuch", "--out", out],
+        "repository: no such folder": ["repository", "nosuch", "--out", out],
+        "serve: no such folder": ["serve", "nosuch"],
+    }
+
+
+def cpu_s(words: Sequence[str]) -> float:
+    """CPU seconds of one command and its children.
+
+    Raises: RuntimeError if it ended otherwise than a help or a refusal does.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "saccade", *words], capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode != (0 if "--help" in words else 2):
+        raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="saccade-bench-") as name:
+        lines = commands(Path(name))
+        measured: dict[str, list[float]] = {what: [] for what in lines}
+        for _ in range(options.rounds):
+            for what, words in lines.items():
+                measured[what].append(cpu_s(words))
+    seconds = {
+        what: {"median": statistics.median(values), "least": min(values), "most": max(values)}
+        for what, values in measured.items()
+    }
+    content: dict[str, Any] = {
+        "benchmark": "CPU seconds of helps and refusals",
+        "machine": this_machine().to_dict(),
+        "rounds": options.rounds,
+        "cpu_seconds": seconds,
+    }
+    content["slowest_median"] = max(value["median"] for value in seconds.values())
+    write_result(options.out, content)
+
+
+if __name__ == "__main__":
+    main()
