@@ -2,6 +2,7 @@
 """The command line as a user meets it: help, answers, exit codes, and the words for wrong input."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -79,6 +80,28 @@ def test_wrong_input_is_explained(saccade, tmp_path, monkeypatch, arguments, wor
     assert "Traceback" not in out + err
     assert all(word in out + err for word in words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_place_is_instead_is_said(saccade, tmp_path):
+    repository, sweep, report = tmp_path / "repo", tmp_path / "sweep", tmp_path / "report"
+    for folder, name in ((repository, "saccade"), (sweep, "sweep"), (report, "report")):
+        folder.mkdir()
+        (folder / f"{name}.json").write_text("{}")
+    torch_file = tmp_path / "vit_b32.pt"
+    torch_file.write_bytes(b"PK\x03\x04" + bytes(100))
+    cases = (
+        (("verify", repository), f"is a model repository, .*saccade preflight {repository}"),
+        (("verify", sweep), f"is a sweep. Name its folder of artefacts: {sweep / 'artefacts'}"),
+        (("verify", report), "is a report"),
+        (("plan", repository, "--rps", "1", "--slo-ms", "1"), "is a model repository"),
+        (("choose", torch_file, "--budget", "1"), "is a file, expected a folder of artefacts"),
+        # What it is comes before its name, which has a letter that no model's name may have.
+        (("export", torch_file, "--out", tmp_path / "o"), "zip archive.*saccade convert SOURCE"),
+    )
+    for arguments, words in cases:
+        code, _, err = saccade(*arguments)
+        assert code == 2 and re.search(words, err), err
+        assert "cannot name a model" not in err
 
 
 @pytest.mark.parametrize("budget", ["0", "-0.5", "1.5", "0.001", "nan", "half", "0.5,0.5"])

@@ -35,8 +35,8 @@ from saccade.exporter.gate.gate import (
     folded_float32,
     measure,
 )
-from saccade.exporter.gate.metrics import exceeded, thresholds_of
-from saccade.exporter.gate.report import GateReport, VariantReport
+from saccade.exporter.gate.metrics import thresholds_of
+from saccade.exporter.gate.report import GateReport, VariantReport, loosened
 from saccade.exporter.graph.samples import GateSizes
 from saccade.exporter.graph.trial import made_here
 from saccade.exporter.runtimes.runners import Runner
@@ -45,7 +45,7 @@ from saccade.files import new_folder, refuse_existing, sha256_of, write_atomical
 from saccade.machine import version_of
 from saccade.models.budget import BudgetLike, ComputeBudget
 from saccade.models.checkpoint import Checkpoint, load
-from saccade.models.checkpoint_format import Header
+from saccade.models.checkpoint_format import Header, refuse_foreign
 from saccade.models.interface import Component, Family, component_named
 from saccade.models.shipped import located
 from saccade.models.sparo.select import selected_checkpoint
@@ -113,6 +113,8 @@ def export(
     refuse_existing(options.out, force=options.force)
     _check_precisions(options)
     source = checkpoint.path if isinstance(checkpoint, Checkpoint) else located(checkpoint)
+    if not isinstance(checkpoint, Checkpoint):
+        refuse_foreign(source)  # before its name, which nobody wants to mend in vain
     name = check_model_name(options.name) if options.name else default_model_name(source)
     check = partial(_check_request, options)
     if isinstance(checkpoint, Checkpoint):
@@ -301,6 +303,6 @@ def _proved(
         raise GateFailed(
             f"{entry.name}: the exported file differs from the model: {problems}. Nothing was "
             "written. If the model is meant to be this coarse, raise that limit with --threshold, "
-            f"as in --threshold {next(iter(exceeded(parity.figures, parity.thresholds)))} LIMIT."
+            f"as in --threshold {loosened(parity)} LIMIT."
         )
     return parity

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "saccade.checkpoint"
 VERSION = 3
+_PICKLE_PROTOCOLS = (b"\x02", b"\x03", b"\x04", b"\x05")
 # 1 held images and labels only, under other names; 1 and 2 squashed every image.
 READ_VERSIONS = (1, 2, 3)
 
@@ -74,6 +75,25 @@ def unpack(path: Path, data: bytes) -> dict[str, "torch.Tensor"]:
         raise SaccadeError(f"{path}: {_diagnosis(data)}") from error
 
 
+def refuse_foreign(path: Path) -> None:
+    """Refuse a file that a look at its beginning shows to be no checkpoint of saccade.
+
+    A file that is not there or cannot be read is left to who reads it.
+    Raises: SaccadeError that says what it is, and the command that converts it.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(16)
+    except OSError:
+        return
+    if _is_torch_file(data):
+        raise SaccadeError(f"{path}: {_diagnosis(data)}")
+
+
+def _is_torch_file(data: bytes) -> bool:
+    return data[:4] == b"PK\x03\x04" or (data[:1] == b"\x80" and data[1:2] in _PICKLE_PROTOCOLS)
+
+
 class EntriesRefused(ValueError):
     """A header of more or stranger tensors than any model has."""
 
@@ -111,7 +131,7 @@ def _diagnosis(data: bytes) -> str:
     retrain = "Copy it again from its source, or train a new one with: saccade train"
     if not data:
         return f"the file is empty. {retrain}"
-    if data[:4] == b"PK\x03\x04" or (data[0] == 0x80 and data[1:2] in b"\x02\x03\x04\x05"):
+    if _is_torch_file(data):
         kind = "a zip archive, as torch.save writes" if data[0] != 0x80 else "a Python pickle"
         return (
             f"found {kind}, expected a safetensors file; saccade runs no code from a checkpoint. "

@@ -30,13 +30,19 @@ def test_nodes_and_links_are_those_of_the_answer() -> None:
     assert strongest.to_dict()["links"] == [{"a": 0, "b": 3, "probability": 0.8}]
 
 
-def test_linked_modules_lie_together() -> None:
-    link = np.kron(np.eye(2), np.ones((5, 5)))
-    place = SampleCircuit(np.full((10, 3), 1 / 3), link).layout()
-    assert np.abs(place).max() <= 1
-    inside = np.linalg.norm(place[:5] - place[:5].mean(0), axis=1).mean()
-    between = np.linalg.norm(place[:5].mean(0) - place[5:].mean(0))
-    assert between > 2 * inside
+def test_a_large_circuit_is_drawn_by_the_few_that_are_linked_best() -> None:
+    count = 64  # all linked with all: 2,016 links would be a grey ball
+    link = 0.6 + 0.3 * np.random.default_rng(0).random((count, count))
+    link = (link + link.T) / 2
+    np.fill_diagonal(link, 1)
+    shown = SampleCircuit(np.full((count, 4), 0.25), link).strongest(12)
+    links = shown.backbone(0.5)
+    assert len(links) + 1 >= 12 and len(links) <= 24
+    ends = [module for edge in links for module in edge[:2]]
+    assert min(ends.count(module) for module in range(12)) >= 2  # a path leads to each
+    place = shown.layers()
+    assert len({tuple(one) for one in place}) == 12
+    assert place[shown.degree.argmax(), 0] == place[:, 0].max()  # next to the answer
 
 
 def test_a_models_answer_becomes_a_circuit() -> None:
@@ -67,7 +73,7 @@ def test_pictures_are_drawn_and_repeat(kind: str) -> None:
         attention, None if kind == "dense" else LINK, None if words else (2, 2), words
     )
     drawn = circuit_png(circuit, image=None if words else image)
-    assert Image.open(io.BytesIO(drawn)).size == (1430, 832)
+    assert Image.open(io.BytesIO(drawn)).size == (1430, 728)
     assert drawn == circuit_png(circuit, image=None if words else image)
 
 

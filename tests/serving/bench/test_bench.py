@@ -122,6 +122,50 @@ def test_the_frontier_names_what_was_measured(served: BenchReport) -> None:
         assert entry.p95_ms == each["grpc"]["router_concurrency_1"]["p95_ms"]
 
 
+def test_a_quick_look_leaves_the_full_measurement(
+    served: BenchReport, data: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(served.folder.parent / "nac", tmp_path / "nac"))
+    before = (folder / "frontier.json").read_bytes()
+    quick: dict[str, Any] = {"seconds": 0.01, "rounds": 1, "limit": 20, "server": False}
+    looked = bench(folder, BenchOptions(tmp_path / "quick", str(data), **quick))
+    assert (folder / "frontier.json").read_bytes() == before
+    assert (tmp_path / "quick" / "report.html").exists()
+    assert looked.to_dict()["frontier_kept"][0] == ("nac-b1000-fp32: 20 instead of 80 test samples")
+    assert "--replace-frontier" in rendered(looked)
+    options = BenchOptions(tmp_path / "again", str(data), replace_frontier=True, **quick)
+    assert bench(folder, options).to_dict()["frontier_kept"] == []
+    assert {one.score.n for one in read_frontier(folder / "frontier.json").entries} == {20}
+
+
+def test_a_server_that_runs_is_measured_as_it_is(server: Any, data: Path, tmp_path: Path) -> None:
+    quick: dict[str, Any] = {"seconds": 0.02, "rounds": 2, "concurrency": (1, 2), "limit": 40}
+    out = tmp_path / "report"
+    options = BenchOptions(out, str(data), url=server.url, **quick)
+    made = bench(None, options)
+    content = json.loads((out / "report.json").read_bytes())
+    assert sorted(one["variant"] for one in content["variants"]) == sorted(VARIANTS)
+    for one in content["variants"]:
+        assert set(one["points"]) == {"1", "2"} and one["score"]["n"] == 40
+        assert len(one["points"]["1"]["inferences_per_second_rounds"]) == 2
+    assert sorted(path.name for path in out.iterdir()) == ["report.json"]
+    assert "No frontier.json was changed" in rendered(made)
+    with pytest.raises(SaccadeError, match="found both, expected a folder"):
+        bench(tmp_path, BenchOptions(tmp_path / "other", url=server.url))
+    with pytest.raises(SaccadeError, match="found neither, expected a folder"):
+        bench(None, BenchOptions(tmp_path / "other"))
+    with pytest.raises(SaccadeError, match="no model 'nothing'"):
+        bench(None, BenchOptions(tmp_path / "other", url=server.url, model="nothing"))
+
+
+def rendered(made: Any) -> str:
+    from rich.console import Console
+
+    with (console := Console(width=200)).capture() as capture:
+        console.print(made.to_text())
+    return capture.get()
+
+
 @pytest.mark.parametrize(
     ("rates", "expected"),
     [

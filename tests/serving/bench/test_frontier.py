@@ -12,12 +12,14 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import (
     FILE_NAME,
     Entry,
+    NarrowerMeasurement,
     entry_of,
     mark_dominated,
     read_frontier,
 )
 from saccade.models.scores.intervals import wilson
 
+ROUNDS = "inferences_per_second_rounds"
 POINT = {"inferences_per_second": 100.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
 
 
@@ -35,12 +37,18 @@ def entry(variant="nac-b1000-fp32", *, sha256="a" * 64, correct=None, speed=100.
             "top5": None,
             "in_process": {
                 "threads": 1, "best_batch": 8, "batch_1": POINT,
-                "batch_8": {**POINT, "inferences_per_second": speed},
+                "batch_8": {
+                    **POINT, "inferences_per_second": speed, "seconds": 1.5, ROUNDS: rounds(speed),
+                },
             },
             "grpc": None, "dominated_by": None,
         }
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def rounds(speed, noise=(0.9, 1.0, 1.1)):
+    return [speed * factor for factor in noise]
 
 
 def answers(*wrong, n=600):
@@ -70,6 +78,71 @@ def test_dominated_only_beyond_the_paired_interval(case):
     )
     marked = mark_dominated(entries, {"slow": slow, "fast": fast})
     assert {entry.variant: entry.dominated_by for entry in marked} == expected
+
+
+# Speeds of five rounds in turn: the second is in truth no slower than the first.
+NOISY = [100.0, 150.0, 90.0, 130.0, 110.0], [140.0, 80.0, 120.0, 95.0, 125.0]
+
+
+@pytest.mark.parametrize("worse", [GOOD, BAD], ids=["same answers", "surely worse"])
+def test_a_speed_that_rounds_do_not_show_dominates_nobody(worse):
+    pair = [entry("one", correct=worse), entry("other", sha256="b" * 64, correct=GOOD)]
+    values = {"one": worse, "other": GOOD}
+
+    def marked(*speeds):
+        points = [
+            {"inferences_per_second": float(np.mean(own)), **({ROUNDS: own} if own else {})}
+            for own in speeds
+        ]
+        both = [
+            replace(one, in_process={"best_batch": 8, "batch_8": {**POINT, **point}})
+            for one, point in zip(pair, points, strict=True)
+        ]
+        return [one.dominated_by for one in mark_dominated(both, values)]
+
+    assert marked(*NOISY) == marked(*NOISY[::-1]) == [None, None]
+    assert marked([100.0], [300.0]) == [None, None]  # one round says nothing of the next
+    # A machine that slows down for both leaves their ratio alone.
+    assert marked([100.0, 50.0, 20.0], [160.0, 85.0, 31.0]) == ["other", None]
+
+
+SMALLER = {
+    "fewer samples": ({"correct": answers(0, n=50)}, "50 instead of 600 test samples"),
+    "without the server": ({"grpc": None}, "no server"),
+    "fewer clients": ({"grpc": {"concurrency_1": POINT}}, "at concurrency_16"),
+    "fewer rounds": ({"noise": (1.0,)}, "1 instead of 3 rounds"),
+    "less time": ({"seconds": 0.5}, "0.5 instead of 1.5 s per point"),
+}
+
+
+@pytest.mark.parametrize("case", SMALLER)
+def test_a_smaller_measurement_replaces_no_larger_one_unasked(case, folder):
+    change, words = SMALLER[case]
+    names = "nac-b1000-fp32", "nac-b0500-fp32"
+
+    def made(name, correct=GOOD, noise=(0.9, 1.0, 1.1), seconds=1.5, **grpc):
+        loaded = {**POINT, ROUNDS: rounds(100.0, noise), "seconds": seconds}
+        served = {"grpc": {"concurrency_1": loaded, "concurrency_16": loaded}, **grpc}
+        return measured(folder, name, correct=correct, **served)
+
+    large = [made(name) for name in names]
+    unasked(folder, large)
+    before = (folder / FILE_NAME).read_bytes()
+    # One variant that lacks something keeps all: halves of two measurements are none.
+    small = [made(names[0]), made(names[1], **change)]
+    with pytest.raises(NarrowerMeasurement, match="contains a larger") as refused:
+        unasked(folder, small)
+    (reason,) = refused.value.less
+    assert reason.startswith(f"{names[1]}: ") and words in reason
+    assert (folder / FILE_NAME).read_bytes() == before
+    ArtefactFolder(folder).merge(small)  # asked for
+    unasked(folder, large)
+    elsewhere = [replace(one, device="elsewhere") for one in small]
+    unasked(folder, elsewhere)
+
+
+def unasked(folder, entries):
+    ArtefactFolder(folder).merge(entries, over_larger=False)
 
 
 def test_embeddings_compete_by_their_bytes_and_not_by_time():

@@ -122,6 +122,18 @@ def test_without_a_server_the_report_says_so(full: dict[str, Any], tmp_path: Pat
     assert "gRPC x" not in (tmp_path / "report.html").read_text()
 
 
+def test_a_busy_machine_and_rounds_that_differ_are_in_the_head(full: dict[str, Any]) -> None:
+    assert "Noisy" not in report.summary(full)
+    full["machine"] |= {"load_average": 6.24, "cores": 2}
+    assert "load average was 6.2 on 2 cores when it began" in report.summary(full)
+    assert "load average was 6.2" in rendered(report.render(full))
+    full["machine"]["load_average"] = 0.4
+    full["variants"][1]["grpc"]["concurrency_16"]["inferences_per_second_rounds"] = [300, 480]
+    assert "rounds of one variant differ by up to 1.6 times" in report.page(full, b"")
+    full["variants"][1]["grpc"]["concurrency_16"]["inferences_per_second_rounds"] = [390, 410]
+    assert "Noisy" not in report.summary(full)
+
+
 def test_the_page_is_whole_without_a_network(full: dict[str, Any], tmp_path: Path) -> None:
     report.write_report(full, tmp_path)
     page = (tmp_path / "report.html").read_text()

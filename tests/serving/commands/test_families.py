@@ -11,7 +11,7 @@ from joined_repository import join
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.client.client import Change, Client
-from saccade.serving.commands.calls import masks_png
+from saccade.serving.commands.slot_picture import masks_png
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.server import ServeOptions, Server
@@ -158,7 +158,12 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
         assert run([command, str(scene), *map(str, arguments), *where]) == 0
         return json.loads(capsys.readouterr().out)
 
-    (answers,) = call("segment", "--out", tmp_path / "masks", "--slots", 2)
+    (answers,) = call("segment", "--out", tmp_path / "drawn", "--slots", 2)
+    with Image.open(tmp_path / "drawn" / "scene-slots.png") as drawn:
+        assert drawn.mode == "RGB" and drawn.height == 256 and drawn.width >= 2 * 256
+        left = np.asarray(drawn)[::16, :256:16]
+    np.testing.assert_array_equal(left, IMAGES[0])  # the image itself, a square per pixel
+    (answers,) = call("segment", "--raw", "--out", tmp_path / "masks", "--slots", 2)
     assert [slot["slot"] for slot in answers["slots"]] == [0, 1]
     assert sum(slot["share"] for slot in answers["slots"]) == pytest.approx(1)
     with Image.open(tmp_path / "masks" / "scene-slots.png") as masks:
@@ -168,9 +173,48 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
     for name in ("edited.png", "looked.png"):
         with Image.open(tmp_path / name) as picture:
             picture.load()
+    with Image.open(tmp_path / "edited.png") as edited:
+        assert edited.height == 256
+    call("edit", "--remove", "--raw", "--out", tmp_path / "raw.png")
+    with Image.open(tmp_path / "raw.png") as raw:
+        assert raw.size == (16, 16)
+    assert run(["edit", str(scene), "--out", str(tmp_path / "same.png"), *where]) == 2
+    assert "found no change" in capsys.readouterr().err and not (tmp_path / "same.png").exists()
     before = (tmp_path / "edited.png").read_bytes()
-    code = run(["edit", str(scene), "--out", str(tmp_path / "edited.png"), *where])
+    code = run(["edit", str(scene), "--remove", "--out", str(tmp_path / "edited.png"), *where])
     assert code == 2 and (tmp_path / "edited.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "family, ask", [("captioner", "saccade caption"), ("vqa", "saccade answer"),
+                    ("slot-attention", "saccade segment")],
+)  # fmt: skip
+def test_images_are_classified_and_embedded_by_who_can(asked, family, ask):
+    client, _ = asked(family)
+    for call in (client.classify, client.embed):
+        with pytest.raises(SaccadeError, match=f"of family {family}, which does not.*{ask}"):
+            call(IMAGES)
+
+
+def test_words_that_a_model_does_not_know_are_told(served, tmp_path, capsys):
+    from PIL import Image
+
+    from saccade.serving.commands.cli import run
+
+    running, folder = served("vqa")
+    image = tmp_path / "image.png"
+    Image.fromarray(IMAGES[0]).save(image)
+    known = ArtefactFolder(folder).variants[0].runtime_metadata["words"][0]
+    where = (str(image), "--model", "vqa", "--url", running.url)
+    for question, unknown in ((f"{known} elephant Moon", ["elephant", "moon"]), (known, [])):
+        assert run(["answer", *where, "--question", question, "--json"]) == 0
+        captured = capsys.readouterr()
+        (one,) = json.loads(captured.out)
+        assert one["unknown_words"] == unknown
+        assert ("does not know 'elephant', 'moon'" in captured.err) == bool(unknown)
+        strict = run(["answer", *where, "--question", question, "--strict"])
+        assert strict == (2 if unknown else 0)
+        capsys.readouterr()
 
 
 def test_masks_are_a_palette_of_the_slots(tmp_path):

@@ -8,7 +8,15 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.exporter.artefact.frontier import FILE_NAME, Entry, Frontier, merged, read_frontier
+from saccade.exporter.artefact.frontier import (
+    FILE_NAME,
+    Entry,
+    Frontier,
+    NarrowerMeasurement,
+    merged,
+    narrower,
+    read_frontier,
+)
 from saccade.exporter.artefact.manifest import SQUASHING, SUFFIX, FileEntry, Manifest, manifest_of
 from saccade.exporter.artefact.variant import known_roles
 from saccade.exporter.artefact.variant_files import VariantFiles, grouped
@@ -18,6 +26,7 @@ from saccade.models.checkpoint import Checkpoint, load
 from saccade.schema import AGAIN, read_json
 
 # Two changes within one tick of a file system's clock leave the same times; it has 10 ms or less.
+_NO_FOLDER = "no such folder"
 _TICK_NS = 50_000_000
 
 
@@ -53,7 +62,8 @@ class ArtefactFolder:
         """
         make = "Make it with: saccade export CHECKPOINT"
         if not self.path.is_dir():
-            raise SaccadeError(f"{self}: no such folder. {make}")
+            what = "is a file, expected a folder of artefacts" if self.path.exists() else _NO_FOLDER
+            raise SaccadeError(f"{self}: {what}. {make}")
         manifests = []
         for path in sorted(self.path.glob("*" + SUFFIX)):
             content = read_json(path)
@@ -61,7 +71,7 @@ class ArtefactFolder:
             if content["version"] == SQUASHING:
                 self._squashing.add(manifests[-1].variant.name)
         if not manifests:
-            raise SaccadeError(f"{self}: no {SUFFIX} in it. {make}")
+            raise SaccadeError(f"{self}: {_described(self.path) or f'no {SUFFIX} in it. {make}'}")
         known = {manifest.file.name for manifest in manifests}
         if strays := sorted({path.name for path in self.path.glob("*.onnx")} - known):
             raise SaccadeError(
@@ -158,15 +168,16 @@ class ArtefactFolder:
         path = self.path / FILE_NAME
         return read_frontier(path) if path.exists() else None
 
-    def merge(self, entries: Iterable[Entry]) -> Frontier:
+    def merge(self, entries: Iterable[Entry], *, over_larger: bool = True) -> Frontier:
         """Add measurements to the frontier of the folder, in one atomic write.
 
         A new one replaces an old one of the same bytes, runtime, device and way to run custom ops;
         those of bytes that are not of the folder are dropped.
-        Raises: SaccadeError if the file that is there cannot be read or is another model's, or
-            an artefact is no longer what it was.
+        Raises: NarrowerMeasurement, without `over_larger`, where one measured less than what it
+            would replace: all are added, or none. SaccadeError if the file that is there cannot
+            be read or is another model's, or an artefact is no longer what it was.
         """
-        path = self.path / FILE_NAME
+        entries, path = tuple(entries), self.path / FILE_NAME
         with only_writer(path, wait_s=30):  # else two that add at once would lose one's
             # As it is now: another command may have added to what was read before.
             old = read_frontier(path) if path.exists() else Frontier(self.model, ())
@@ -175,6 +186,8 @@ class ArtefactFolder:
                     f"{path}: is the frontier of {old.model!r}, expected {self.model!r}. Remove it."
                 )
             self.check_files()
+            if not over_larger and (less := narrower(old, entries)):
+                raise NarrowerMeasurement(path, less)
             frontier = merged(old, entries, self.variants)
             write_atomically(path, json_bytes(frontier.to_dict()))
         vars(self)["frontier"] = frontier
@@ -214,6 +227,21 @@ class ArtefactFolder:
                 )
             lines[text] = None
         return tuple(lines)
+
+
+def _described(path: Path) -> str:
+    """What a folder without manifests is instead, and what to do; empty where it is not known."""
+    if (path / "saccade.json").is_file():
+        return (
+            "is a model repository, expected the folder of artefacts that it was made of. "
+            f"A repository is checked by `saccade preflight {path}` and served by "
+            f"`saccade serve {path}`"
+        )
+    if (path / "sweep.json").is_file():
+        return f"is a sweep. Name its folder of artefacts: {path / 'artefacts'}"
+    if (path / "report.json").is_file():
+        return "is a report, expected the folder of artefacts that was measured"
+    return ""
 
 
 def _order(manifest: Manifest) -> tuple[float, str, str, int]:

@@ -15,7 +15,7 @@ from saccade.exporter.artefact.variant import known_roles
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.files import read_bounded
 from saccade.json_text import parse_json
-from saccade.models.scores.intervals import paired_bootstrap
+from saccade.models.scores.intervals import Interval, paired_bootstrap, paired_log_ratio
 from saccade.plugins.execution import Ops
 from saccade.schema import AGAIN, typed
 
@@ -24,6 +24,9 @@ VERSION = 1
 FILE_NAME = "frontier.json"
 _POINT = re.compile(r"batch_[1-9][0-9]{0,6}|(router_)?concurrency_[1-9][0-9]{0,6}")
 _FIGURES = ("inferences_per_second", "p50_ms", "p95_ms", "p99_ms")
+ROUNDS = "inferences_per_second_rounds"  # of a point: the rate of each round
+SECONDS = "seconds"  # of a point: measured time over all rounds
+_MUCH_SHORTER = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,25 @@ class Entry:
 
         Through the router, where no single model answers.
         """
+        return float(self._speed_point["inferences_per_second"])
+
+    @property
+    def speed_rounds(self) -> tuple[float, ...]:
+        """The speed in each round; none in files of older releases."""
+        return tuple(float(rate) for rate in self._speed_point.get(ROUNDS, ()))
+
+    @property
+    def speed_seconds(self) -> float:
+        """Measured time behind the speed; 0 in files of older releases."""
+        return float(self._speed_point.get(SECONDS, 0))
+
+    @property
+    def _speed_point(self) -> dict[str, Any]:
         for kind in ("concurrency_", "router_concurrency_"):
             points = [key for key in self.grpc or () if key.startswith(kind)]
             if self.grpc and points:
-                return float(self.grpc[max(points, key=_count)]["inferences_per_second"])
-        return float(self.in_process[f"batch_{self.best_batch}"]["inferences_per_second"])
+                return dict(self.grpc[max(points, key=_count)])
+        return dict(self.in_process[f"batch_{self.best_batch}"])
 
     @property
     def best_batch(self) -> int:
@@ -158,6 +175,54 @@ def with_ops(entry: Entry, variant: VariantFiles) -> Entry:
     return entry
 
 
+class NarrowerMeasurement(SaccadeError):
+    """Measurements that have less than those they would replace; `less` says of what."""
+
+    def __init__(self, path: Path, less: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{path}: contains a larger measurement: {'; '.join(less)}. Measure as much, or say "
+            "that the smaller one replaces it."
+        )
+        self.less = less
+
+
+def narrower(old: Frontier, entries: Iterable[Entry]) -> tuple[str, ...]:
+    """What these have less of than what they would replace, in words, one per variant."""
+    there = {entry.key: entry for entry in old.entries}
+    both = [(entry, there[entry.key]) for entry in entries if entry.key in there]
+    less = ((new.variant, _narrower(new, before)) for new, before in both)
+    return tuple(f"{variant}: {words}" for variant, words in less if words)
+
+
+def _narrower(new: Entry, old: Entry) -> str | None:
+    if new.score.n < old.score.n:
+        return f"{new.score.n:,} instead of {old.score.n:,} test samples"
+    if missing := sorted(set(old.grpc or ()) - set(new.grpc or ()), key=_count):
+        return f"nothing through a server at {missing[0]}" if new.grpc else "no server"
+    if len(new.speed_rounds) < len(old.speed_rounds):
+        return f"{len(new.speed_rounds)} instead of {len(old.speed_rounds)} rounds"
+    if new.speed_seconds < _MUCH_SHORTER * old.speed_seconds:
+        return f"{new.speed_seconds:.2g} instead of {old.speed_seconds:.2g} s per point"
+    return None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A cost of a variant, the less the better."""
+
+    value: float
+    rounds: tuple[float, ...] | None = None  # what each round measured; none: known exactly
+
+    def over(self, other: "Cost") -> Interval:
+        """95 % interval of what this one costs more than the other: above 0, it surely does.
+
+        Of costs measured in rounds it is that of the logarithm of their ratio.
+        """
+        if self.rounds is None or other.rounds is None:
+            return self.value - other.value, self.value - other.value
+        return paired_log_ratio(self.rounds, other.rounds)
+
+
 def mark_dominated(
     entries: Iterable[Entry], values: Mapping[str, np.ndarray], *, seed: int = 0
 ) -> tuple[Entry, ...]:
@@ -167,23 +232,25 @@ def mark_dominated(
     Shapes: values[variant] [n], of each test sample in the same order; their mean is the score.
     """
     entries = tuple(entries)
-    (dominators_of,) = dominators(entries, values, (saved,), seed=seed)
+    (dominators_of,) = dominators(entries, values, (own_cost,), seed=seed)
     return tuple(replace(entry, dominated_by=dominators_of[entry.variant]) for entry in entries)
 
 
 def dominators(
     entries: Sequence[Entry],
     values: Mapping[str, np.ndarray],
-    savings: Sequence[Callable[[Entry, Entry], float]],
+    costs: Sequence[Callable[[Entry], Cost]],
     *,
     seed: int = 0,
 ) -> list[dict[str, str | None]]:
-    """For each way to save (what B costs less than A): by variant, the one that dominates it.
+    """For each kind of cost: by variant, the one that dominates it.
 
-    A is dominated by B, both on the same runtime and device, if B costs no more and the paired
-    bootstrap's 95 % interval of how much better B scores lies above 0; or if both have the same
-    value on each sample and B costs less. A difference that the data cannot tell from chance
-    dominates nobody. Of several such B the best-scoring one is named, then the cheaper.
+    A is dominated by B, both on the same runtime and device, if B surely costs no more and the
+    paired bootstrap's 95 % interval of how much better B scores lies above 0; or if both have the
+    same value on each sample and B surely costs less. For a cost that was measured, surely means
+    the paired 95 % interval over the rounds. A difference that the data cannot tell from chance,
+    of scores or of costs, dominates nobody. Of several such B the best-scoring one is named, then
+    the cheaper.
     Shapes: values[variant] [n], of each test sample in the same order; their mean is the score.
     """
     surely: dict[tuple[str, str], bool] = {}
@@ -199,27 +266,27 @@ def dominators(
             )
         return surely[b.variant, a.variant]
 
-    def dominates(b: Entry, a: Entry, less: float) -> bool:
-        if (b.runtime, b.device) != (a.runtime, a.device) or b is a or less < 0:
+    def dominates(b: Entry, a: Entry, saving: Interval) -> bool:
+        if (b.runtime, b.device) != (a.runtime, a.device) or b is a or saving[0] < 0:
             return False
         if np.array_equal(values[b.variant], values[a.variant]):
-            return less > 0
+            return saving[0] > 0
         return is_better(b, a)
 
-    def strongest(a: Entry, saving: Callable[[Entry, Entry], float]) -> str | None:
-        above = [b for b in entries if dominates(b, a, saving(b, a))]
+    def strongest(a: Entry, cost: Callable[[Entry], Cost]) -> str | None:
+        above = [b for b in entries if dominates(b, a, cost(a).over(cost(b)))]
         if not above:
             return None
-        return max(above, key=lambda b: (_goodness(b), saving(b, a))).variant
+        return max(above, key=lambda b: (_goodness(b), -cost(b).value)).variant
 
-    return [{a.variant: strongest(a, saving) for a in entries} for saving in savings]
+    return [{a.variant: strongest(a, cost) for a in entries} for cost in costs]
 
 
-def saved(b: Entry, a: Entry) -> float:
-    """Saving of B over A, below 0 where it costs more: bytes if a budget saves these."""
-    if a.embedding_bytes is not None and b.embedding_bytes is not None:
-        return a.embedding_bytes - b.embedding_bytes
-    return b.speed - a.speed
+def own_cost(entry: Entry) -> Cost:
+    """Bytes of an embedding if the budget saves these, else seconds per inference."""
+    if entry.embedding_bytes is not None:
+        return Cost(entry.embedding_bytes)
+    return Cost(1 / entry.speed, tuple(1 / rate for rate in entry.speed_rounds))
 
 
 def _goodness(entry: Entry) -> float:

@@ -54,6 +54,7 @@ class Rule(NamedTuple):
     share_range: Range | None = None  # in its place where scores are shares
     measured: str | None = None  # what `saccade bench` has to measure first
     compared: Callable[[float], float] = float
+    by_speed: bool = False  # the best is the fastest, whose measured speed has an interval
 
     def fits(self, route: Route, value: float) -> bool:
         """True if the variant is one for that number; never where it has no figure."""
@@ -107,7 +108,12 @@ def best(routes: Routes, parameter: str, value: float) -> Route:
         )
     if not fitting:
         raise RequestRefused(f"no variant has {rule.wanted(routes, value)}.{table(routes)}")
-    return max(fitting, key=rule.best)
+    first = max(fitting, key=rule.best)
+    if not rule.by_speed:
+        return first
+    # A measurement that does not tell two apart does not choose between them: the graphs do.
+    as_fast = [route for route in fitting if route is first or route.name in first.as_fast]
+    return max(as_fast, key=lambda route: (-route.multiply_adds, *rule.best(route)))
 
 
 def by_budget_name(routes: Routes, name: Any) -> Route | None:
@@ -192,6 +198,7 @@ RULES = {
         at_least=True,
         best=lambda route: (route.quickness, route.score or 0),
         best_words="the fastest",
+        by_speed=True,
         words="a {score} whose lower 95 % bound is at least {value:g}",
         range=Range(math.isfinite, "a finite number"),
         share_range=Range(lambda value: 0 <= value <= 1, "a number from 0 to 1"),

@@ -55,6 +55,7 @@ class Route(NamedTuple):
     parts: dict[str, str]  # role -> name of the model that the server has loaded
     facts: dict[str, Any]
     classes: str | None  # file beside this one with a vector a label
+    as_fast: tuple[str, ...] = ()  # variants whose speed the measurement does not tell from its own
 
     @property
     def quickness(self) -> float:

@@ -9,7 +9,8 @@ import numpy as np
 from saccade.errors import SaccadeError, ShapeError
 
 LIKELY = 0.5  # a link of at least this probability is drawn, as in the paper's figure 6
-_ROUNDS = 200  # of the layout
+_BACKBONE = 2  # links of a module that are drawn
+_LAYERS = ((0.18, 5), (0.42, 4), (0.66, 3))  # across, and how many modules of a picture
 
 
 @dataclass(frozen=True)
@@ -82,27 +83,30 @@ class SampleCircuit:
         names = tuple(self.names[k] for k in kept)
         return SampleCircuit(self.attention[kept], link, self.grid, self.words, names)
 
-    def layout(self, seed: int = 0) -> np.ndarray:
-        """Places on the plane: linked modules pull each other together, all push each other away.
+    def backbone(self, least: float = LIKELY) -> list[tuple[int, int, float]]:
+        """The likeliest links of each module; a link that is among those of either end."""
+        count, kept = dict.fromkeys(range(len(self.attention)), 0), []
+        for first, second, chance in self.edges(least):  # likeliest first
+            if min(count[first], count[second]) < _BACKBONE:
+                kept.append((first, second, chance))
+                count[first] += 1
+                count[second] += 1
+        return kept
 
-        Shapes: -> [u 2], within -1 to 1.
-        Source: Fruchterman and Reingold 1991, with a link's probability as its pull.
+    def layers(self) -> np.ndarray:
+        """Places of at most twelve modules in layers from left to right, the best linked last.
+
+        Shapes: -> [u 2], within 0 to 1.
         """
-        count = len(self.attention)
-        place = np.random.default_rng(seed).standard_normal((count, 2))
-        pull = np.zeros((count, count)) if self.link is None else self.link.astype(np.float64)
-        pull = pull * (1 - np.eye(count))
-        spacing = 1 / np.sqrt(count)
-        for step in range(_ROUNDS):
-            apart = place[:, None] - place[None]
-            distance = np.maximum(np.linalg.norm(apart, axis=-1), 1e-3)
-            force = spacing**2 / distance**2 - pull * distance / spacing
-            move = (apart * force[..., None]).sum(1) - 0.3 * place
-            size = np.maximum(np.linalg.norm(move, axis=-1, keepdims=True), 1e-9)
-            place = place + move / size * np.minimum(size, 0.2 * (1 - step / _ROUNDS))
-        place -= place.mean(0)
-        scaled: np.ndarray = place / max(np.abs(place).max(), 1e-9)
-        return scaled
+        order = iter(np.argsort(self.degree, kind="stable"))
+        place = np.zeros((len(self.attention), 2))
+        left = len(place)
+        for across, size in _LAYERS:
+            own = [next(order) for _ in range(min(size, left))]
+            left -= len(own)
+            for row, module in enumerate(own):
+                place[module] = across, 1 - (row + 0.5) / len(own)
+        return place
 
     def to_dict(self, *, least: float = LIKELY, tokens: int = 3) -> dict[str, Any]:
         """JSON: the modules with the tokens that they read most, and the likely links."""

@@ -11,8 +11,10 @@ from saccade.models.attention_maps import Drawing, ShowRequest
 from saccade.models.nac.circuit import LIKELY, SampleCircuit, sample_circuit
 
 _INK, _QUIET, _EDGE, _PAPER = "#22262b", "#5b626b", "#5f7f96", "#ffffff"
+_IN, _OUT = "#d55e00", "#0b6e99"
 _HEAT, _WHERE = "magma", "viridis"
-_ROWS = 12  # modules whose reading is shown in full
+_ROWS = 12  # modules that are drawn
+_ANSWER = 0.96, 0.5
 
 
 def circuit_png(
@@ -20,13 +22,15 @@ def circuit_png(
     *,
     image: np.ndarray | None = None,
     title: str = "",
+    answer: str = "",
     least: float = LIKELY,
-    most: int = 64,
+    most: int = _ROWS,
 ) -> bytes:
-    """The picture as PNG bytes; of more modules than `most` the best connected ones.
+    """The picture as PNG bytes: what is read, the best linked modules, and the answer.
 
-    Where tokens are patches, a node is the map of what its module reads; else its colour tells
-    which places it reads.
+    Modules stand in layers, those with the most links nearest to the answer, each with its
+    likeliest links to the others. Where tokens are patches, a module is the map of what it reads
+    and has an arrow from the patch that it reads most; else its colour tells which places it reads.
     Shapes: image [h w c] uint8; of a pair side by side.
     Raises: MissingPackage without matplotlib.
     """
@@ -34,32 +38,35 @@ def circuit_png(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    total = len(circuit.attention)
-    shown = circuit.strongest(most)
-    figure = Figure(figsize=(11.0, 6.4), dpi=130, layout="constrained", facecolor=_PAPER)
+    shown = circuit.strongest(min(most, _ROWS))
+    figure = Figure(figsize=(11.0, 5.6), dpi=130, layout="constrained", facecolor=_PAPER)
     FigureCanvasAgg(figure)
-    halves = figure.add_gridspec(1, 2, width_ratios=(1.0, 1.55))
-    _draw_graph(figure.add_subplot(halves[1]), shown, least)
+    halves = figure.add_gridspec(1, 2, width_ratios=(1.0, 1.7))
+    read, graph = figure.add_subplot(halves[0]), figure.add_subplot(halves[1])
+    place = shown.layers()
+    _draw_graph(graph, shown, place, answer, least)
     if circuit.grid is None:
-        _draw_reading(figure.add_subplot(halves[0]), shown)
+        _draw_reading(read, shown)
     else:
-        inner = halves[0].subgridspec(2, 1, height_ratios=(1.7, 1.0))
-        _draw_image(figure.add_subplot(inner[0]), shown, image)
-        _draw_maps(figure, inner[1], shown)
+        _draw_image(read, shown, image)
+        _draw_arrows(figure, read, graph, shown, place, image)
     figure.suptitle(title or "Circuit", x=0.01, ha="left", fontsize=13, color=_INK, weight="bold")
-    figure.supxlabel(_caption(shown, total, least), x=0.01, ha="left", fontsize=8, color=_QUIET)
+    figure.supxlabel(_caption(circuit, shown, least), x=0.01, ha="left", fontsize=8, color=_QUIET)
     buffer = io.BytesIO()
     # Without a version in it, the same circuit gives the same bytes.
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
-def _caption(circuit: SampleCircuit, total: int, least: float) -> str:
-    shown = len(circuit.attention)
-    which = f"{shown} modules" if shown == total else f"{shown} best connected of {total} modules"
-    if circuit.link is None:
-        return f"{which}; every module hears every other, so no links are drawn"
-    return f"{which}; {len(circuit.edges(least))} links of probability {least:g} and more"
+def _caption(whole: SampleCircuit, shown: SampleCircuit, least: float) -> str:
+    total, count = len(whole.attention), len(shown.attention)
+    which = f"{count} modules" if count == total else f"the {count} best linked of {total} modules"
+    drawn = f"Drawn: {which}, from left to right by their number of links"
+    read_out = "The read-out hears every module."
+    if whole.link is None:
+        return f"{drawn}. Every module hears every other, so no links are drawn. {read_out}"
+    every, links = len(whole.edges(least)), len(shown.backbone(least))
+    return f"{drawn}, and {links} of {every:,} links of probability {least:g} and more. {read_out}"
 
 
 def _maps(circuit: SampleCircuit) -> np.ndarray:
@@ -69,26 +76,64 @@ def _maps(circuit: SampleCircuit) -> np.ndarray:
     return np.concatenate(list(grids.swapaxes(0, 1)), axis=-1)
 
 
-def _draw_graph(axes: Any, circuit: SampleCircuit, least: float) -> None:
+def _draw_graph(
+    axes: Any, circuit: SampleCircuit, place: np.ndarray, answer: str, least: float
+) -> None:
     from matplotlib.collections import LineCollection
 
-    place, edges = circuit.layout(), circuit.edges(least)
+    edges = circuit.backbone(least)
     if edges:
         ends = [place[list(edge[:2])] for edge in edges]
-        # The more links, the fainter each, or a dense circuit would be one dark patch.
-        strength = min(1.0, 6.0 * len(place) / len(edges))
-        alphas = [
-            strength * (0.12 + 0.6 * (edge[2] - least) / (1 - least + 1e-9)) for edge in edges
-        ]
+        alphas = [0.35 + 0.6 * (edge[2] - least) / (1 - least + 1e-9) for edge in edges]
         axes.add_collection(
-            LineCollection(ends, colors=_EDGE, alpha=alphas, linewidths=1, zorder=1)
+            LineCollection(ends, colors=_EDGE, alpha=alphas, linewidths=1.4, zorder=1)
         )
+    degree = circuit.degree / max(circuit.degree.max(), 1e-9)
+    for own, strength in zip(place, degree, strict=True):
+        arrow = {"arrowstyle": "->", "color": _OUT, "alpha": 0.25 + 0.6 * strength, "lw": 1.2}
+        axes.annotate("", _ANSWER, own, arrowprops={**arrow, "shrinkA": 16, "shrinkB": 22})
+    axes.annotate(
+        answer or "answer", _ANSWER, ha="center", va="center", fontsize=10, color=_INK, zorder=4,
+        weight="bold", bbox={"boxstyle": "round,pad=0.4", "fc": _PAPER, "ec": _OUT, "lw": 1.5},
+    )  # fmt: skip
     if circuit.grid is None:
         _draw_dots(axes, circuit, place)
     else:
         _draw_thumbnails(axes, circuit, place)
-    axes.set(xlim=(-1.12, 1.12), ylim=(-1.12, 1.12), xticks=[], yticks=[], aspect="equal")
+    axes.set(xlim=(0.02, 1.06), ylim=(-0.06, 1.04), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
+    axes.set_title("modules", fontsize=9, loc="left", color=_INK)
+
+
+def _draw_arrows(
+    figure: Any, read: Any, graph: Any, circuit: SampleCircuit, place: np.ndarray,
+    image: np.ndarray | None,
+) -> None:  # fmt: skip
+    """From the patch that a module reads most to the module."""
+    from matplotlib.patches import ConnectionPatch
+
+    maps = _maps(circuit)
+    height, width = maps[0].shape if image is None else image.shape[:2]
+    for own, end in zip(maps, place, strict=True):
+        row, column = np.unravel_index(own.argmax(), own.shape)
+        start = ((column + 0.5) * width / own.shape[1] - 0.5,
+                 (row + 0.5) * height / own.shape[0] - 0.5)  # fmt: skip
+        figure.add_artist(
+            ConnectionPatch(
+                start,
+                end,
+                "data",
+                "data",
+                axesA=read,
+                axesB=graph,
+                arrowstyle="->",
+                color=_IN,
+                alpha=0.7,
+                lw=1.1,
+                shrinkB=16,
+                mutation_scale=9,
+            )
+        )
 
 
 def _draw_dots(axes: Any, circuit: SampleCircuit, place: np.ndarray) -> None:
@@ -114,13 +159,18 @@ def _draw_thumbnails(axes: Any, circuit: SampleCircuit, place: np.ndarray) -> No
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
     maps = _maps(circuit)
-    side_points = max(7.0, min(26.0, 190 / np.sqrt(len(maps))))
+    side_points = 30.0
     repeat = max(1, 48 // maps.shape[1])  # an offset image is smoothed: give it many pixels a cell
     for centre, thumbnail in zip(place, maps, strict=True):
         fine = np.kron(thumbnail / max(thumbnail.max(), 1e-12), np.ones((repeat, repeat)))
         picture = OffsetImage(fine, cmap=_HEAT, zoom=side_points / fine.shape[0])
         frame = {"edgecolor": _INK, "linewidth": 0.6, "boxstyle": "square,pad=0.02"}
-        axes.add_artist(AnnotationBbox(picture, centre, pad=0, bboxprops=frame, zorder=2))
+        axes.add_artist(AnnotationBbox(picture, centre, pad=0, bboxprops=frame, zorder=3))
+    for name, centre in zip(circuit.names, place, strict=True):
+        axes.annotate(
+            str(name), centre, xytext=(0, 0.6 * side_points), textcoords="offset points",
+            ha="center", fontsize=7, color=_QUIET, zorder=4,
+        )  # fmt: skip
 
 
 def _draw_image(axes: Any, circuit: SampleCircuit, image: np.ndarray | None) -> None:
@@ -139,23 +189,6 @@ def _draw_image(axes: Any, circuit: SampleCircuit, image: np.ndarray | None) -> 
         axes.set(xlim=extent[:2], ylim=extent[2:])
     axes.set(xticks=[], yticks=[])
     axes.set_title("input, dark where little is read", fontsize=9, loc="left", color=_INK)
-
-
-def _draw_maps(figure: Any, place: Any, circuit: SampleCircuit) -> None:
-    maps = _maps(circuit)
-    best = np.argsort(-circuit.degree, kind="stable")[:_ROWS]
-    columns = 6
-    # A row of its own for the heading: a title over one map would be cut at the map's width.
-    grid = place.subgridspec(3, columns, wspace=0.08, hspace=0.05, height_ratios=(0.12, 1, 1))
-    heading = figure.add_subplot(grid[0, :])
-    heading.set_axis_off()
-    text = "what the best connected modules read"
-    heading.text(0, 0, text, fontsize=9, color=_INK, va="bottom", transform=heading.transAxes)
-    for k, module in enumerate(best):
-        axes = figure.add_subplot(grid[1 + k // columns, k % columns])
-        axes.imshow(maps[module], cmap=_HEAT, vmin=0)
-        axes.set(xticks=[], yticks=[])
-        axes.set_title(str(circuit.names[module]), fontsize=7, color=_QUIET, pad=2)
 
 
 def _draw_reading(axes: Any, circuit: SampleCircuit) -> None:
@@ -189,5 +222,5 @@ def circuit(request: ShowRequest) -> Drawing:
     drawn = sample_circuit(answer["attention"][0], link, grid=grid)
     (best,) = request.client.classify([request.image], options.budget, top=1)
     title = f"{answer['by']}: {best.labels[0][0]}"
-    png = circuit_png(drawn, image=request.pixels, title=title)
+    png = circuit_png(drawn, image=request.pixels, title=title, answer=best.labels[0][0])
     return Drawing(title, png, drawn.to_dict())

@@ -8,10 +8,24 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import SaccadeError
-from saccade.models.word_tokens import WordVocabulary
+from saccade.models.word_tokens import WordVocabulary, split_words
 
 _DROPPED = re.compile(r"[.,'!?\"()*#:;]")
 _LISTED_UNKNOWN = 1  # the id that the authors' vocabularies give to any other word
+
+
+def unknown_words(metadata: Mapping[str, Any], text: str) -> tuple[str, ...]:
+    """The words of a question that the model was not taught, each once; it reads them all alike."""
+    known = set(metadata["words"] or ())
+    if metadata["vocabulary"] == "words":
+        words = [word for word in split_words(text) if word[0].isalnum()]
+    else:
+        words = _words_of(text)
+    return tuple(dict.fromkeys(word for word in words if known and word not in known))
+
+
+def _words_of(text: str) -> list[str]:
+    return _DROPPED.sub("", text.lower()).replace("-", " ").replace("/", " ").split()
 
 
 def question_tokens(
@@ -31,7 +45,7 @@ def question_tokens(
     if metadata["vocabulary"] == "words":
         return WordVocabulary(words).encode(text, length, truncate=truncate)
     place = {word: index for index, word in enumerate(words)}
-    asked = _DROPPED.sub("", text.lower()).replace("-", " ").replace("/", " ").split()
+    asked = _words_of(text)
     if not asked or (len(asked) > length and not truncate):
         raise SaccadeError(
             f"question {text!r:.60} has {len(asked)} words, expected 1 to {length}. "

@@ -9,7 +9,8 @@ from typing import Any
 
 from saccade.errors import SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
-from saccade.exporter.artefact.frontier import Entry, mark_dominated
+from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
+from saccade.exporter.artefact.frontier import Entry, NarrowerMeasurement, mark_dominated
 from saccade.exporter.evaluation.evaluate import scores_of
 from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
 from saccade.exporter.evaluation.load_inputs import inputs_of
@@ -25,7 +26,12 @@ from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
 from saccade.serving.bench.scored import entry_of_result
-from saccade.serving.bench.servers import by_precision, server_under_load
+from saccade.serving.bench.servers import (
+    RunningReport,
+    by_precision,
+    measure_running,
+    server_under_load,
+)
 from saccade.serving.bench.work import Work, works_of
 from saccade.serving.repository.installation import check_installation, find_installation
 from saccade.serving.repository.runtimes.registry import served_runtime
@@ -41,6 +47,8 @@ class BenchReport:
 
     folder: Path
     full: dict[str, Any]
+    frontier: Path | None = None  # of the folder that was measured
+    narrower: tuple[str, ...] = ()  # what frontier.json has more of, which is therefore kept
 
     def to_dict(self) -> dict[str, Any]:
         """The figures without the raw samples."""
@@ -48,29 +56,60 @@ class BenchReport:
             {key: value for key, value in variant.items() if key != "samples"}
             for variant in self.full["variants"]
         ]
-        return {**self.full, "folder": str(self.folder), "variants": variants}
+        data = {**self.full, "folder": str(self.folder), "variants": variants}
+        if self.frontier:
+            data |= {"frontier": str(self.frontier), "frontier_kept": list(self.narrower)}
+        return data
 
     def to_text(self) -> Any:
         """The tables, for a terminal."""
-        return report.render(self.to_dict())
+        from rich.console import Group
+        from rich.text import Text
+
+        tables = report.render(self.to_dict())
+        return Group(tables, "", Text(self._kept())) if self.narrower else tables
+
+    def _kept(self) -> str:
+        return (
+            f"{self.frontier}: kept as it was, since it contains a larger measurement: "
+            f"{'; '.join(self.narrower)}. This one is in {self.folder} alone. To replace the "
+            "larger one, run the command again with --replace-frontier."
+        )
 
 
-def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchReport:
+def bench(
+    folder: ArtefactFolder | Path | str | None, options: BenchOptions
+) -> BenchReport | RunningReport:
     """Measure every variant, write the report, and set the folder's frontier.json.
 
+    With `options.url` and no folder, the variants of a server that runs already; no frontier is
+    written then, since nobody knows here what that server's machine is.
+    A frontier.json with a larger measurement of the same (more samples, through a server) is left
+    as it is, unless the options ask to replace it.
     Nothing is written before everything is measured: an interrupted run leaves the previous
     report and frontier as they were.
     Raises: SaccadeError for data or a folder that does not fit, ServerFailed if the server does.
     """
     refuse_existing(options.out, force=options.force)
-    artefact = ArtefactFolder.open(folder)
-    _ = artefact.variants, artefact.frontier  # refused before slow imports, and before the work
+    if (folder is None) == (options.url is None):
+        found = "both" if folder else "neither"
+        raise SaccadeError(
+            f"found {found}, expected a folder of artefacts or --url HOST:PORT of a server that "
+            "runs. Give one of them: saccade bench FOLDER --out REPORT"
+        )
+    if folder is None:
+        return measure_running(options)
+    return _bench(ArtefactFolder.open(folder), options)
+
+
+def _bench(folder: ArtefactFolder, options: BenchOptions) -> BenchReport:
+    _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
     runtime = runtime_named(options.runtime)
     require("matplotlib", extra="bench")
     runtime.require()
     if options.server:
         check_served_here(runtime)
-    workload = _workload(artefact, runtime, options)
+    workload = _workload(folder, runtime, options)
     variants = workload.folder.variants
     machine, server = this_machine(runtime.label()), None
     works = [work for one_works in workload.works.values() for work in one_works]
@@ -103,8 +142,12 @@ def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchRe
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
         # Before the report appears: a run that was killed between can be repeated as it was.
-        workload.folder.merge(entries)
-    return BenchReport(options.out, full)
+        narrower: tuple[str, ...] = ()
+        try:
+            workload.folder.merge(entries, over_larger=options.replace_frontier)
+        except NarrowerMeasurement as kept:
+            narrower = kept.less
+    return BenchReport(options.out, full, workload.folder.path / FRONTIER, narrower)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report's figures in words: scores in their unit, and what the budget saves."""
 
+from collections.abc import Sequence
 from typing import Any
+
+from saccade.exporter.artefact.frontier import ROUNDS
 
 # `fraction` is what files of the first release say.
 _SHARES = ("share", "fraction")
 # Units that say no more than the score's name.
+_BUSY = 0.5  # of the cores: an idle machine is far below
+_STEADY = 1.25  # rounds that differ by no more are usual
 _PLAIN = ("index", "CIDEr-D")
 
 
@@ -54,14 +59,47 @@ def throughput_of(variant: dict[str, Any]) -> tuple[float, str]:
 
     Units: inferences per second.
     """
+    point, where = _speed_point(variant)
+    return point["inferences_per_second"], where
+
+
+def _speed_point(variant: dict[str, Any]) -> tuple[dict[str, Any], str]:
     for kind, through in (("concurrency_", "gRPC"), ("router_concurrency_", "the router")):
         names = [name for name in variant["grpc"] or {} if name.startswith(kind)]
         if names:
             name = max(names, key=lambda name: int(name.rpartition("_")[2]))
             where = f"through {through}, concurrency {name.rpartition('_')[2]}"
-            return variant["grpc"][name]["inferences_per_second"], where
+            return variant["grpc"][name], where
     best = variant["in_process"]["best_batch"]
-    return variant["in_process"][f"batch_{best}"]["inferences_per_second"], "in process, best batch"
+    return variant["in_process"][f"batch_{best}"], "in process, best batch"
+
+
+def noise_text(report: dict[str, Any]) -> str:
+    """What made speeds uncertain: a busy machine, or rounds that differ; empty without either."""
+    machine, found = report["machine"], []
+    load, cores = machine.get("load_average", 0.0), machine.get("cores", 1)
+    if load > _BUSY * cores:
+        of = f"{cores} core{'s' * (cores != 1)}"
+        found.append(f"the load average was {load:.1f} on {of} when it began")
+    spread = max((_spread(variant) for variant in report["variants"]), default=1.0)
+    if spread > _STEADY:
+        found.append(f"rounds of one variant differ by up to {spread:.1f} times")
+    if not found:
+        return ""
+    return f"Noisy machine: {' and '.join(found)}. Repeat on an idle one before you trust speeds."
+
+
+def has_rounds(variants: Sequence[dict[str, Any]]) -> bool:
+    """True if costs were compared by their rounds, and not by one figure, as by older releases."""
+    return all(_speed_point(variant)[0].get(ROUNDS) for variant in variants)
+
+
+def _spread(variant: dict[str, Any]) -> float:
+    """The fastest round by the slowest, of the throughput that stands for a variant."""
+    rates = _speed_point(variant)[0].get(ROUNDS, ())
+    if cost := variant.get("costs", {}).get("throughput"):
+        rates = cost["least"], cost["most"]
+    return float(max(rates) / min(rates)) if rates and min(rates) > 0 else 1.0
 
 
 def ops_text(report: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from saccade.exporter.artefact.frontier import ROUNDS, SECONDS
 from saccade.exporter.runtimes.runners import Runner
 from saccade.models.interface import Arrays
 from saccade.progress import Advance
@@ -44,6 +45,7 @@ class Calls:
     batch: int
     seconds: list[float] = field(default_factory=list)
     core_s: float = 0.0
+    rounds: list[float] = field(default_factory=list)  # inferences per second of each
 
     @property
     def inferences_per_second(self) -> float:
@@ -55,7 +57,7 @@ class Calls:
         """CPU time a sample, in milliseconds."""
         return 1e3 * self.core_s / (self.batch * len(self.seconds))
 
-    def summary(self) -> dict[str, float]:
+    def summary(self) -> dict[str, Any]:
         """Throughput and quantiles, as the frontier stores them."""
         quantiles = np.percentile(1e3 * np.asarray(self.seconds), (50, 95, 99))
         names = ("p50_ms", "p95_ms", "p99_ms")
@@ -63,6 +65,8 @@ class Calls:
             "inferences_per_second": round(self.inferences_per_second, 2),
             **{name: round(float(value), 4) for name, value in zip(names, quantiles, strict=True)},
             "calls": len(self.seconds),
+            SECONDS: round(sum(self.seconds), 4),
+            ROUNDS: list(self.rounds),
         }
 
 
@@ -78,6 +82,7 @@ def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None
         run(batch)  # the first call of a shape plans its memory
     core = time.process_time()
     end = time.perf_counter() + seconds
+    first = len(calls.seconds)
     while True:
         start = time.perf_counter()
         run(batch)
@@ -86,6 +91,8 @@ def sample(run: Runner, inputs: Arrays, calls: Calls, *, seconds: float) -> None
         if stop >= end:
             break
     calls.core_s += time.process_time() - core
+    own = calls.seconds[first:]
+    calls.rounds.append(round(calls.batch * len(own) / sum(own), 2))
 
 
 @dataclass(frozen=True)

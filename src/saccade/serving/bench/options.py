@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a benchmark."""
+"""Options of what measures variants, and of a benchmark."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from saccade.path_fields import PathFields
 
 
 @dataclass(frozen=True)
-class BenchOptions(PathFields):
-    """Options of a benchmark: subject, duration, and where the report goes."""
+class MeasureOptions(PathFields):
+    """Options of a measurement: subject, duration, and where the report goes."""
 
     out: Path  # folder for report.json, report.html and frontier.png
     # digits, digits-sum, shapes, tetrominoes, a folder of class folders, or an .npz; its test
@@ -25,8 +25,8 @@ class BenchOptions(PathFields):
     server: bool = True  # whether to measure through a server of its own, too
     runtime: RuntimeName = DEFAULT  # what runs the variants
     op_library: bool = True  # custom ops by our kernels where they can be built, else by bodies
-    seconds: float = 1.5  # measured time a point, over all rounds
-    rounds: int = 3  # variants take turns this often
+    seconds: float = 1.5  # measured time per point, over all rounds
+    rounds: int = 5  # variants take turns this often; intervals of speeds need two or more
     concurrency: tuple[int, ...] = (1, 4, 16)  # clients that wait for an answer each
     seed: int = 0  # of the order of the turns
 
@@ -42,3 +42,13 @@ class BenchOptions(PathFields):
             raise SaccadeError(
                 f"--concurrency is {self.concurrency}, expected numbers from 1 to 256, like 1,4,16."
             )
+
+
+@dataclass(frozen=True)
+class BenchOptions(MeasureOptions):
+    """Options of a benchmark: subject, duration, and where the report goes."""
+
+    # let this measurement replace a larger one (more samples, a server, rounds) in frontier.json
+    replace_frontier: bool = False
+    url: str | None = None  # in place of a folder: a server that runs already, HOST:PORT of gRPC
+    model: str | None = None  # with --url, the router to measure; default: the only one there

@@ -7,6 +7,7 @@ from typing import Any
 from saccade.errors import require
 from saccade.serving.bench.figures import (
     cost_of,
+    has_rounds,
     is_share,
     saves_bytes,
     score_text,
@@ -18,7 +19,7 @@ _MARKERS = {"fp32": "o", "fp16": "s", "bf16": "D", "int8": "^"}
 _FRONTIER, _DOMINATED, _GRID, _INK = "#0b6e99", "#8a8f98", "#e3e6ea", "#22262b"
 # From this ratio of fastest to slowest on, a linear axis would squeeze the slow half together.
 _LOG_FROM_RATIO = 4.0
-_CROWDED = 8  # more points than that are named by budget alone: the tables say the rest
+_CROWDED = 5  # more points than that are named by budget alone: the tables say the rest
 
 
 def frontier_png(report: dict[str, Any]) -> bytes:
@@ -235,7 +236,8 @@ def _dress(axes: Any, report: dict[str, Any]) -> None:
 def _caption(report: dict[str, Any]) -> str:
     machine = report["machine"]
     bytes_saved = saves_bytes(report["variants"][0])
-    cheap = "no larger" if bytes_saved else "as fast"
+    fast = "surely no slower" if has_rounds(report["variants"]) else "as fast"
+    cheap = "no larger" if bytes_saved else fast
     swept = "costs" in report["variants"][0] and not bytes_saved
     rounds = "; across: rounds" if swept else ""
     named = " Numbers: budgets." if _is_crowded(report) else ""

@@ -214,6 +214,7 @@ def plan(folder: ArtefactFolder | Path | str, options: PlanOptions) -> Plan:
         if nothing that was measured answers within the SLO.
     """
     folder = measured_folder(ArtefactFolder.open(folder))
+    folder.manifests  # noqa: B018 - what is no folder of artefacts cannot be measured either
     entries = list(measurements(folder, options.device).values())
     if not entries:
         raise SaccadeError(

@@ -21,6 +21,7 @@ from saccade.json_text import parse_json
 from saccade.serving.bench.figures import (
     cost_of,
     is_share,
+    noise_text,
     ops_text,
     saves_bytes,
     score_text,
@@ -64,13 +65,14 @@ def render(report: dict[str, Any]) -> Any:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Summary of where and on what the figures were taken, in one sentence each."""
+    """Where and on what the figures were taken, and whether the machine was busy, in sentences."""
     machine, data = report["machine"], report["data"]
     served = f"; server: {report['server']}" if report["server"] else "; without a server"
     ops = f", {text}" if (text := ops_text(report)) else ""
     return (
         f"{report['model']} on the test split of {data['name']} ({data['n']} samples). "
         f"{machine['runtime']}, one thread{ops}, on {machine['device']}{served}. {report['date']}."
+        f" {noise_text(report)}".rstrip()
     )
 
 

@@ -14,7 +14,7 @@ from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench import served
 from saccade.serving.bench.in_process import InProcess
 from saccade.serving.bench.load import LoadResult, Stream
-from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bench.options import MeasureOptions
 from saccade.serving.bench.report import SCHEMA, VERSION
 from saccade.serving.bench.scored import cost, further_scores
 
@@ -40,7 +40,7 @@ class Measurement:
         }
 
 
-def content(measured: Sequence[Measurement], options: BenchOptions) -> dict[str, Any]:
+def content(measured: Sequence[Measurement], options: MeasureOptions) -> dict[str, Any]:
     """Everything that stands in report.json but the machine and the server."""
     first = measured[0]
     return {

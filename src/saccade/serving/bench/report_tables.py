@@ -7,6 +7,7 @@ from typing import Any
 
 from saccade.serving.bench.figures import (
     bare_text,
+    has_rounds,
     heading,
     interval_text,
     ops_text,
@@ -209,9 +210,12 @@ def _frontiers(variants: Sequence[dict[str, Any]]) -> Table:
         *(_COSTS[name][0] for name in names), "on the frontier of",
     )  # fmt: skip
     of = [f"{name} ({_COSTS[name][0]}): {variants[0]['costs'][name]['of']}" for name in names]
+    sure = has_rounds(variants)
+    by_rounds = "Surely: by the paired 95 % interval over the rounds. " if sure else ""
     note = (
-        "On the frontier of a cost: no variant that costs no more scores better beyond the paired "
-        "95 % interval of the difference. In brackets the least and the most of single rounds. "
+        f"On the frontier of a cost: no variant that {'surely ' * sure}costs no more scores better "
+        f"beyond the paired 95 % interval of the difference. {by_rounds}In brackets the least and "
+        "the most of single rounds. "
         f"Costs: {'; '.join(of)}."
     )
     return Table("Frontiers", columns, tuple(rows), note)

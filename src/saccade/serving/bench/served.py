@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from saccade.errors import ServerFailed
+from saccade.exporter.artefact.frontier import ROUNDS, SECONDS
 from saccade.exporter.gate.metrics import WHOLE, relative_error, tensor_limit
 from saccade.models.interface import Arrays
 from saccade.serving.bench.load import LoadResult, Stream
@@ -69,7 +70,7 @@ def routed_to(url: str, work: Work) -> str:
     return answer[0].decode() if isinstance(answer, list) else ""
 
 
-def point(stream: Stream, results: list[LoadResult]) -> dict[str, float]:
+def point(stream: Stream, results: list[LoadResult]) -> dict[str, Any]:
     """One point of the frontier: throughput, quantiles and the load generator's share."""
     latencies = np.concatenate([result.streams[stream.name].latencies_ms for result in results])
     quantiles = np.percentile(latencies, (50, 95, 99))
@@ -84,6 +85,8 @@ def point(stream: Stream, results: list[LoadResult]) -> dict[str, float]:
         "inferences_per_second": round(total, 2),
         "inferences_per_second_min": round(min(rates), 2),
         "inferences_per_second_max": round(max(rates), 2),
+        ROUNDS: [round(rate, 2) for rate in rates],
+        SECONDS: round(sum(result.seconds for result in results), 4),
         **{f"p{q}_ms": round(float(v), 4) for q, v in zip((50, 95, 99), quantiles, strict=True)},
         "requests": len(latencies),
         "client_cpu_share": round(client / max(client + server, 1e-9), 4),

@@ -1,26 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers to measure with, one a precision: a router hides the slower of two of one budget."""
+"""Servers to measure with: of our own, one per precision, or one that runs already.
+
+A router hides the slower of two variants of one budget.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from saccade.errors import SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import Entry
 from saccade.exporter.runtimes.runtime import DEFAULT
+from saccade.files import json_bytes, new_folder, write_atomically
 from saccade.leftovers import temporary_folder
-from saccade.progress import Advance
+from saccade.machine import this_machine
+from saccade.models.data.datasets import load_data
+from saccade.models.scores.intervals import wilson
+from saccade.progress import Advance, progress
 from saccade.serving.bench import served
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
-from saccade.serving.bench.load_requests import server_version
+from saccade.serving.bench.load_requests import png_files, request, server_version
+from saccade.serving.bench.options import BenchOptions
+from saccade.serving.client.client import Client, routers_at
+from saccade.serving.client.connection import TLS
+from saccade.serving.client.router_view import RouterView
 from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
 _WARMUP_S = 0.15
+_DISTINCT = 64  # requests of a stream
 # Free ports, no probes in between, and no restart that would mix two servers into one figure.
 _QUIET = ServeOptions(
     grpc_port=0, http_port=0, metrics_port=0, ready_port=0, probe_interval_s=600, restart=False
@@ -77,3 +92,153 @@ def server_under_load(
             LoadGenerator(server.url, server_pid=server.pid) as generator,
         ):
             yield ServerUnderLoad(server.url, server_version(server.url), generator)
+
+
+@dataclass(frozen=True)
+class RunningReport:
+    """Speed of a running server's variants through its router, and their scores on labelled data.
+
+    report.json in its folder holds the same.
+    """
+
+    folder: Path
+    full: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**self.full, "folder": str(self.folder)}
+
+    def to_text(self) -> Any:
+        """A table, for a terminal."""
+        from rich import box
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        points = list(self.full["variants"][0]["points"])
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="")
+        headings = ("variant", "top-1 %", "95 %", *(f"x{point}" for point in points))
+        for heading in (*headings, *(f"ms x{point}" for point in points)):
+            table.add_column(heading, justify="left" if heading == "variant" else "right")
+        for variant in self.full["variants"]:
+            own, score = variant["points"], variant["score"]
+            low, high = (100 * bound for bound in score["interval"]) if score else (0, 0)
+            table.add_row(
+                variant["variant"],
+                f"{100 * score['value']:.2f}" if score else "-",
+                f"{low:.1f}-{high:.1f}" if score else "-",
+                *(f"{own[point]['inferences_per_second']:,.1f}" for point in points),
+                *(f"{own[point]['p50_ms']:.1f}/{own[point]['p95_ms']:.1f}" for point in points),
+            )
+        words = (
+            f"{self.full['model']} at {self.full['url']} ({self.full['server']}), through its "
+            f"router. xN: N clients, inferences per second; ms: p50/p95. Inputs: "
+            f"{self.full['data']}. No frontier.json was changed. {self.folder / 'report.json'}"
+        )
+        return Group(table, Text(words))
+
+
+def measure_running(options: BenchOptions) -> RunningReport:
+    """Load each variant of a server that runs already, through its router.
+
+    Every round draws the order anew. With data, its test part is sent, and scored where the model
+    classifies; without, noise of the model's size, of which no score can be told.
+    Raises: SaccadeError for data or a model that does not fit, ServerFailed if the server does.
+    """
+    assert options.url is not None
+    if options.url.startswith(TLS):
+        raise SaccadeError(
+            f"--url {options.url}: found TLS, expected HOST:PORT. Measure behind it."
+        )
+    model = options.model or _only_router(options.url)
+    with Client(options.url, model, timeout_s=30) as client:
+        view = client.view()
+        images, labels = _images(view, options)
+        scores = _scores(client, images, labels)
+    streams = _streams(view, images, options)
+    results: dict[tuple[str, str], list[LoadResult]] = {place: [] for place in streams}
+    steps = len(streams) * options.rounds
+    with LoadGenerator(options.url) as generator, progress("bench", steps) as advance:
+        for turn in range(options.rounds):
+            places = list(streams)
+            for index in np.random.default_rng(options.seed + turn).permutation(len(places)):
+                stream = streams[places[index]]
+                seconds = options.seconds / options.rounds
+                result = generator.run([stream], seconds=seconds, warmup_s=_WARMUP_S)
+                results[places[index]].append(refuse_errors(result, options.url))
+                advance(1, stream.name)
+    variants = [
+        {
+            "variant": name,
+            "budget": view.budget(name),
+            "score": scores.get(name),
+            "points": {
+                point: served.point(streams[place], results[place])
+                for place in streams
+                for variant, point in [place]
+                if variant == name
+            },
+        }
+        for name in view.variants
+    ]
+    full = {
+        "schema": "saccade.running_report",
+        "version": 1,
+        "model": model,
+        "url": options.url,
+        "server": server_version(options.url),
+        "data": options.data or "noise",
+        "variants": variants,
+        "machine": this_machine().to_dict(),  # of the clients
+    }
+    with new_folder(options.out, force=options.force) as out:
+        write_atomically(out / "report.json", json_bytes(full))
+    return RunningReport(options.out, full)
+
+
+def _only_router(url: str) -> str:
+    names = routers_at(url)
+    if len(names) > 1:
+        raise SaccadeError(
+            f"{url}: found the routers {', '.join(names)}, expected one. Name it with --model."
+        )
+    return names[0]
+
+
+def _images(view: RouterView, options: BenchOptions) -> tuple[np.ndarray, np.ndarray | None]:
+    height, width = view.image_size()
+    if options.data is None:
+        noise = np.random.default_rng(options.seed)
+        return noise.integers(0, 256, (_DISTINCT, height, width, 3), dtype=np.uint8), None
+    data = load_data(options.data, "test", side_px=max(height, width))
+    return data.images[: options.limit], data.labels[: options.limit]
+
+
+def _scores(client: Client, images: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
+    """By variant, its top-1 on labelled images; none where the model does not classify."""
+    view, scores = client.view(), {}
+    if labels is None:
+        return {}
+    view.require_output("probabilities", "classify images")
+    for name in view.variants:
+        answer = client.infer({"image": images}, ["probabilities"], view.budget(name))
+        hits = int((answer["probabilities"].argmax(-1) == labels).sum())
+        interval = wilson(hits, len(labels))
+        scores[name] = {"value": hits / len(labels), "interval": interval, "n": len(labels)}
+    return scores
+
+
+def _streams(
+    view: RouterView, images: np.ndarray, options: BenchOptions
+) -> dict[tuple[str, str], Stream]:
+    """By variant and number of clients, its requests: one image each, as PNG files."""
+    files, streams = png_files(images[:_DISTINCT]), {}
+    for name in view.variants:
+        parameters = {"budget": view.budget(name)}
+        requests = tuple(
+            request(view.model, {"image": file[None]}, ("variant",), parameters) for file in files
+        )
+        for count in options.concurrency:
+            stream = Stream(f"{name}, {count} clients", view.model, count, requests)
+            streams[name, str(count)] = stream
+    return streams

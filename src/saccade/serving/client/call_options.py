@@ -42,7 +42,8 @@ class EmbedOptions(CallOptions):
 class SegmentOptions(CallOptions):
     """Options of segment: where the slots of an image begin, and where the masks go."""
 
-    out: Path = Path("masks")  # folder; <image>-slots.png in it, a palette with a colour a slot
+    out: Path = Path("masks")  # folder for <image>-slots.png: the image beside its slots
+    raw: bool = False  # write the slots alone, one pixel per mask pixel, its index the slot
     seed: int = 0  # draws where the slots begin
     slots: int | None = None  # how many; default: as in training
     force: bool = False  # replace files in --out
@@ -54,7 +55,8 @@ class AnswerOptions(CallOptions):
 
     question: str = ""  # the same for all images
     truncate: bool = False  # cut a question that is longer than the model reads
-    top: int = 3  # answers an image
+    strict: bool = False  # refuse a question with words that the model does not know
+    top: int = 3  # answers per image
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class EditOptions(CallOptions):
     remove: bool = False  # leave the slot out
     seed: int = 0  # draws where the slots begin
     slots: int | None = None  # how many; default: as in training
-    out: Path = Path("edited.png")  # what the model draws
+    out: Path = Path("edited.png")  # the image beside what the model draws
+    raw: bool = False  # write what the model draws alone, in its own size
     force: bool = False  # replace what stands at --out
 
 

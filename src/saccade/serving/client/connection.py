@@ -4,25 +4,52 @@
 import ipaddress
 from typing import Any
 
+from saccade.errors import SaccadeError
+
 _LARGEST_MESSAGE = 2**31 - 1
 # Before an address: over TLS. Whom to trust beyond the usual authorities is gRPC's own setting,
 # the environment's GRPC_DEFAULT_SSL_ROOTS_FILE_PATH.
 TLS = "grpcs://"
+EXAMPLE = "127.0.0.1:8001"
+_GRPC_FORMS = ("dns:", "ipv4:", "ipv6:", "unix:")
+
+
+def check_url(url: str) -> str:
+    """The address without the sign for TLS.
+
+    Raises: SaccadeError unless it is HOST:PORT, or one of gRPC's own forms (dns:, ipv4:, unix:).
+    """
+    place = url.removeprefix(TLS)
+    if place.startswith(_GRPC_FORMS):
+        return place
+    words = f"expected HOST:PORT of the server's gRPC, such as {EXAMPLE}"
+    if "://" in place:
+        advice = "Leave the scheme out, or write grpcs://HOST:PORT for TLS"
+        if place.startswith("http"):
+            advice = "HTTP has a port of its own: give that of gRPC, 8001 unless chosen otherwise"
+        raise SaccadeError(f"--url: found {url!r}, {words}. {advice}.")
+    host, _, port = place.rpartition(":")
+    if not host or "/" in place or not (port.isdecimal() and 0 < int(port) < 65536):
+        raise SaccadeError(f"--url: found {url!r}, {words}. Give host and port.")
+    return place
 
 
 def connect(url: str, **options: int) -> Any:
-    """A blocking gRPC connection; nothing is sent before the first call."""
+    """A blocking gRPC connection; nothing is sent before the first call.
+
+    Raises: SaccadeError for an address that is none.
+    """
+    place = check_url(url)
     from tritonclient.grpc import InferenceServerClient
 
-    place = url.removeprefix(TLS)
     return InferenceServerClient(place, ssl=place != url, channel_args=_arguments(place, options))
 
 
 def connect_asyncio(url: str) -> Any:
     """The same for the running event loop."""
+    place = check_url(url)
     from tritonclient.grpc.aio import InferenceServerClient
 
-    place = url.removeprefix(TLS)
     return InferenceServerClient(place, ssl=place != url, channel_args=_arguments(place, {}))
 
 

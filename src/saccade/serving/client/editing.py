@@ -54,7 +54,7 @@ def edit(image: Image, change: Change, budget: Budget | None = None) -> Steps[np
 def change_of(options: EditOptions) -> Change:
     """The change that a command line asks for.
 
-    Raises: SaccadeError if a move is not two numbers.
+    Raises: SaccadeError if a move is not two numbers, or nothing is changed.
     """
     if len(options.move) != 2:
         raise SaccadeError(
@@ -62,6 +62,11 @@ def change_of(options: EditOptions) -> Change:
             "by 0.3 and left by 0.1 halves of the picture."
         )
     down, right = options.move
+    if not (down or right or options.remove) and options.scale == 1:
+        raise SaccadeError(
+            "found no change, expected one of --move DOWN,RIGHT, --scale FACTOR and --remove. "
+            f"To move slot {options.slot} down: --move 0.3,0"
+        )
     return Change(
         slot=options.slot,
         move=(down, right),

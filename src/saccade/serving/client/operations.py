@@ -25,7 +25,7 @@ from saccade.serving.client.answers import (
 from saccade.serving.client.embeddings import Embeddings
 from saccade.serving.client.images import Image, encoded
 from saccade.serving.client.router_view import RouterView
-from saccade.serving.client.text_tokens import question_tokens, text_tokens
+from saccade.serving.client.text_tokens import check_words, question_tokens, text_tokens
 from saccade.serving.client.wire import (
     Budget,
     Call,
@@ -77,8 +77,7 @@ def classify(
     if templates:
         raise SaccadeError("templates were given without labels. Give both, or neither.")
     _check_top(top)
-    calls = image_calls(images, ("probabilities", "variant"), parameters, top=top)
-    return _all_of(calls, classifications)
+    return _classify(images, parameters, top)
 
 
 def embed(images: Sequence[Image] | np.ndarray, budget: Budget | None = None) -> Steps[Embeddings]:
@@ -129,16 +128,20 @@ def answer(
     budget: Budget | None = None,
     top: int = 3,
     truncate: bool = False,
+    strict: bool = False,
 ) -> Steps[list[Classification]]:
     """The `top` answers to each question on the image of the same place.
 
     In place of images the features that the model takes, by name, where it takes features.
-    A question that is too long is cut where `truncate` says so, else refused.
+    A question that is too long is cut where `truncate` says so, else refused. Words that the model
+    does not know are all one word to it; with `strict` a question that has any is refused.
     """
     parameters = choice(budget)
     _check_top(top)
     view: RouterView = yield None
     view.require("answer", "answering")
+    if strict:
+        check_words(questions, _first(view))
     tokens = question_tokens(questions, _first(view), truncate=truncate)
     arrays = as_arrays({"question": tokens, **_by_name(images)}, view)
     calls = array_calls(arrays, ("probabilities", "variant"), parameters, top=top)
@@ -207,6 +210,16 @@ def as_arrays(inputs: Mapping[str, Any], view: RouterView) -> dict[str, np.ndarr
     return arrays
 
 
+def _classify(
+    images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str], top: int
+) -> Steps[list[Classification]]:
+    files = encoded(images)  # what is no image needs no server to be refused
+    view: RouterView = yield None
+    view.require_output("probabilities", "classify images")
+    calls = image_calls(files, ("probabilities", "variant"), parameters, top=top)
+    return (yield from _all_of(calls, classifications))
+
+
 def _classify_as(
     images: Sequence[Image] | np.ndarray,
     labelling: Labelling,
@@ -234,9 +247,11 @@ def _classify_as(
 def _embed_images(
     images: Sequence[Image] | np.ndarray, parameters: Mapping[str, str]
 ) -> Steps[Embeddings]:
-    results = yield from _results(image_calls(images, ("embedding", *_NAMES), parameters))
+    files = encoded(images)
     view: RouterView = yield None
-    return _joined(results, view)
+    view.require_output("embedding", "embed images")
+    calls = image_calls(files, ("embedding", *_NAMES), parameters)
+    return _joined((yield from _results(calls)), view)
 
 
 def _embed_tokens(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.models.families import entries
+from saccade.models.families import entries, entry_of
 
 DESCRIBED = "saccade"  # the router's parameter that tells its callers what stands behind it
 # The request parameter by which a probe asks for the state of the lanes, and the output that has it
@@ -84,6 +84,25 @@ class RouterView:
                 f"{self.family}. Compare two of one family."
             )
 
+    def require_output(self, name: str, what: str) -> None:
+        """Refuse a call that asks for an output of images alone, where the model has none.
+
+        Raises: SaccadeError naming its family, and the commands that ask it.
+        """
+        served = [part for part in self.components.values() if name in _names(part["outputs"])]
+        if any({*_names(part["inputs"])} - {*part["optional"]} == {"image"} for part in served):
+            return
+        if name == "probabilities" and self.labels and not served:
+            return  # the router compares embeddings with those of its labels
+        calls = entry_of(self.family).calls
+        ask = f"Ask it with `saccade {calls[0]}`" if calls else "Ask it with `Client.infer`"
+        if "tokens" in self.inputs("text"):
+            ask = "Give it labels to compare with: --labels FILE"
+        raise SaccadeError(
+            f"{self.model} is a model of family {self.family}, which does not {what}. {ask}, or "
+            "name another model."
+        )
+
     def require(self, call: str, what: str) -> None:
         """Refuse a call that this family's models do not answer.
 
@@ -95,6 +114,10 @@ class RouterView:
                 f"{self.model} is a model of family {self.family}; {what} needs one of family "
                 f"{' or '.join(able)}. Name another one."
             )
+
+
+def _names(specs: Any) -> list[str]:
+    return [spec["name"] for spec in specs]
 
 
 def view_of(config: Any, model: str) -> RouterView:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from saccade.errors import SaccadeError, ServerFailed
+from saccade.serving.client.connection import EXAMPLE
 
 _UNREACHABLE = re.compile(
     r"failed to connect|connection refused|socket closed|connection reset|broken pipe|recvmsg"
@@ -23,6 +24,23 @@ _BUSY = re.compile(
     r"|request's timeout ran out",
     re.IGNORECASE,
 )
+
+
+# An address whose host is not known, or that is none.
+_NO_ADDRESS = re.compile(r"errors resolving|lookup error|dns|name resolution", re.IGNORECASE)
+# The router's words for a file that is no image for it; of several it says which.
+_IMAGE = re.compile(
+    r"(?:image (?P<index>\d+): )?"
+    r"(?P<reason>(?:\w+ )?image (?:of|has|is|declares) .*|\d+ bytes starting with .*)"
+)
+
+
+class ImageRefused(SaccadeError):
+    """An image that the server cannot read or does not take: which of the request's, and why."""
+
+    def __init__(self, where: str, said: str, index: int, reason: str) -> None:
+        super().__init__(f"{where} refuses the request: {said}")
+        self.index, self.reason = index, reason
 
 
 def is_unreachable(error: Any) -> bool:
@@ -51,6 +69,11 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
     """The error to raise for an InferenceServerException of a call to `model` at `url`."""
     status = str(error.status() or "").removeprefix("StatusCode.")
     said = " ".join(str(error.message()).split())
+    if status == "UNAVAILABLE" and _NO_ADDRESS.search(said):
+        return ServerFailed(
+            f"{url}: there is no such host ({said}). Give the address of the server's gRPC, "
+            f"HOST:PORT, such as {EXAMPLE}."
+        )
     if status == "UNAVAILABLE" and _UNREACHABLE.search(said):
         return ServerFailed(
             f"{url}: no server answers there ({short(error)}). "
@@ -75,6 +98,8 @@ def explain(error: Any, url: str, model: str, timeout_s: float) -> SaccadeError:
             f"{url}: there is no model '{model}' ({said}). Name the model that the repository was "
             "made for; `saccade serve` shows it at its start."
         )
+    if status == "INVALID_ARGUMENT" and (image := _IMAGE.fullmatch(said)):
+        return ImageRefused(f"{url}: {model}", said, int(image["index"] or 0), image["reason"])
     if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED"):
         return SaccadeError(f"{url}: {model} refuses the request: {said}")
     if status == "UNAVAILABLE":

@@ -74,6 +74,26 @@ def question_tokens(
     return np.stack(rows)
 
 
+def check_words(questions: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    """Every word is one that the model knows.
+
+    Raises: SaccadeError naming those that it does not.
+    """
+    for question in questions:
+        if unknown := ", ".join(map(repr, unknown_words(question, metadata))):
+            raise SaccadeError(
+                f"question {question!r:.60}: the model does not know {unknown}. Ask with other "
+                "words, or leave strict out, and it reads them all as one unknown word."
+            )
+
+
+def unknown_words(question: str, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of a question that the model does not know, each once."""
+    from saccade.models.vqa.questions import unknown_words as words_of
+
+    return words_of(metadata, question)
+
+
 def check_texts(texts: Sequence[str]) -> None:
     """A list of texts that say something.
 

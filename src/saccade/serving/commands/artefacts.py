@@ -11,7 +11,7 @@ from saccade.errors import SaccadeError
 from saccade.exporter.exported import ExportOptions
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runtime import runtime_named
-from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bench.options import BenchOptions, MeasureOptions
 from saccade.serving.bench.plan import PlanOptions
 from saccade.serving.bench.sweep.choice import ChooseOptions
 from saccade.serving.bench.sweep.options import SweepOptions
@@ -74,14 +74,17 @@ def bulk(artefact: Artefacts, options: BulkOptions) -> Result:
 
 
 def bench(
-    folder: Annotated[
-        Positional[Path],
-        arg(help="what `saccade export` wrote; frontier.json is written into it."),
-    ],
     options: BenchOptions,
+    folder: Annotated[
+        Positional[Path | None],
+        arg(help="what `saccade export` wrote; frontier.json is written into it."),
+    ] = None,
     op_library: Kernels = False,
 ) -> Result:
-    """Measure score and throughput of each variant, in process and through a server."""
+    """Measure score and throughput of each variant, in process and through a server.
+
+    With --url in place of a folder, those of a server that runs already.
+    """
     from saccade.serving.bench.bench import bench
 
     _check_kernels(options, op_library)
@@ -232,7 +235,7 @@ def doctor(
     return doctor(url)
 
 
-def _check_kernels(options: BenchOptions | RepositoryOptions, asked: bool) -> None:
+def _check_kernels(options: MeasureOptions | RepositoryOptions, asked: bool) -> None:
     """Check of kernels: who asks for them gets them; who does not ask gets them where there are
     some.
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verbs that ask a running server about images."""
 
-import io
+import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError
-from saccade.escaped import escaped_line
+from saccade.errors import SaccadeError, ServerFailed
+from saccade.escaped import escaped_line, escaped_message
 from saccade.files import read_lines, refuse_existing, write_atomically
 from saccade.serving.client.call_options import (
     AnswerOptions,
@@ -21,19 +22,28 @@ from saccade.serving.client.call_options import (
     SegmentOptions,
     ShowOptions,
 )
-from saccade.serving.client.client import Classification, Client
+from saccade.serving.client.client import Classification, Client, Embeddings
+from saccade.serving.client.text_tokens import unknown_words
 from saccade.serving.commands.command import Answer, Image, Images, Result
+from saccade.serving.commands.image_files import Answered, answered, image_files, named
+from saccade.serving.commands.slot_picture import (
+    edited_picture,
+    image_png,
+    masks_png,
+    read_pixels,
+    slots_picture,
+)
 
 
 def classify(image: Images, options: ClassifyOptions) -> Result:
     """Classify images through a running server."""
     from saccade.serving.client.zero_shot import read_labelling
 
-    _some(image)
+    files = image_files(image)
     labelling = read_labelling(options.labels, options.templates)
     with _client(options) as client:
-        answers = client.classify(
-            image,
+        ask = partial(
+            client.classify,
             budget=options.budget,
             min_score=options.min_score,
             max_latency_ms=options.max_latency_ms,
@@ -41,7 +51,7 @@ def classify(image: Images, options: ClassifyOptions) -> Result:
             labels=labelling.labels if labelling else (),
             templates=labelling.templates if labelling else (),
         )
-    return _labelled(image, answers)
+        return _labelled(answered(files, ask))
 
 
 def embed(image: Images, options: EmbedOptions) -> Result:
@@ -49,15 +59,17 @@ def embed(image: Images, options: EmbedOptions) -> Result:
     from saccade.serving.client.embeddings import check_embeddings_file, save_embeddings
 
     if options.texts is None:
-        _some(image)
+        files = image_files(image)
     elif image:
         raise SaccadeError("Images and --texts were given together. Embed them one by one.")
     check_embeddings_file(options.out, append=options.append, force=options.force)
     with _client(options) as client:
         if options.texts is None:
-            names: Sequence[str] = [str(path) for path in image]
-            embeddings = client.embed(image, budget=options.budget)
+            done = answered(files, lambda batch: _rows(client.embed(batch, budget=options.budget)))
+            names: Sequence[str] = [str(path) for path in done.paths]
+            embeddings = _joined(done.answers)
         else:
+            done = None
             names = read_lines(options.texts, "text")
             embeddings = client.embed_text(names, options.budget, truncate=options.truncate)
     save_embeddings(options.out, embeddings, names, append=options.append, force=options.force)
@@ -67,54 +79,101 @@ def embed(image: Images, options: EmbedOptions) -> Result:
         "variant": embeddings.variant,
         "sha256": embeddings.sha256,
         "slots_sha256": embeddings.slots_sha256,
+        "refused": done.refusals() if done else [],
     }
-    return Answer(data, f"{options.out}: {count} x {width} from {escaped_line(embeddings.variant)}")
+    text = f"{options.out}: {count} x {width} from {escaped_line(embeddings.variant)}"
+    return Answer(data, text, done.exit_code if done else 0)
+
+
+def _rows(embeddings: Embeddings) -> list[Embeddings]:
+    return [replace(embeddings, vectors=row[None]) for row in embeddings.vectors]
+
+
+def _joined(rows: Sequence[Embeddings]) -> Embeddings:
+    """One array of all, which one variant made.
+
+    Raises: ServerFailed if several did.
+    """
+    if len({(row.variant, row.sha256) for row in rows}) > 1:
+        raise ServerFailed(
+            "The answers come from several variants: the server was exchanged between two "
+            "requests. Ask again."
+        )
+    return replace(rows[0], vectors=np.concatenate([row.vectors for row in rows]))
 
 
 def segment(image: Images, options: SegmentOptions) -> Result:
-    """Segment an image: the slot each pixel belongs to, as PNG files."""
-    _some(image)
-    files = [options.out / f"{path.stem}-slots.png" for path in image]
-    if twice := sorted({file.name for file in files if files.count(file) > 1}):
+    """Segment images: the slot each pixel belongs to, drawn beside the image as PNG files."""
+    images = image_files(image)
+    places = {path: options.out / f"{path.stem}-slots.png" for path in images}
+    names = [places[path].name for path in images]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SaccadeError(f"two images would be written to {twice[0]}. Name them apart.")
-    for file in files:
-        refuse_existing(file, force=options.force)
+    if options.out.exists() and not options.out.is_dir():
+        raise SaccadeError(f"{options.out}: is a file, expected a folder. Name one with --out.")
+    for place in places.values():
+        refuse_existing(place, force=options.force)
     with _client(options) as client:
-        answers = client.segment(image, options.budget, options.seed, options.slots)
+        done = answered(
+            images,
+            lambda batch: client.segment(batch, options.budget, options.seed, options.slots),
+        )
     options.out.mkdir(parents=True, exist_ok=True)
-    for file, one in zip(files, answers, strict=True):
-        write_atomically(file, masks_png(one.owners))
-    pairs = list(zip(image, files, answers, strict=True))
-    data = [{"image": str(path), "masks": str(file), **one.to_dict()} for path, file, one in pairs]
-    lines = [
-        f"{escaped_line(file)}: {len(one.masks)} slots of {escaped_line(path)}"
-        f"  ({escaped_line(one.variant)})"
-        for path, file, one in pairs
+    pairs = list(zip(done.paths, done.answers, strict=True))
+    for path, one in pairs:
+        raw = options.raw
+        png = masks_png(one.owners) if raw else slots_picture(read_pixels(path), one.owners)
+        write_atomically(places[path], png)
+    data = [
+        {"image": str(path), "masks": str(places[path]), **one.to_dict()} for path, one in pairs
     ]
-    return Answer(data, "\n".join(lines))
+    lines = [
+        f"{escaped_line(places[path])}: {len(one.masks)} slots of {escaped_line(path)}"
+        f"  ({escaped_line(one.variant)})"
+        for path, one in pairs
+    ]
+    return Answer([*data, *done.refusals()], "\n".join(lines), done.exit_code)
 
 
 def answer(image: Images, options: AnswerOptions) -> Result:
     """Answer a question about images."""
-    _some(image)
+    files = image_files(image)
     if not options.question.strip():
         raise SaccadeError("No question given. Ask one: --question 'what shape is left ?'")
+    question, flags = options.question, {"truncate": options.truncate, "strict": options.strict}
     with _client(options) as client:
-        questions = [options.question] * len(image)
-        answers = client.answer(
-            image, questions, options.budget, options.top, truncate=options.truncate
+        done = answered(
+            files,
+            lambda batch: client.answer(
+                batch, [question] * len(batch), options.budget, options.top, **flags
+            ),
         )
-    return _labelled(image, answers)
+        view = client.view()
+        unknown = unknown_words(question, view.runtime_metadata(view.variants[0]))
+    if unknown:
+        words = ", ".join(map(repr, unknown))
+        print(
+            escaped_message(
+                f"saccade: the model does not know {words}: it answered as if "
+                f"{'that were' if len(unknown) == 1 else 'these were'} any unknown word. "
+                "--strict refuses such questions."
+            ),
+            file=sys.stderr,
+        )
+    return _labelled(done, unknown_words=list(unknown))
 
 
 def caption(image: Images, options: CaptionOptions) -> Result:
     """Describe images in a sentence each."""
-    _some(image)
+    files = image_files(image)
     with _client(options) as client:
-        answers = client.caption(
-            image, options.budget, options.beam, options.max_length, options.end
+        done = answered(
+            files,
+            lambda batch: client.caption(
+                batch, options.budget, options.beam, options.max_length, options.end
+            ),
         )
-    return _of_images(image, answers, lambda one: escaped_line(one.text))
+    return _of_images(done, lambda one: escaped_line(one.text))
 
 
 def edit(image: Image, options: EditOptions) -> Result:
@@ -123,12 +182,15 @@ def edit(image: Image, options: EditOptions) -> Result:
 
     refuse_existing(options.out, force=options.force)
     change = change_of(options)
-    with _client(options) as client:
-        pixels = client.edit(image, change, options.budget)
-    write_atomically(options.out, image_png(pixels))
-    height, width = pixels.shape[:2]
+    with _client(options) as client, named(image):
+        edited = client.edit(image, change, options.budget)
+    png = image_png(edited) if options.raw else edited_picture(read_pixels(image), edited)
+    write_atomically(options.out, png)
+    height, width = edited.shape[:2]
     data = {"out": str(options.out), "image": str(image), "slot": options.slot}
-    return Answer(data, f"{options.out}: {width} x {height} pixels, slot {options.slot}")
+    beside = "" if options.raw else ", drawn beside the image"
+    text = f"{options.out}: slot {options.slot} changed, {width} x {height} pixels{beside}"
+    return Answer(data, text)
 
 
 def show(image: Image, options: ShowOptions) -> Result:
@@ -146,64 +208,20 @@ def _client(options: CallOptions) -> Client:
     return Client(options.url, options.model, timeout_s=options.timeout_s)
 
 
-def _labelled(images: Sequence[Path], answers: Sequence[Classification]) -> Answer:
+def _labelled(done: Answered[Classification], **more: Any) -> Answer:
     def words(one: Classification) -> str:
         return ", ".join(
             f"{escaped_line(label)} {100 * share:.1f} %" for label, share in one.labels
         )
 
-    return _of_images(images, answers, words)
+    return _of_images(done, words, **more)
 
 
-def _of_images(
-    images: Sequence[Path], answers: Sequence[Any], words: Callable[[Any], str]
-) -> Answer:
-    """Answers for every image, a line each."""
-    pairs = list(zip(images, answers, strict=True))
-    data = [{"image": str(path), **one.to_dict()} for path, one in pairs]
+def _of_images(done: Answered[Any], words: Callable[[Any], str], **more: Any) -> Answer:
+    """Answers for every image, a line each; `more` goes beside each in JSON."""
+    pairs = list(zip(done.paths, done.answers, strict=True))
+    data = [{"image": str(path), **one.to_dict(), **more} for path, one in pairs]
     lines = [
         f"{escaped_line(path)}: {words(one)}  ({escaped_line(one.variant)})" for path, one in pairs
     ]
-    return Answer(data, "\n".join(lines))
-
-
-def _some(images: tuple[Path, ...]) -> None:
-    if not images:
-        raise SaccadeError("No image given. Name one or more PNG, JPEG or WebP files.")
-
-
-# Told apart by most eyes, dark and light in turn; more slots than colours begin anew.
-COLOURS = (
-    *((230, 159, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (86, 180, 233)),
-    *((213, 94, 0), (240, 228, 66), (102, 51, 0), (153, 153, 153), (51, 34, 136), (34, 34, 34)),
-)
-
-
-def masks_png(owners: np.ndarray) -> bytes:
-    """A palette PNG: a pixel's index is its slot.
-
-    Shapes: owners uint8 [h w].
-    """
-    from PIL import Image
-
-    image = Image.fromarray(np.ascontiguousarray(owners, np.uint8), "P")
-    count = int(owners.max()) + 1
-    colours = [COLOURS[slot % len(COLOURS)] for slot in range(count)]
-    image.putpalette([level for colour in colours for level in colour])
-    return _saved(image)
-
-
-def image_png(pixels: np.ndarray) -> bytes:
-    """Pixels as a PNG file.
-
-    Shapes: uint8 [h w c].
-    """
-    from PIL import Image
-
-    return _saved(Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels))
-
-
-def _saved(image: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")  # type: ignore[attr-defined]
-    return file.getvalue()
+    return Answer([*data, *done.refusals()], "\n".join(lines), done.exit_code)

@@ -53,7 +53,7 @@ Checkpoint = Annotated[
 Artefacts = Annotated[Positional[Path], arg(help="what `saccade export` wrote.")]
 Repository = Annotated[Positional[Path], arg(help="what `saccade repository` wrote.")]
 Image = Annotated[Positional[Path], arg(help="a PNG, JPEG or WebP file.")]
-Images = Annotated[Positional[tuple[Path, ...]], arg(help="PNG, JPEG or WebP files.")]
+Images = Annotated[Positional[tuple[Path, ...]], arg(help="PNG, JPEG or WebP files, or folders.")]
 
 
 def as_command(verb: Verb) -> Callable[..., tuple[Result, bool]]:

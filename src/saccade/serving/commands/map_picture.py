@@ -2,6 +2,7 @@
 """Maps over an image, a row a model: what weighs nothing stays grey and crossed out."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from saccade.models.attention_maps import MapRow, Panel
 
 _INK, _QUIET, _PAPER = "#22262b", "#5b626b", "#ffffff"
 _COLUMNS = 8
+_TITLE_INCH = 0.105  # of a character of a title, a wide one
 _GREY = (0.299, 0.587, 0.114)
 
 
@@ -36,12 +38,15 @@ def _figure(rows: Sequence[MapRow], pixels: np.ndarray) -> Any:
 
     columns = min(_COLUMNS, 1 + max(len(row.panels) for row in rows))
     lines = [-(-(1 + len(row.panels)) // columns) for row in rows]
-    size = (1.9 * columns + 0.3, 2.3 * sum(lines) + 0.4 * len(rows))
+    width = 1.9 * columns + 0.3
+    titles = [_wrapped(row.title, width) for row in rows]
+    heads = sum(0.2 * (1 + title.count("\n")) + 0.2 for title in titles)
+    size = (width, 2.3 * sum(lines) + heads)
     figure = Figure(figsize=size, dpi=130, layout="constrained", facecolor=_PAPER)
     FigureCanvasAgg(figure)
     parts = figure.subfigures(len(rows), 1, height_ratios=lines, squeeze=False).ravel()
-    for part, row, count in zip(parts, rows, lines, strict=True):
-        part.suptitle(row.title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
+    for part, row, title, count in zip(parts, rows, titles, lines, strict=True):
+        part.suptitle(title, x=0.01, ha="left", fontsize=11, color=_INK, fontweight="bold")
         axes = np.atleast_1d(part.subplots(count, columns, squeeze=False)).ravel()
         for axis in axes:
             axis.set_axis_off()
@@ -49,6 +54,11 @@ def _figure(rows: Sequence[MapRow], pixels: np.ndarray) -> Any:
         for place, panel in zip(axes[1:], row.panels, strict=False):
             _draw(place, panel, pixels)
     return figure
+
+
+def _wrapped(title: str, width: float) -> str:
+    """The title in lines that fit: what is cut off on the right would be the answer."""
+    return "\n".join(textwrap.wrap(title, max(20, int(width / _TITLE_INCH)))) or title
 
 
 def _draw(axes: Any, panel: Panel, pixels: np.ndarray) -> None:

@@ -4,15 +4,15 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from saccade.errors import SaccadeError
 from saccade.models.attention_maps import Drawing, MapRow, ShowRequest
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
 from saccade.serving.client.call_options import ShowOptions
 from saccade.serving.client.client import Client
+from saccade.serving.commands.image_files import named
 from saccade.serving.commands.map_picture import maps_png
+from saccade.serving.commands.slot_picture import read_pixels
 
 
 def looked_at(image: Path, options: ShowOptions) -> tuple[bytes, dict[str, Any]]:
@@ -21,7 +21,7 @@ def looked_at(image: Path, options: ShowOptions) -> tuple[bytes, dict[str, Any]]
     Raises: SaccadeError if the image cannot be read, or the model has no maps to show.
     """
     pixels = read_pixels(image)
-    with Client(options.url, options.model, options.timeout_s) as client:
+    with Client(options.url, options.model, options.timeout_s) as client, named(image):
         view = client.view()
         first = _shown(ShowRequest(client, view, image, pixels, options))
     data = {"title": first.title, **first.figures}
@@ -36,23 +36,6 @@ def looked_at(image: Path, options: ShowOptions) -> tuple[bytes, dict[str, Any]]
         rows.append(second)
         data["against"] = {"title": second.title, **second.figures}
     return maps_png(rows, pixels), data
-
-
-def read_pixels(image: Path) -> np.ndarray:
-    """The image as the picture shows it.
-
-    Shapes: -> uint8 [h w 3].
-    Raises: SaccadeError if it cannot be read.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(image) as opened:
-            return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
-    except (OSError, ValueError) as error:
-        raise SaccadeError(
-            f"{image}: cannot be read as an image ({error}). Name a PNG, JPEG or WebP file."
-        ) from error
 
 
 def _shown(request: ShowRequest) -> MapRow | Drawing:

@@ -2,7 +2,7 @@
 """The router's folder in a repository: its code, what it knows, and what it tells its callers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,7 @@ from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of
 from saccade.models.interface import TensorSpec
 from saccade.models.preprocessing import Preprocessing
+from saccade.models.scores.intervals import paired_log_ratio
 from saccade.serving.client.router_view import DESCRIBED, PROBE
 from saccade.serving.repository.checks import join
 from saccade.serving.repository.model_config import (
@@ -141,7 +142,19 @@ def route_fields(plan: RouterPlan, variant: VariantFiles) -> dict[str, Any]:
         "lower_bound": entry.score.interval[0] if entry else None,
         "inferences_per_second": entry.speed if entry else None,
         "p95_ms": entry.p95_ms if entry else None,
+        "as_fast": list(_as_fast(plan, entry)) if entry else [],
     }
+
+
+def _as_fast(plan: RouterPlan, entry: Entry) -> Iterator[str]:
+    """The other variants whose measured speed is not surely higher or lower."""
+    for other in plan.measured.values():
+        rounds = entry.speed_rounds, other.speed_rounds
+        # Of older measurements only the one figure is known: it decides as it did.
+        if other.variant != entry.variant and len(rounds[0]) > 1 and len(rounds[1]) > 1:
+            low, high = paired_log_ratio(*rounds)
+            if low <= 0 <= high:
+                yield other.variant
 
 
 def _parts(plan: RouterPlan) -> dict[str, Any]:

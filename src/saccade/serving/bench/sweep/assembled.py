@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.exporter.artefact.frontier import Entry, dominators, saved
+from saccade.exporter.artefact.frontier import Cost, Entry, dominators, own_cost
 from saccade.machine import Machine
 from saccade.plugins.execution import Ops
 from saccade.serving.bench.in_process import Calls, InProcess
@@ -33,6 +33,7 @@ class Figure:
     most: float
     unit: str
     of: str  # what was measured
+    rounds: tuple[float, ...] | None = None  # of each; none: known exactly
 
 
 Figures = dict[str, Figure]
@@ -54,7 +55,7 @@ def figures(
     holds = f"resident in a process that holds the variant and has answered a batch of {batch}"
     figures[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", holds)
     if numbers := embedding_bytes(ready.variant.main):
-        figures[BYTES] = _figure(numbers, [numbers], "bytes", "of one embedding")
+        figures[BYTES] = Figure(numbers, numbers, numbers, "bytes", "of one embedding")
     return figures
 
 
@@ -72,7 +73,7 @@ def frontiers(
         if all(name in costs[entry.variant] for entry in entries)
     ]
     # All at once: they share the comparisons of scores, which take the time.
-    own, *others = dominators(entries, values, [saved, *(_saving(name, costs) for name in names)])
+    own, *others = dominators(entries, values, [own_cost, *(_cost(name, costs) for name in names)])
     marked = tuple(replace(entry, dominated_by=own[entry.variant]) for entry in entries)
     return marked, dict(zip(names, others, strict=True))
 
@@ -88,13 +89,15 @@ def as_json(
     }
 
 
-def _saving(name: str, costs: Mapping[str, Figures]) -> Callable[[Entry, Entry], float]:
-    sign = -1 if name == THROUGHPUT else 1
+def _cost(name: str, costs: Mapping[str, Figures]) -> Callable[[Entry], Cost]:
+    def cost(entry: Entry) -> Cost:
+        figure = costs[entry.variant][name]
+        values = (figure.value, *(figure.rounds or ()))
+        if name == THROUGHPUT:
+            values = tuple(1 / value for value in values)
+        return Cost(values[0], None if figure.rounds is None else values[1:])
 
-    def less(b: Entry, a: Entry) -> float:
-        return sign * (costs[a.variant][name].value - costs[b.variant][name].value)
-
-    return less
+    return cost
 
 
 def _throughput(
@@ -129,7 +132,7 @@ def _latency(entry: Entry, served: Mapping[Place, Sequence[LoadResult]]) -> Figu
 
 def _figure(value: float, rounds: Sequence[float], unit: str, of: str) -> Figure:
     # A quantile of all rounds together may lie just outside those of each.
-    return Figure(value, min(value, *rounds), max(value, *rounds), unit, of)
+    return Figure(value, min(value, *rounds), max(value, *rounds), unit, of, tuple(rounds))
 
 
 def _clients(point: str) -> int:
@@ -219,4 +222,5 @@ def _joined(
 
 def _all_calls(calls: Sequence[Calls]) -> Calls:
     seconds = [seconds for one in calls for seconds in one.seconds]
-    return Calls(calls[0].batch, seconds, sum(one.core_s for one in calls))
+    rounds = [one.inferences_per_second for one in calls]
+    return Calls(calls[0].batch, seconds, sum(one.core_s for one in calls), rounds)

@@ -182,8 +182,15 @@ def _why(routes: Any, rule: Any, value: float, best: str | None) -> str:
     wanted = rule.wanted(routes, value)
     if best is None:
         return f"no variant has {wanted}"
-    count = sum(rule.fits(route, value) for route in routes.variants)
-    return f"{rule.best_words} of {count} variant{'s' if count != 1 else ''} with {wanted}"
+    fitting = [route for route in routes.variants if rule.fits(route, value)]
+    why = f"{rule.best_words} of {len(fitting)} variant{'s' * (len(fitting) != 1)} with {wanted}"
+    fastest = max(fitting, key=rule.best)
+    if rule.by_speed and fastest.name != best:
+        why += (
+            f"; the measurement does not tell it from {fastest.name} in speed, "
+            "and it has fewer multiply-adds"
+        )
+    return why
 
 
 def _changes(

@@ -9,11 +9,11 @@ from saccade.exporter.artefact.variant import PRECISIONS, check_chosen
 from saccade.exporter.runtimes.runtime import DEFAULT, Runtime, runtime_named, runtimes
 from saccade.machine import cores
 from saccade.models.budget import BudgetLike
-from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bench.options import MeasureOptions
 
 
 @dataclass(frozen=True)
-class SweepOptions(BenchOptions):
+class SweepOptions(MeasureOptions):
     """Options of a sweep: budgets, precisions, those of a benchmark, and where everything goes."""
 
     out: Path  # folder of the sweep: artefacts, report, and what an interrupted run goes on from

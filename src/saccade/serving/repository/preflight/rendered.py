@@ -78,7 +78,7 @@ FREE: dict[str, Bounds] = {
     },
     "max_batch_size": _whole(1, MAX_BATCH),
 }
-_MEASURED = ("score", "lower_bound", "inferences_per_second", "p95_ms")
+_MEASURED = ("score", "lower_bound", "inferences_per_second", "p95_ms", "as_fast")
 FREE_OF_ROUTES: dict[str, Bounds] = {
     **{f"variants.{name}": _TEXT for name in ("score_name", "score_unit")},
     **{f"variants.{name}": _FIGURE for name in _MEASURED},
