@@ -6,8 +6,9 @@ EXTRAS := export,cpu,serve,bench,rtx,trace,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 DEPLOY_TOOLS := build/deploy-tools
+DOCS_TOOLS := build/docs-tools
 
-.PHONY: help demo test test-fast check bench plugins plugins-tensorrt check-native check-chaos \
+.PHONY: help demo docs test test-fast check bench plugins plugins-tensorrt check-native check-chaos \
 	check-deploy check-fuzz check-killed check-mutations check-scale check-supply check-wheel wheel
 
 help: ## what there is to make
@@ -15,6 +16,11 @@ help: ## what there is to make
 
 demo: $(STAMP) ## train, export, verify, serve and benchmark; ends with a table and a report
 	$(BIN)/saccade demo --out build/demo --force
+
+docs: $(STAMP) $(DOCS_TOOLS)/.installed ## the documentation site, into build/docs/site; links checked
+	$(BIN)/python docs_site/reference.py
+	NO_MKDOCS_2_WARNING=1 $(DOCS_TOOLS)/bin/mkdocs build --strict --clean
+	$(BIN)/python docs_site/check_built.py
 
 test: $(STAMP) ## the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
@@ -43,7 +49,7 @@ $(VENV)/.saccade-scale-installed: $(STAMP)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[bulk,scale]'
 	@touch $@
 
-bench: $(STAMP) ## the figures of the README: fold, served against in-process, mixed load
+bench: $(STAMP) ## figures of docs/benchmarks.md: fold, served against in-process, mixed load
 	$(BIN)/python benchmarks/fold.py nac
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/mixed_load.py
@@ -90,6 +96,11 @@ $(TOOLS)/.installed: supply_chain/tools.txt
 $(DEPLOY_TOOLS)/.installed: supply_chain/deploy_tools.txt
 	$(PYTHON) -m venv $(DEPLOY_TOOLS)
 	$(DEPLOY_TOOLS)/bin/python -m pip install -q --no-compile -r supply_chain/deploy_tools.txt
+	@touch $@
+
+$(DOCS_TOOLS)/.installed: docs_site/requirements.txt
+	$(PYTHON) -m venv $(DOCS_TOOLS)
+	$(DOCS_TOOLS)/bin/python -m pip install -q --no-compile -r docs_site/requirements.txt
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt

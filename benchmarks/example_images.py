@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures in docs/examples that the README's commands are given.
+"""The pictures in docs/examples that the documents' commands are given.
 
     python benchmarks/example_images.py
 

@@ -142,7 +142,7 @@ def table(name: str, seconds: float) -> None:
 
 
 def line(name: str, entry: dict[str, Any]) -> str:
-    """A row of the README's table: the whole model, its worst parity, its fastest batch."""
+    """A row of the table in docs/benchmarks.md: whole model, worst parity, fastest batch."""
     whole = entry["variants"][0]
     inside, score = whole["in_process"], whole["score"]
     one, best = (

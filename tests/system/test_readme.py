@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command that the documents show is one that the command line takes."""
 
+import ast
 import functools
+import importlib
 import re
 import shlex
 
@@ -11,7 +13,11 @@ from places import ROOT
 from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+DOCUMENTS = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+# Generated when the site is built; test_docs_site.py holds them to the code.
+REFERENCE = {ROOT / "docs/reference" / name for name in ("api.md", "commands.md", "messages.md")}
+MOST_LINES = 200
 
 
 def shown_commands() -> list[str]:
@@ -47,6 +53,39 @@ def test_command_is_understood(command, monkeypatch):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_compiles_and_imports_what_there_is(document):
+    """What other tests run line by line; here every block of every page, as far as that goes."""
+    for text in re.findall(r"```python\n(.*?)```", document.read_text(), re.S):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("saccade"):
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), text
+
+
+def test_ops_are_called_as_their_page_says():
+    text = (ROOT / "docs" / "ops.md").read_text()
+    values = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.S)[1], values)
+    assert values["weights"].shape == (4, 64) and values["regions"].shape == (4, 8, 8)
+
+
+def test_readme_is_short_and_begins_with_what_a_reader_needs():
+    text = README.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    places = ["![", "## Install", "## Two commands", "## Five minutes", "## Families"]
+    places += ["## Headline figures", "## Documentation"]
+    assert [text.index(place) for place in places] == sorted(text.index(p) for p in places)
+    assert text.index("## Five minutes") < text.index("\n|")  # no table before
+    assert text.index(".venv/bin/activate") < text.index("\nsaccade doctor\n")
+
+
+def test_readme_shows_what_the_commands_answered():
+    blocks = re.findall(r"```text\n(.*?)```", README.read_text(), re.S)
+    assert len(blocks) == 3 and all(block.strip() for block in blocks)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_into_the_repository_lead_somewhere(document):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
-        assert (document.parent / target).exists(), target
+        path = document.parent / target
+        assert path.exists() or path.resolve() in REFERENCE, target

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the pages of the reference from the code: commands, Python API, messages of errors.
+
+Run with the project's own Python, before MkDocs: python docs_site/reference.py
+"""
+
+import ast
+import contextlib
+import io
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "src" / "saccade"
+PAGES = ROOT / "build" / "docs" / "pages" / "reference"
+ERRORS = {
+    "SaccadeError": 2, "ShapeError": 2, "MissingPackage": 2, "GateFailed": 1, "ServerFailed": 3
+}  # fmt: skip
+# Stands for a name or a number in a message.
+GAP = "<...>"
+# Public names by the package that they come from.
+GROUPS = (
+    ("Checkpoints", "saccade.models"),
+    ("Export, prove, build", "saccade.exporter"),
+    ("Repository and server", "saccade.serving.repository"),
+    ("Repository and server", "saccade.serving.server"),
+    ("Clients", "saccade.serving.client"),
+    ("Bulk jobs", "saccade.serving.bulk"),
+    ("Measure", "saccade.serving.bench"),
+    ("Commands as functions", "saccade.serving.commands"),
+    ("Core", "saccade"),
+)
+
+
+def main() -> None:
+    """Write the pages."""
+    PAGES.mkdir(parents=True, exist_ok=True)
+    (PAGES / "commands.md").write_text(commands_page())
+    (PAGES / "api.md").write_text(api_page())
+    (PAGES / "messages.md").write_text(messages_page())
+
+
+def commands_page() -> str:
+    """Each verb with its help, as `saccade VERB --help` prints it on a narrow terminal."""
+    from saccade.serving.commands import cli
+
+    parts = [
+        "# Command line\n",
+        "Generated from the code: each section is what `saccade COMMAND --help` prints. "
+        "Exit codes are listed under [exit codes and errors](../errors.md).\n",
+        f"```text\n{help_of()}\n```\n",
+    ]
+    parts += [f"## {name}\n\n```text\n{help_of(name)}\n```\n" for name in cli.COMMANDS]
+    return "\n".join(parts)
+
+
+def help_of(*words: str) -> str:
+    """What `--help` prints, as it is printed where a terminal can do nothing."""
+    from saccade.serving.commands import cli
+
+    printed = io.StringIO()
+    width = {"COLUMNS": "84", "LINES": "1000", "NO_COLOR": "1", "TERM": "dumb"}
+    with mock.patch.dict(os.environ, width), contextlib.redirect_stdout(printed):
+        with contextlib.suppress(SystemExit):
+            cli.run([*words, "--help"])
+    return "\n".join(unruled(printed.getvalue())).strip()
+
+
+def unruled(text: str) -> Iterator[str]:
+    """The lines of a help without the rules under its headings, the longest ones wrapped."""
+    for line in text.splitlines():
+        if line.startswith("usage:") and len(line) > 84:
+            yield from textwrap.wrap(line.replace(",", ", "), 80, subsequent_indent="    ")
+        elif set(line.strip()) != {"-"}:
+            yield line.rstrip()
+
+
+def homes() -> dict[str, str]:
+    """Public names of `saccade` and the module of each, read without importing it."""
+    tree = ast.parse((SOURCES / "__init__.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_HOME":
+            return dict(ast.literal_eval(node.value))
+    raise LookupError("saccade/__init__.py has no _HOME")
+
+
+def api_page() -> str:
+    """The public names, for mkdocstrings to fill in."""
+    groups: dict[str, list[str]] = {title: [] for title, _ in GROUPS}
+    for name, module in sorted(homes().items()):
+        title = next(title for title, place in GROUPS if f"{module}.".startswith(f"{place}."))
+        groups[title].append(_entry(f"{module}.{name}", f"saccade.{name}"))
+    ops = ["sparsemax", "tvmax", "masked_tvmax", "svpn", "svpn_fast"]
+    parts = [
+        "# Python API\n",
+        "Generated from the code: all public names of `saccade`. Import them from the package, "
+        "as in `from saccade import Client`. They are loaded on first use, so `import saccade` "
+        "is quick and needs neither torch nor onnx. Every function raises "
+        "[`SaccadeError`](../errors.md) for what its caller can fix.\n",
+    ]
+    parts += [f"## {title}\n\n" + "\n".join(names) for title, names in groups.items() if names]
+    parts.append(
+        "## Custom ops\n\nIn `saccade.plugins.ops`: "
+        + ", ".join(f"`{name}`" for name in ops)
+        + ". Each takes torch tensors (with gradients) or NumPy arrays. [Custom ops](../ops.md) "
+        "has their formulas.\n\n" + _entry("saccade.plugins.ops.gfusedmax", "gfusedmax")
+    )
+    return "\n".join(parts)
+
+
+def _entry(path: str, heading: str) -> str:
+    return f'::: {path}\n    options:\n      heading: "{heading}"\n      toc_label: "{heading}"\n'
+
+
+def messages_page() -> str:
+    """What the code raises, by the part of saccade that does, with a gap for what it found."""
+    by_part: dict[str, set[tuple[str, int]]] = {}
+    for path in sorted(SOURCES.rglob("*.py")):
+        part = ".".join(path.relative_to(SOURCES).parts[:2]).removesuffix(".py")
+        by_part.setdefault(part, set()).update(raised(ast.parse(path.read_text())))
+    parts = [
+        "# Error index\n",
+        "Generated from the code: the messages that saccade prints, with `<...>` in place of names "
+        "and numbers, and the exit code. Search for a few words of yours. A message says what "
+        "was found, what was expected and what to do; [exit codes and errors](../errors.md) "
+        "has the common ones with more room.\n",
+    ]
+    for part, messages in by_part.items():
+        if messages:
+            rows = "\n".join(f"- `{text}` ({code})" for text, code in sorted(messages))
+            parts.append(f"## {part}\n\n{rows}\n")
+    return "\n".join(parts)
+
+
+def raised(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Message and exit code of every error that a module makes with a message of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
+            text = template(node.args[0])
+            if len(text.replace(GAP, "").split()) > 2:
+                yield text, ERRORS[node.func.id]
+
+
+def template(node: ast.AST) -> str:
+    """The text of a message, with gaps for what is put in."""
+    if isinstance(node, ast.Constant):
+        return " ".join(str(node.value).split()).replace("`", "'")
+    if isinstance(node, ast.JoinedStr):
+        return " ".join("".join(map(_piece, node.values)).split())
+    if isinstance(node, ast.BinOp):
+        return f"{template(node.left)} {template(node.right)}"
+    return GAP
+
+
+def _piece(node: ast.AST) -> str:
+    return str(node.value).replace("`", "'") if isinstance(node, ast.Constant) else GAP
+
+
+if __name__ == "__main__":
+    main()
