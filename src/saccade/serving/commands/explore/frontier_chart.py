@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frontier of an artefact folder as a chart, with the point that answers marked."""
+
+from pathlib import Path
+from typing import Any
+
+from saccade.exporter.artefact.frontier import FILE_NAME, Entry, read_frontier
+
+_GREY, _COLOUR, _MARKED = "#8a8f98", "#0072b2", "#d55e00"
+
+
+def measured(folder: Path | None) -> tuple[Entry, ...]:
+    """Measurements in the folder, of the device measured first; none where there are none.
+
+    Raises: SaccadeError if the file is not a frontier.
+    """
+    if folder is None or not (folder / FILE_NAME).is_file():
+        return ()
+    entries = read_frontier(folder / FILE_NAME).entries
+    place = {(entry.device, entry.runtime) for entry in entries[:1]}
+    return tuple(entry for entry in entries if (entry.device, entry.runtime) in place)
+
+
+def chart(entries: tuple[Entry, ...], variant: str) -> dict[str, Any]:
+    """Options of an ECharts scatter plot: score against latency, or throughput without one.
+
+    Units: latency is the p95 of one request at a time, through the server.
+    """
+    by_latency = all(entry.p95_ms is not None for entry in entries)
+    score = entries[0].score
+    axis = "p95 latency, ms" if by_latency else "images per second"
+    points = [_point(entry, by_latency, marked=entry.variant == variant) for entry in entries]
+    # In the browser's own frame: names of variants are letters, digits and hyphens.
+    bars = [
+        {"coords": [[p["value"][0], low], [p["value"][0], high]]}
+        for p, (low, high) in zip(points, (entry.score.interval for entry in entries), strict=True)
+    ]
+    scatter = {
+        "type": "scatter", "data": points, "symbolSize": 14,
+        "label": {"show": True, "position": "right", "formatter": "{b}", "color": _GREY},
+    }  # fmt: skip
+    intervals = {
+        "type": "lines", "coordinateSystem": "cartesian2d", "data": bars, "silent": True,
+        "lineStyle": {"color": _GREY, "width": 1.5, "opacity": 0.8}, "z": 1,
+    }  # fmt: skip
+    unit = f", {score.unit}" if score.unit else ""
+    return {
+        "textStyle": {"color": _GREY},
+        "tooltip": {"trigger": "item", "formatter": "{b}: {c}"},
+        "grid": {"left": 60, "right": 90, "top": 20, "bottom": 50},
+        "xAxis": _axis(axis), "yAxis": _axis(f"{score.name}{unit}", turned=True),
+        "series": [intervals, scatter],
+    }  # fmt: skip
+
+
+def _point(entry: Entry, by_latency: bool, *, marked: bool) -> dict[str, Any]:
+    cost = entry.p95_ms if by_latency else entry.speed
+    assert cost is not None
+    budget = f"budget {entry.budget:g} {entry.precision}"
+    return {
+        "name": f"{budget}  ◂ this answer" if marked else budget,
+        "value": [round(cost, 3), entry.score.value],
+        "itemStyle": {"color": _MARKED if marked else _COLOUR},
+        "symbolSize": 20 if marked else 12,
+    }
+
+
+def _axis(name: str, *, turned: bool = False) -> dict[str, Any]:
+    return {
+        "type": "value", "name": name, "nameLocation": "middle", "nameGap": 42 if turned else 28,
+        "scale": True, "axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"opacity": 0.25}},
+    }  # fmt: skip
