@@ -3,7 +3,6 @@
 
 import http.client
 import io
-import os
 import re
 import shutil
 import signal
@@ -242,7 +241,7 @@ def test_page_in_chromium(server, tmp_path):
             asks_a_question(shown)
             assert not faults
     assert "Traceback" not in log.read_text() and "Error" not in log.read_text()
-    assert not [name for name in os.listdir(tmp_path) if name != "log"]
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def drags_a_slot(shown: Any) -> None:

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade explore`: start a server for an artefact, or find one, and serve the page."""
 
+import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+import webbrowser
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from saccade.errors import MissingPackage, SaccadeError, require
 from saccade.escaped import escaped_message
 from saccade.serving.commands.command import Answer, Result
+from saccade.serving.commands.explore.explorer import MAX_BYTES, Place
 from saccade.serving.server.addresses import ServeOptions
+
+# A name that another site's owner has pointed at this machine is none of these.
+HOSTS = ["127.0.0.1", "localhost"]
+_FORM_BYTES = 2**20  # that a form adds to its file
+_Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -33,22 +41,12 @@ class ExploreOptions:
             )
 
 
-@dataclass(frozen=True)
-class Place:
-    """Server that answers the page, and what is known of the artefact behind it."""
-
-    url: str
-    models: tuple[str, ...]
-    folder: Path | None = None
-    examples: tuple[bytes, ...] = field(default=(), repr=False)  # images, as PNG
-
-
 def explore(
     artefact: Annotated[
         Positional[Path | None],
         arg(help="what `saccade export` or `saccade repository` wrote; a server is started."),
     ] = None,
-    options: ExploreOptions = ExploreOptions(),  # noqa: B008
+    options: ExploreOptions = ExploreOptions(),
 ) -> Result:
     """Ask a model about your own images, in the browser: answers, attention, every budget.
 
@@ -61,13 +59,11 @@ def explore(
             "saccade explore --url 127.0.0.1:8001."
         )
     require("nicegui", extra="explore")
-    from saccade.serving.commands.explore.web import listen, serve_page
-
-    with listen(options.port) as listener, _place(artefact, options) as place:
+    with _listen(options.port) as listener, _place(artefact, options) as place:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         _say(f"explore {', '.join(place.models)} at {address}   (Ctrl-C stops)")
         with suppress(KeyboardInterrupt):
-            serve_page(listener, place, options.timeout_s, open_at=address if options.open else "")
+            _serve_page(listener, place, options.timeout_s, open_at=address if options.open else "")
     _say("stopped.")
     return Answer({"stopped": address})
 
@@ -134,3 +130,56 @@ def _examples(artefact: Path, most: int = 6) -> tuple[bytes, ...]:
 
 def _say(text: str) -> None:
     print(escaped_message(f"saccade: {text}"), file=sys.stderr, flush=True)
+
+
+def _listen(port: int) -> socket.socket:
+    """A socket on loopback; port 0 takes a free one.
+
+    Raises: SaccadeError if the port is taken.
+    """
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise SaccadeError(
+            f"--port {port}: cannot listen there ({error.strerror}). "
+            "Choose another port, or leave the option out for a free one."
+        ) from error
+
+
+def _serve_page(listener: socket.socket, place: Place, timeout_s: float, open_at: str) -> None:
+    """Serve the page until Ctrl-C or SIGTERM; `open_at` is an address to open in the browser."""
+    import uvicorn
+    from fastapi import FastAPI
+    from nicegui import ui
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from saccade.serving.commands.explore.page import register
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_CappedUploads)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
+    register(place, timeout_s)
+    ui.run_with(app, title="saccade explore", dark=None, language="en-US", favicon="👁",
+                show_welcome_message=False)  # fmt: skip
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    if open_at:
+        webbrowser.open(open_at)  # the socket listens already, so the browser only waits
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+class _CappedUploads:
+    """Refuse a body that is longer than any image, before it is read or stored."""
+
+    def __init__(self, app: _Asgi) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            length = dict(scope["headers"]).get(b"content-length", b"")
+            if not length.isdigit() or int(length) > MAX_BYTES + _FORM_BYTES:
+                from starlette.responses import PlainTextResponse
+
+                refused = PlainTextResponse("The file is too large.", status_code=413)
+                await refused(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

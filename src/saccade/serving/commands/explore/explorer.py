@@ -6,7 +6,8 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,16 @@ _TIMED = 3  # calls of which the median is shown
 _SLOW_S = 1.0  # a call that takes longer is not repeated for its time
 _SEEN = 0.01  # of the image: a slot with fewer pixels is not counted
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Server that answers the page, and what is known of the artefact behind it."""
+
+    url: str
+    models: tuple[str, ...]
+    folder: Path | None = None
+    examples: tuple[bytes, ...] = field(default=(), repr=False)  # images, as PNG
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frontier of an artefact folder as a chart, with the point that answers marked."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,21 @@ def chart(entries: tuple[Entry, ...], variant: str) -> dict[str, Any]:
     ]
     scatter = {
         "type": "scatter", "data": points, "symbolSize": 14,
-        "label": {"show": True, "position": "right", "formatter": "{b}", "color": _GREY},
+        "label": {"show": True, "position": "right", "color": _GREY},
     }  # fmt: skip
     intervals = {
         "type": "lines", "coordinateSystem": "cartesian2d", "data": bars, "silent": True,
         "lineStyle": {"color": _GREY, "width": 1.5, "opacity": 0.8}, "z": 1,
     }  # fmt: skip
+    lows, highs = zip(*(entry.score.interval for entry in entries), strict=True)
+    room = 0.1 * (max(highs) - min(lows)) or 0.01
+    span = (min(lows) - room, max(highs) + room)
     unit = f", {score.unit}" if score.unit else ""
     return {
         "textStyle": {"color": _GREY},
         "tooltip": {"trigger": "item", "formatter": "{b}: {c}"},
         "grid": {"left": 60, "right": 90, "top": 20, "bottom": 50},
-        "xAxis": _axis(axis), "yAxis": _axis(f"{score.name}{unit}", turned=True),
+        "xAxis": _axis(axis), "yAxis": _axis(f"{score.name}{unit}", span),
         "series": [intervals, scatter],
     }  # fmt: skip
 
@@ -59,14 +63,19 @@ def _point(entry: Entry, by_latency: bool, *, marked: bool) -> dict[str, Any]:
     budget = f"budget {entry.budget:g} {entry.precision}"
     return {
         "name": f"{budget}  ◂ this answer" if marked else budget,
+        "label": {"formatter": f"{entry.budget:.3g}"},
         "value": [round(cost, 3), entry.score.value],
         "itemStyle": {"color": _MARKED if marked else _COLOUR},
         "symbolSize": 20 if marked else 12,
     }
 
 
-def _axis(name: str, *, turned: bool = False) -> dict[str, Any]:
-    return {
-        "type": "value", "name": name, "nameLocation": "middle", "nameGap": 42 if turned else 28,
+def _axis(name: str, span: tuple[float, float] | None = None) -> dict[str, Any]:
+    axis = {
+        "type": "value", "name": name, "nameLocation": "middle", "nameGap": 42 if span else 28,
         "scale": True, "axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"opacity": 0.25}},
     }  # fmt: skip
+    if span:
+        digits = max(0, 1 - math.floor(math.log10(span[1] - span[0])))
+        axis |= {"min": round(span[0], digits), "max": round(span[1], digits)}
+    return axis

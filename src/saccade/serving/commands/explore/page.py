@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout and events of the page: image and budget in, answers, pictures and the frontier out."""
 
+import asyncio
 import base64
 import json
 import logging
@@ -8,18 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nicegui import run, ui
+from nicegui import ui
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.frontier import Entry
-from saccade.serving.commands.explore.explorer import MAX_BYTES, Explorer, Reply, Request
+from saccade.serving.commands.explore.explorer import MAX_BYTES, Explorer, Place, Reply, Request
 from saccade.serving.commands.explore.frontier_chart import chart, measured
 from saccade.serving.commands.explore.slot_board import SlotBoard
-
-if TYPE_CHECKING:
-    from saccade.serving.commands.explore.explore import Place
 
 LOGGER = logging.getLogger("saccade.explore")
 _NO_IMAGE = "Drop an image to start, or choose an example."
@@ -42,7 +40,7 @@ _STYLE = """
 """
 
 
-def register(place: "Place", timeout_s: float) -> None:
+def register(place: Place, timeout_s: float) -> None:
     """Serve the page of these models at /."""
     entries = measured(place.folder)
 
@@ -55,7 +53,7 @@ def register(place: "Place", timeout_s: float) -> None:
 class Page:
     """The page of one browser tab."""
 
-    def __init__(self, place: "Place", timeout_s: float, entries: tuple[Entry, ...]) -> None:
+    def __init__(self, place: Place, timeout_s: float, entries: tuple[Entry, ...]) -> None:
         self._place, self._timeout_s, self._entries = place, timeout_s, entries
         self._request: Request | None = None
         self._turn = 0  # a later request makes the answer to an earlier one stale
@@ -148,7 +146,7 @@ class Page:
         budgets = [explorer.title(budget) for budget in explorer.budgets]
         only = "" if len(budgets) > 1 else ", the only one"
         self._budget = ui.label(f"budget {budgets[-1]}{only}").classes("font-medium")
-        marks = json.dumps({place: budget for place, budget in enumerate(budgets)})
+        marks = json.dumps(dict(enumerate(budgets)))
         self._slider = ui.slider(
             min=0, max=max(1, len(budgets) - 1), step=1, value=len(budgets) - 1
         )
@@ -231,7 +229,7 @@ class Page:
             return
         self._busy.set_visibility(True)
         with self._told():
-            reply = await run.io_bound(explorer.answer, request)
+            reply = await asyncio.to_thread(explorer.answer, request)
             if turn == self._turn:
                 self._show_preview(request)
                 self._show_answer(reply)
@@ -244,7 +242,7 @@ class Page:
             await self._board.show(request)
         every = replace(request, budget="")
         if every not in self._kept and turn == self._turn:
-            replies = await run.io_bound(explorer.at_every_budget, request)
+            replies = await asyncio.to_thread(explorer.at_every_budget, request)
             self._kept.clear()
             self._kept[every] = replies
             self._every.set_value(False)
@@ -254,7 +252,7 @@ class Page:
 
     async def _show_picture(self, explorer: Explorer, request: Request, turn: int) -> None:
         try:
-            picture = await run.io_bound(explorer.picture, request)
+            picture = await asyncio.to_thread(explorer.picture, request)
         except SaccadeError as error:
             picture, reason = b"", str(error)
         if turn != self._turn:
@@ -275,7 +273,7 @@ class Page:
         for budget in explorer.budgets:
             with self._told():
                 asked = replace(request, budget=budget)
-                picture = await run.io_bound(explorer.picture, asked)
+                picture = await asyncio.to_thread(explorer.picture, asked)
                 if turn != self._turn:
                     return
                 with self._every, ui.column().classes("explore-scroll"):

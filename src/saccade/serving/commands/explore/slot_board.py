@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots of an image, to be dragged on it or moved by sliders, and what the model draws of that."""
 
+import asyncio
 import base64
 import io
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from nicegui import run, ui
+from nicegui import ui
 
 from saccade.errors import SaccadeError
 from saccade.serving.client.answers import Segmentation
@@ -73,7 +74,7 @@ class SlotBoard:
 
         Raises: SaccadeError if the server refuses.
         """
-        found = await run.io_bound(self._explorer.segment, request)
+        found = await asyncio.to_thread(self._explorer.segment, request)
         is_new = self._request is None or self._request.image != request.image
         self._request, self._found = request, found
         self._slot.set_options(list(range(len(found.masks))))
@@ -130,7 +131,7 @@ class SlotBoard:
         )
         request = self._request
         try:
-            drawn = await run.io_bound(self._explorer.edit, request, change)
+            drawn = await asyncio.to_thread(self._explorer.edit, request, change)
         except SaccadeError as error:
             ui.notify(str(error), type="warning", multi_line=True, close_button="close")
             return
