@@ -116,7 +116,7 @@ def test_pictures_are_those_of_show(explorer):
     ],
 )
 def test_wrong_input_is_refused(words, message, tmp_path, capsys):
-    pytest.importorskip("nicegui", reason="not installed: pip install 'saccade[explore]'")
+    pytest.importorskip("nicegui", reason="not installed: pip install '.[explore]'")
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
     named = {"FOLDER": str(tmp_path), "FILE": str(file)}
@@ -127,7 +127,7 @@ def test_wrong_input_is_refused(words, message, tmp_path, capsys):
 @contextmanager
 def page(*words: str, log: Path) -> Iterator[str]:
     """The command as a user starts it; the address of its page. It has to end in order."""
-    pytest.importorskip("nicegui", reason="not installed: pip install 'saccade[explore]'")
+    pytest.importorskip("nicegui", reason="not installed: pip install '.[explore]'")
     command = [sys.executable, "-m", "saccade", "explore", *words]
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=log.parent)
@@ -190,9 +190,10 @@ def tab(address: str) -> Iterator[tuple[Any, list[str]]]:
 
 
 def give(shown: Any, name: str, content: bytes) -> None:
-    """Choose a file, as a drop does."""
+    """Choose a file, as a drop does; another one is taken once the browser has the response."""
     file = {"name": name, "mimeType": "image/png", "buffer": content}
-    shown.set_input_files("input[type=file]", file)
+    with shown.expect_event("requestfinished", lambda request: "/upload/" in request.url):
+        shown.set_input_files("input[type=file]", file)
 
 
 def choose(shown: Any, model: str) -> None:

@@ -76,13 +76,15 @@ def _place(artefact: Path | None, options: ExploreOptions) -> Iterator[Place]:
         assert options.url is not None
         yield Place(options.url, routers_at(options.url, options.timeout_s))
         return
+    from saccade.serving.commands.explore.frontier_chart import measured
     from saccade.serving.server.server import Server
 
+    entries = measured(artefact)
     free = ServeOptions(grpc_port=0, metrics_port=0, ready_port=0)
     with _repository(artefact) as repository:
         _say(f"starting a server for {artefact} ...")
         with Server(repository, free) as server:
-            yield Place(server.url, (server.model,), artefact, _examples(artefact))
+            yield Place(server.url, (server.model,), entries, _examples(artefact))
 
 
 @contextmanager

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from saccade.errors import SaccadeError
+from saccade.exporter.artefact.frontier import Entry
 from saccade.models.attention_maps import Drawing, ShowRequest
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
@@ -36,7 +36,7 @@ class Place:
 
     url: str
     models: tuple[str, ...]
-    folder: Path | None = None
+    entries: tuple[Entry, ...] = ()  # of the frontier, where it was measured
     examples: tuple[bytes, ...] = field(default=(), repr=False)  # images, as PNG
 
 
@@ -144,8 +144,9 @@ class Explorer:
         options = ShowOptions(self.model, request.budget, question=request.text, seed=request.seed)
         pixels = pixels_of(request.image)
         with self._lock:
-            asked: Any = ShowRequest(self._client, self.view, request.image, pixels, options)
-            shown = imported(reference)(asked)
+            shown = imported(reference)(
+                ShowRequest(self._client, self.view, request.image, pixels, options)
+            )
         return shown.png if isinstance(shown, Drawing) else maps_png([shown], pixels)
 
     def segment(self, request: Request) -> Segmentation:

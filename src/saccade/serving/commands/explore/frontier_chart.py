@@ -71,7 +71,7 @@ def _point(entry: Entry, by_latency: bool, *, marked: bool) -> dict[str, Any]:
 
 
 def _axis(name: str, span: tuple[float, float] | None = None) -> dict[str, Any]:
-    axis = {
+    axis: dict[str, Any] = {
         "type": "value", "name": name, "nameLocation": "middle", "nameGap": 42 if span else 28,
         "scale": True, "axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"opacity": 0.25}},
     }  # fmt: skip

@@ -14,9 +14,8 @@ from typing import Any
 from nicegui import ui
 
 from saccade.errors import SaccadeError
-from saccade.exporter.artefact.frontier import Entry
 from saccade.serving.commands.explore.explorer import MAX_BYTES, Explorer, Place, Reply, Request
-from saccade.serving.commands.explore.frontier_chart import chart, measured
+from saccade.serving.commands.explore.frontier_chart import chart
 from saccade.serving.commands.explore.slot_board import SlotBoard
 
 LOGGER = logging.getLogger("saccade.explore")
@@ -42,19 +41,18 @@ _STYLE = """
 
 def register(place: Place, timeout_s: float) -> None:
     """Serve the page of these models at /."""
-    entries = measured(place.folder)
 
     @ui.page("/")
     def page() -> None:
         ui.add_css(_STYLE)
-        Page(place, timeout_s, entries)
+        Page(place, timeout_s)
 
 
 class Page:
     """The page of one browser tab."""
 
-    def __init__(self, place: Place, timeout_s: float, entries: tuple[Entry, ...]) -> None:
-        self._place, self._timeout_s, self._entries = place, timeout_s, entries
+    def __init__(self, place: Place, timeout_s: float) -> None:
+        self._place, self._timeout_s, self._entries = place, timeout_s, place.entries
         self._request: Request | None = None
         self._turn = 0  # a later request makes the answer to an earlier one stale
         self._explorer: Explorer | None = None
