@@ -2,14 +2,15 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-EXTRAS := export,cpu,serve,bench,rtx,trace,dev
+EXTRAS := export,cpu,serve,bench,explore,rtx,trace,dev
 STAMP := $(VENV)/.saccade-installed
 TOOLS := build/supply-tools
 DEPLOY_TOOLS := build/deploy-tools
 DOCS_TOOLS := build/docs-tools
 
-.PHONY: help demo docs test test-fast check bench plugins plugins-tensorrt check-native check-chaos \
-	check-deploy check-fuzz check-killed check-mutations check-scale check-supply check-wheel wheel
+.PHONY: help demo docs test test-fast check bench plugins plugins-tensorrt check-native \
+	check-chaos check-deploy check-fuzz check-killed check-mutations check-notebooks check-scale \
+	check-supply check-wheel wheel
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -75,6 +76,9 @@ check-killed: $(STAMP) ## commands ended at 50 seeded moments by three signals e
 
 check-mutations: $(STAMP) ## break lines of the core one by one: do the tests notice?
 	$(BIN)/python tests/mutations.py --jobs 2 --out benchmarks/results/mutations.json
+
+check-notebooks: $(STAMP) ## execute the notebooks of docs: export, serve, measure; minutes
+	$(BIN)/python -m pytest -q tests/notebooks/check_notebooks.py
 
 # What cannot be asked (no network, a service that is down) is said and is no failure.
 check-supply: $(STAMP) ## known advisories of the packages that are pinned, by PyPI and OSV

@@ -54,7 +54,7 @@ class ShowRequest:
 
     client: Any
     view: Any
-    image: Path
+    image: Path | bytes
     pixels: np.ndarray
     options: Any
 

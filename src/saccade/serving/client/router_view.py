@@ -133,15 +133,31 @@ def view_of(config: Any, model: str) -> RouterView:
             "`saccade serve` shows, or write the repository anew with `saccade repository`."
         )
     content = json.loads(text)
+    models = tuple(names.split(","))
     return RouterView(
         model=model,
         family=content["family"],
-        models=tuple(names.split(",")),
+        models=models,
         components=content["parts"],
         labels=content["labels"],
         _shared=content["facts"],
-        _variants=content["variants"],
+        _variants=_largest_first(content["variants"], models, model),
     )
+
+
+def _largest_first(
+    variants: dict[str, dict[str, Any]], models: tuple[str, ...], router: str
+) -> dict[str, dict[str, Any]]:
+    """Variants in the order of the models; the JSON object has them by name.
+
+    The component `clip-text-b0500-fp32` is of the variant `clip-b0500-fp32`.
+    """
+
+    def place(variant: str) -> int:
+        ending = variant.removeprefix(router)
+        return next((i for i, name in enumerate(models) if name.endswith(ending)), len(models))
+
+    return {name: variants[name] for name in sorted(variants, key=place)}
 
 
 def probe_of(config: Any) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from saccade.models.entry import imported
 from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.serving.commands import artefacts, calls, models
 from saccade.serving.commands.command import Result, Verb, as_command
+from saccade.serving.commands.explore.explore import explore
 
 _VERBS: tuple[Verb, ...] = (
     models.train, models.convert, models.models, models.select, models.evaluate,
@@ -27,6 +28,7 @@ _VERBS: tuple[Verb, ...] = (
     artefacts.choose, artefacts.plan, artefacts.repository, artefacts.preflight, artefacts.serve,
     artefacts.proxy, artefacts.bulk,
     calls.classify, calls.embed, calls.segment, calls.answer, calls.caption, calls.edit, calls.show,
+    explore,
     artefacts.demo, artefacts.ops, artefacts.doctor,
 )  # fmt: skip
 COMMANDS = {verb.__name__: verb for verb in _VERBS}
