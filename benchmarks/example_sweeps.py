@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweeps that docs/budgets.md shows: figures into results, page and picture into docs/examples.
+"""The sweeps that docs/budgets.md shows: figures into results, pictures into docs/examples.
 
     python benchmarks/example_sweeps.py [build/sweep/example build/sweep/sparo]
 
-Takes the folders of finished sweeps, whose commands stand in docs/budgets.md, then draws every
-example again from the committed figures.
+Takes the folders of finished sweeps, whose commands are in docs/budgets.md, then draws every
+example again from the committed figures. Pages contain plotly.js, which is not committed: they go
+into build/examples.
 """
 
 import sys
@@ -18,6 +19,7 @@ from saccade.serving.bench.report import page, read_report
 
 RESULTS = Path("benchmarks/results")
 EXAMPLES = Path("docs/examples")
+PAGES = Path("build/examples")
 
 
 def main(folders: list[str]) -> None:
@@ -26,13 +28,15 @@ def main(folders: list[str]) -> None:
         report = read_report(Path(folder) / "report" / "report.json")
         for variant in report["variants"]:
             del variant["samples"]
+        report.pop("examples", None)
         write_result(RESULTS / f"sweep_{report['model']}.json", report)
     for path in sorted(RESULTS.glob("sweep_*.json")):
         report = read_report(path)
         picture = frontier_png(report)
         name = f"sweep-{report['model']}"
         write_atomically(EXAMPLES / f"{name}.png", picture)
-        write_atomically(EXAMPLES / f"{name}.html", page(report, picture).encode())
+        PAGES.mkdir(parents=True, exist_ok=True)
+        write_atomically(PAGES / f"{name}.html", page(report, picture).encode())
 
 
 if __name__ == "__main__":

@@ -80,13 +80,37 @@ class ShowRequest:
 
         Raises: SaccadeError if so many tokens are no grid over the image.
         """
-        height, width = self.view.image_size()
-        for rows in range(int(tokens**0.5) + height, 0, -1):
-            if rows * width % height == 0 and 0 <= tokens - rows * (rows * width // height) <= 2:
-                return rows, rows * width // height
+        size = self.view.image_size()
+        if found := patch_grid(tokens, size):
+            return found
         raise SaccadeError(
-            f"{self.view.model}: {tokens} tokens are no grid over {height} x {width} pixels."
+            f"{self.view.model}: {tokens} tokens are no grid over {size[0]} x {size[1]} pixels."
         )
+
+
+def patch_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int] | None:
+    """Rows and columns of an image's patches among so many tokens, up to two of another kind.
+
+    Units: size is height and width in pixels.
+    """
+    height, width = size
+    for rows in range(int(tokens**0.5) + height, 0, -1):
+        if rows * width % height == 0 and 0 <= tokens - rows * (rows * width // height) <= 2:
+            return rows, rows * width // height
+    return None
+
+
+def mean_map(outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> np.ndarray | None:
+    """Mean over heads, slots or modules of where each image is read; none without `attention`.
+
+    Shapes: outputs["attention"] [n ... tokens], patches last -> [n h w].
+    """
+    weights = outputs.get("attention")
+    grid = None if weights is None else patch_grid(weights.shape[-1], size)
+    if weights is None or grid is None:
+        return None
+    patches = weights[..., -grid[0] * grid[1] :].reshape(len(weights), -1, *grid)
+    return np.asarray(patches.mean(1))
 
 
 def zero_share(weights: np.ndarray) -> str:

@@ -18,6 +18,8 @@ class EvaluationTask:
     score: str  # module:function of (model, options), the result of one variant
     inputs: str  # module:function of (variant, data, count), the arrays of its components by role
     roles: tuple[str, ...] = ()  # of components without which it cannot be asked
+    # module:function of (variants, options, indices of samples), their answers for a reader
+    examples: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class FamilyEntry:
     # The client.
     calls: tuple[str, ...] = ()  # segment, edit, answer, caption: those that not every model has
     picture: str | None = None  # module:function of `attention_maps.ShowRequest`, for `show`
+    # module:function of (runtime metadata, outputs, image size), a map [n h w] of what was looked
+    # at; none where the outputs do not say it.
+    focus: str | None = None
 
 
 def imported(reference: str) -> Any:

@@ -86,7 +86,13 @@ def test_every_variant_is_measured_in_process_and_served(served: BenchReport) ->
     assert full["server"].startswith("triton ")
     page = (served.folder / "report.html").read_text()
     assert all(name in page for name in VARIANTS)
-    assert "samples" not in json.dumps(served.to_dict())
+    assert not {"samples", "examples"} & {*served.to_dict(), *served.to_dict()["variants"][0]}
+    assert len(full["examples"]["shown"]) > 4
+    for example in full["examples"]["shown"]:
+        for variant in full["variants"]:
+            answer = example["answers"][variant["variant"]]
+            assert answer["score"] == variant["samples"]["values"][example["index"]]
+            assert (answer["text"] == example["truth"]) == bool(answer["score"])
 
 
 def test_the_score_is_the_hand_count_on_the_test_split(
@@ -268,10 +274,13 @@ def test_a_changed_artefact_is_refused(folder: Path, data: Path, tmp_path: Path)
         bench(folder, BenchOptions(tmp_path / "report", str(data), server=False))
 
 
-def test_a_missing_package_names_the_extra(folder: Path, data, tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingPackage, match=r"saccade-serving\[bench\]"):
-        bench(folder, BenchOptions(tmp_path / "report", str(data)))
+@pytest.mark.parametrize("package", ["matplotlib", "plotly"])
+def test_a_missing_package_names_the_extra_before_anything_is_measured(
+    package: str, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackage, match=rf"{package}.*saccade-serving\[bench\]"):
+        bench(tmp_path / "no folder", BenchOptions(tmp_path / "report"))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Share of questions answered rightly, by kind, and of the image that is left out."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import QUESTIONS_A_SCENE, SceneQuestions, asked_scenes
@@ -60,3 +63,19 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
         [question_tokens(variant.runtime_metadata, question.text) for question in asked.questions]
     )
     return {"": {"image": asked.images[asked.owner], "question": tokens}}
+
+
+def vqa_examples(
+    models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
+) -> Asked:
+    """Answers to questions about a scene."""
+    asked = asked_scenes(models[0].images(), options)
+    images = asked.images[asked.owner[chosen]]
+    chosen_questions = [asked.questions[index] for index in chosen]
+    texts = [question.text for question in chosen_questions]
+    answers = []
+    for model in models:
+        tokens = np.stack([question_tokens(model.runtime_metadata, text) for text in texts])
+        outputs = model.component("")({"image": images, "question": tokens})
+        answers.append(labelled_answers(model, model.labels, outputs))
+    return Samples(images, texts, [question.answer for question in chosen_questions]), answers

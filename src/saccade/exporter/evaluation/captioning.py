@@ -7,6 +7,7 @@ import numpy as np
 
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.examples import Answer, Asked, Samples
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import (
@@ -56,6 +57,10 @@ def caption(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult
 
 
 def _captions(model: EvaluatedModel, images: np.ndarray) -> list[Caption]:
+    """Captions that a request gets which names no beam.
+
+    Shapes: images uint8 [n h w c].
+    """
     encode, metadata = model.component("encode"), model.runtime_metadata
     step = step_of(model.component("step"))
     captions = []
@@ -106,3 +111,26 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
     """
     drawn = drawn_scenes(images_of(variant), EvaluateOptions(limit=count), count)
     return {"encode": {"image": drawn.images}}
+
+
+def caption_examples(
+    models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
+) -> Asked:
+    """Captions, and the mean of the maps at their words."""
+    drawn = drawn_scenes(models[0].images(), options, CAPTIONED_SCENES)
+    rng = np.random.default_rng(options.seed)
+    truths = [references(objects, rng)[0] for objects in drawn.objects]
+    images = drawn.images[chosen]
+    answers = []
+    for model in models:
+        words = WordVocabulary(model.runtime_metadata["words"])
+        answers.append(
+            [
+                Answer(
+                    words.decode(caption.tokens),
+                    focus=caption.attention.mean(0) if len(caption.attention) else None,
+                )
+                for caption in _captions(model, images)
+            ]
+        )
+    return Samples(images, (), [truths[index] for index in chosen]), answers

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Top-1 and top-5 on labelled data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,10 +9,11 @@ import numpy as np
 from saccade.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.datasets import Dataset, load_data
-from saccade.models.data.listops import CLASS_NAMES, Grammar, listops
+from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Grammar, listops
 from saccade.models.data.token_states import token_states
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
@@ -38,7 +40,7 @@ def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
 
     Raises: SaccadeError if the data's classes are not the model's.
     """
-    data = _expressions(model, options) or labelled_inputs(model, options, "test")
+    data = test_inputs(model, options)
     check_classes(model, data.class_names, data.name)
     scores = model.component("")(data.inputs)["logits"]
     right = correct(scores, data.labels)
@@ -47,6 +49,14 @@ def top1(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
         proportions.append(proportion("top-5", correct(scores, data.labels, top=5)))
     samples = right.astype(np.float64)
     return EvaluationResult(model.name, "top1", data.name, data.sha256, tuple(proportions), samples)
+
+
+def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
+    """The samples of top-1: images, token states or ListOps, whatever the model takes.
+
+    Raises: SaccadeError if the data does not fit it.
+    """
+    return _expressions(model, options) or labelled_inputs(model, options, "test")
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
@@ -130,3 +140,25 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
         return {role: {name: array[:count] for name, array in texts.items()}}
     dataset = load_data(data, "test", preprocessing=images_of(variant))
     return {role: {"image": dataset.images[:count]}}
+
+
+def labelled_examples(
+    models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
+) -> Asked:
+    """The most probable label, of images or expressions."""
+    data = test_inputs(models[0], options)
+    inputs = {name: array[chosen] for name, array in data.inputs.items()}
+    truths = [data.class_names[label] for label in data.labels[chosen]]
+    samples = Samples(inputs.get("image"), _as_text(inputs), truths)
+    answers = [
+        labelled_answers(model, data.class_names, model.component("")(inputs)) for model in models
+    ]
+    return samples, answers
+
+
+def _as_text(inputs: dict[str, np.ndarray]) -> list[str]:
+    """What a model that reads characters reads; of images nothing."""
+    if "characters" not in inputs:
+        return []
+    rows = zip(inputs["characters"], inputs["length"], strict=True)
+    return [" ".join(VOCABULARY[code] for code in row[: int(length)]) for row, length in rows]

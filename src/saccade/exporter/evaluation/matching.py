@@ -9,6 +9,7 @@ import numpy as np
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
@@ -29,11 +30,8 @@ from saccade.models.sparo.zero_shot import (
 def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Top-1 of labels that are only given as words."""
     data = labelled_images(model, options, "test")
-    classes = encode_classes(
-        lambda texts: _text_codes(model, texts), data.class_names, _templates(model, options)
-    )
     images = model.component("image")({"image": data.images})["embedding"]
-    logits = zero_shot_logits(images, classes, float(model.runtime_metadata["logit_scale"]))
+    logits = _class_logits(model, options, data.class_names, images)
     right = correct(logits, data.labels)
     scores = (
         proportion("zero-shot top-1", right),
@@ -41,6 +39,19 @@ def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
     )
     samples = right.astype(np.float64)
     return EvaluationResult(model.name, "zero-shot", data.name, data.sha256, scores, samples)
+
+
+def _class_logits(
+    model: EvaluatedModel, options: EvaluateOptions, names: Sequence[str], images: np.ndarray
+) -> np.ndarray:
+    """Logits of classes that are only given as words.
+
+    Shapes: images [n e], embeddings -> [n names].
+    """
+    classes = encode_classes(
+        lambda texts: _text_codes(model, texts), names, _templates(model, options)
+    )
+    return zero_shot_logits(images, classes, float(model.runtime_metadata["logit_scale"]))
 
 
 def retrieval(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
@@ -88,6 +99,10 @@ def hard_negatives(model: EvaluatedModel, options: EvaluateOptions) -> Evaluatio
 
 
 def _text_codes(model: EvaluatedModel, texts: Sequence[str]) -> np.ndarray:
+    """Embeddings of texts.
+
+    Shapes: -> [texts e].
+    """
     tokens = encode_texts(model.runtime_metadata, texts)
     return model.component("text")({"tokens": tokens})["embedding"]
 
@@ -113,3 +128,17 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
         tokens = encode_texts(metadata, [text for sentences in written for text in sentences])
         inputs["text"] = {"tokens": tokens}
     return inputs
+
+
+def zero_shot_examples(
+    models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
+) -> Asked:
+    """The label whose words are nearest to the image."""
+    data = labelled_images(models[0], options, "test")
+    images, names = data.images[chosen], data.class_names
+    answers = []
+    for model in models:
+        outputs = model.component("image")({"image": images})
+        logits = _class_logits(model, options, names, outputs["embedding"])
+        answers.append(labelled_answers(model, names, {**outputs, "logits": logits}))
+    return Samples(images, (), [names[label] for label in data.labels[chosen]]), answers

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agreement of slots with the objects: ARI on the foreground and on everything, and the error."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
+from saccade.exporter.evaluation.examples import Answer, Asked, Samples, focus_of
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import drawn_scenes, scenes_sha256
@@ -24,11 +27,8 @@ def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     Raises: SaccadeError if there are no true masks for the data, or the model takes no image.
     """
     name = options.data or "tetrominoes"
-    images, true, sha256 = _masked(name, model.images(), options)
-    metadata = model.runtime_metadata
-    states = initial_states(
-        metadata["initial_state"], len(images), int(metadata["slots"]), seed=options.seed
-    )
+    images, true, sha256 = masked_scenes(name, model.images(), options)
+    states = _states(model, options, len(images))
     answers = model.component("")({"image": images, "initial_state": states})
     segments = answers["masks"].argmax(1)
     if segments.shape[1:] != true.shape[1:]:
@@ -48,14 +48,29 @@ def ari(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     return EvaluationResult(model.name, "ari", data, sha256, tuple(scores), foreground)
 
 
+def _states(model: EvaluatedModel, options: EvaluateOptions, count: int) -> np.ndarray:
+    """Initial states of the slots of so many scenes.
+
+    Shapes: -> [count k s].
+    """
+    metadata = model.runtime_metadata
+    slots = int(metadata["slots"])
+    return initial_states(metadata["initial_state"], count, slots, seed=options.seed)
+
+
 def _painted(images: np.ndarray) -> np.ndarray:
     """The images as the decoder was taught to paint them: shares of full white, from 0 to 1."""
     return images.astype(np.float64) / 255
 
 
-def _masked(
+def masked_scenes(
     name: str, preprocessing: Preprocessing, options: EvaluateOptions
 ) -> tuple[np.ndarray, np.ndarray, str]:
+    """Test scenes, their true masks and their hash.
+
+    Shapes: -> images uint8 [n h w c], masks [n h w].
+    Raises: SaccadeError if there are no true masks for the data.
+    """
     if name == "shapes":
         drawn = drawn_scenes(preprocessing, options, TEST_SCENES)
         return drawn.images, drawn.masks, scenes_sha256(drawn)
@@ -83,3 +98,19 @@ def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
         images = drawn_scenes(preprocessing, EvaluateOptions(limit=count), count).images
     states = initial_states(metadata["initial_state"], len(images), int(metadata["slots"]))
     return {"": {"image": images, "initial_state": states}}
+
+
+def ari_examples(
+    models: Sequence[EvaluatedModel], options: EvaluateOptions, chosen: np.ndarray
+) -> Asked:
+    """Scenes divided among slots."""
+    images, _, _ = masked_scenes(options.data or "tetrominoes", models[0].images(), options)
+    answers = []
+    for model in models:
+        # Each scene has its own initial state: all are drawn, and those of the chosen are taken.
+        states = _states(model, options, len(images))[chosen]
+        outputs = model.component("")({"image": images[chosen], "initial_state": states})
+        focus = focus_of(model, outputs)
+        count = len(chosen)
+        answers.append([Answer(focus=None if focus is None else focus[i]) for i in range(count)])
+    return Samples(images[chosen], (), ()), answers

@@ -11,19 +11,27 @@ from saccade.models.families import entries, entry_of
 _HERE = "saccade.exporter.evaluation"
 _LABELLED = f"{_HERE}.classification:load_inputs"
 _CAPTIONED = f"{_HERE}.captioning:load_inputs"
+_SCENES = f"{_HERE}.segmentation:load_inputs"
+_ASKED = f"{_HERE}.answering:load_inputs"
 _PAIRED = f"{_HERE}.matching:load_inputs"
 _TOWERS = ("text",)
 # By name: the function's, with hyphens.
 _FUNCTIONS = (
-    EvaluationTask(f"{_HERE}.classification:top1", _LABELLED),
-    EvaluationTask(f"{_HERE}.matching:zero_shot", _PAIRED, _TOWERS),
+    EvaluationTask(
+        f"{_HERE}.classification:top1", _LABELLED, (), f"{_HERE}.classification:labelled_examples"
+    ),
+    EvaluationTask(
+        f"{_HERE}.matching:zero_shot", _PAIRED, _TOWERS, f"{_HERE}.matching:zero_shot_examples"
+    ),
     EvaluationTask(f"{_HERE}.matching:retrieval", _PAIRED, _TOWERS),
     EvaluationTask(f"{_HERE}.embedding:knn", _LABELLED),
     EvaluationTask(f"{_HERE}.embedding:probe", _LABELLED),
     EvaluationTask(f"{_HERE}.matching:hard_negatives", _PAIRED, _TOWERS),
-    EvaluationTask(f"{_HERE}.segmentation:ari", f"{_HERE}.segmentation:load_inputs"),
-    EvaluationTask(f"{_HERE}.answering:vqa", f"{_HERE}.answering:load_inputs"),
-    EvaluationTask(f"{_HERE}.captioning:caption", _CAPTIONED),
+    EvaluationTask(f"{_HERE}.segmentation:ari", _SCENES, (), f"{_HERE}.segmentation:ari_examples"),
+    EvaluationTask(f"{_HERE}.answering:vqa", _ASKED, (), f"{_HERE}.answering:vqa_examples"),
+    EvaluationTask(
+        f"{_HERE}.captioning:caption", _CAPTIONED, (), f"{_HERE}.captioning:caption_examples"
+    ),
 )
 TASKS = {task.score.partition(":")[2].replace("_", "-"): task for task in _FUNCTIONS}
 

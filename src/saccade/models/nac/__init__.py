@@ -13,4 +13,5 @@ ENTRY = FamilyEntry(
     answers=("probabilities",),
     validation="top-1 by budget",
     picture="saccade.models.nac.picture:circuit",
+    focus="saccade.models.nac.picture:focus",
 )

@@ -2,6 +2,7 @@
 """The circuit that answered for an image, drawn: modules, what they read, who hears whom."""
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -224,3 +225,17 @@ def circuit(request: ShowRequest) -> Drawing:
     title = f"{answer['by']}: {best.labels[0][0]}"
     png = circuit_png(drawn, image=request.pixels, title=title, answer=best.labels[0][0])
     return Drawing(title, png, drawn.to_dict())
+
+
+def focus(
+    metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
+) -> np.ndarray | None:
+    """What the modules read, all together.
+
+    Shapes: outputs["attention"] [n modules tokens] -> [n h w], or none without it or a grid.
+    """
+    weights, grid = outputs.get("attention"), metadata.get("grid")
+    if weights is None or grid is None:
+        return None
+    read = weights.mean(1).reshape(len(weights), -1, *grid)
+    return np.concatenate(list(read.swapaxes(0, 1)), axis=-1)

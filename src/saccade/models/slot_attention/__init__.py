@@ -15,4 +15,5 @@ ENTRY = FamilyEntry(
     router={"family.py": "router.py"},
     calls=("segment", "edit"),
     picture="saccade.models.slot_attention.picture:slots_of_scene",
+    focus="saccade.models.slot_attention.picture:focus",
 )

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Picture of what each slot paints."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
 from saccade.models.attention_maps import MapRow, Panel, ShowRequest
 from saccade.models.slot_attention.edit import painted
 
@@ -15,3 +20,13 @@ def slots_of_scene(request: ShowRequest) -> MapRow:
     return MapRow(
         f"{segmentation.variant}: what each slot paints", tuple(panels), segmentation.to_dict()
     )
+
+
+def focus(
+    metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
+) -> np.ndarray | None:
+    """The slot that each pixel belongs to.
+
+    Shapes: outputs["masks"] [n k h w] -> [n h w] int64.
+    """
+    return np.asarray(outputs["masks"].argmax(1)) if "masks" in outputs else None

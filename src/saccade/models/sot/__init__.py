@@ -12,4 +12,5 @@ ENTRY = FamilyEntry(
     tasks=("top1", "knn", "probe"),
     answers=("probabilities",),
     picture="saccade.models.sot.picture:class_token",
+    focus="saccade.models.sot.picture:focus",
 )

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Picture of what the class token of a second-order transformer reads."""
 
-from saccade.models.attention_maps import MapRow, Panel, ShowRequest
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from saccade.models.attention_maps import MapRow, Panel, ShowRequest, mean_map
 
 
 def class_token(request: ShowRequest) -> MapRow:
@@ -14,3 +19,13 @@ def class_token(request: ShowRequest) -> MapRow:
     (best,) = request.client.classify([request.image], request.options.budget, top=1)
     title = f"{answer['by']}: {best.labels[0][0]}, where the class token reads"
     return MapRow(title, tuple(panels), best.to_dict())
+
+
+def focus(
+    metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
+) -> np.ndarray | None:
+    """Where the class token reads, over all heads.
+
+    Shapes: -> [n h w], or none without the output `attention`.
+    """
+    return mean_map(outputs, size)

@@ -14,4 +14,5 @@ ENTRY = FamilyEntry(
     beside=("text",),
     embedding_saved=True,
     picture="saccade.models.sparo.picture:slots_of_code",
+    focus="saccade.models.sparo.picture:focus",
 )

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Picture of what each slot of a SPARO code reads."""
 
-from saccade.models.attention_maps import MapRow, Panel, ShowRequest
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from saccade.models.attention_maps import MapRow, Panel, ShowRequest, mean_map
 
 
 def slots_of_code(request: ShowRequest) -> MapRow:
@@ -12,3 +17,13 @@ def slots_of_code(request: ShowRequest) -> MapRow:
     kept = request.view.runtime_metadata(answer["by"])["slots"]
     panels = [Panel(f"slot {slot}", weights) for slot, weights in zip(kept, maps, strict=True)]
     return MapRow(f"{answer['by']}: where each slot reads", tuple(panels), {"slots": len(panels)})
+
+
+def focus(
+    metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
+) -> np.ndarray | None:
+    """Where the kept slots read, all together.
+
+    Shapes: -> [n h w], or none without the output `attention`.
+    """
+    return mean_map(outputs, size)

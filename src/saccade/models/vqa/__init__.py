@@ -14,4 +14,5 @@ ENTRY = FamilyEntry(
     router={"family.py": "router.py"},
     calls=("answer",),
     picture="saccade.models.vqa.picture:answered",
+    focus="saccade.models.vqa.picture:focus",
 )

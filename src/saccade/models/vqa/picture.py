@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Picture of the attention of a network that answered a question."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,3 +34,16 @@ def _cells(view: Any, variant: str) -> tuple[int, int]:
     if grid is None:
         raise SaccadeError(f"{view.model} looks at boxes, not at a grid: nothing to draw.")
     return int(grid[0]), int(grid[1])
+
+
+def focus(
+    metadata: Mapping[str, Any], outputs: Mapping[str, np.ndarray], size: tuple[int, int]
+) -> np.ndarray | None:
+    """Where the answer was looked for.
+
+    Shapes: -> [n h w], or none where the model looks at boxes.
+    """
+    weights, grid = outputs.get("attention"), metadata.get("grid")
+    if weights is None or grid is None:
+        return None
+    return weights.reshape(len(weights), *grid)

@@ -12,7 +12,7 @@ from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.frontier import FILE_NAME as FRONTIER
 from saccade.exporter.artefact.frontier import Entry, NarrowerMeasurement, mark_dominated
 from saccade.exporter.evaluation.evaluate import scores_of
-from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
 from saccade.exporter.evaluation.load_inputs import inputs_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.runtimes.runtime import Runtime, runtime_named
@@ -25,6 +25,7 @@ from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report_content import Measurement, add_served, content, raw_samples
+from saccade.serving.bench.report_examples import shown_examples
 from saccade.serving.bench.scored import entry_of_result
 from saccade.serving.bench.servers import (
     RunningReport,
@@ -51,12 +52,13 @@ class BenchReport:
     narrower: tuple[str, ...] = ()  # what frontier.json has more of, which is therefore kept
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures without the raw samples."""
+        """The figures without the raw samples and the pictures."""
         variants = [
             {key: value for key, value in variant.items() if key != "samples"}
             for variant in self.full["variants"]
         ]
-        data = {**self.full, "folder": str(self.folder), "variants": variants}
+        figures = {key: value for key, value in self.full.items() if key != "examples"}
+        data = {**figures, "folder": str(self.folder), "variants": variants}
         if self.frontier:
             data |= {"frontier": str(self.frontier), "frontier_kept": list(self.narrower)}
         return data
@@ -104,8 +106,9 @@ def bench(
 
 def _bench(folder: ArtefactFolder, options: BenchOptions) -> BenchReport:
     _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
+    for package in ("matplotlib", "plotly"):
+        require(package, extra="bench")
     runtime = runtime_named(options.runtime)
-    require("matplotlib", extra="bench")
     runtime.require()
     if options.server:
         check_served_here(runtime)
@@ -139,6 +142,7 @@ def _bench(folder: ArtefactFolder, options: BenchOptions) -> BenchReport:
         options,
     )
     full |= {"machine": machine.to_dict(), "server": server}
+    full["examples"] = shown_examples(workload.models, options, workload.results)
     with new_folder(options.out, force=options.force) as out:
         report.write_report(full, out)
         # Before the report appears: a run that was killed between can be repeated as it was.
@@ -155,6 +159,7 @@ class _Workload:
     """Workload: variants under measurement, their scores, and their requests."""
 
     folder: ArtefactFolder
+    models: Sequence[EvaluatedModel]
     results: Mapping[str, EvaluationResult]
     works: Mapping[str, Sequence[Work]]
     ops: Ops
@@ -171,20 +176,20 @@ def check_served_here(runtime: Runtime) -> None:
 
 
 def _workload(folder: ArtefactFolder, runtime: Runtime, options: BenchOptions) -> _Workload:
-    workload = subjects_of_folder(folder, runtime, kernels=options.op_library)
+    models = subjects_of_folder(folder, runtime, kernels=options.op_library)
     asked = EvaluateOptions(options.data, task=options.task, limit=options.limit)
-    scores = scores_of(workload, asked, lambda: folder.checkpoint)
+    scores = scores_of(models, asked, lambda: folder.checkpoint)
     results = {score.variant: score for score in scores}
     runners = {
         subject.name: {role: component.run for role, component in subject.components.items()}
-        for subject in workload
+        for subject in models
     }
     works = {}
     for variant in folder.variants:
         inputs = inputs_of(variant, options.data or results[variant.name].data, DISTINCT_REQUESTS)
         works[variant.name] = works_of(variant, inputs, runners[variant.name])
-    ops = next((subject.ops for subject in workload if subject.ops), None)
-    return _Workload(folder, results, works, ops)
+    ops = next((subject.ops for subject in models if subject.ops), None)
+    return _Workload(folder, models, results, works, ops)
 
 
 def _steps(works: Sequence[Work], options: BenchOptions) -> int:

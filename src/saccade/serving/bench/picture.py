@@ -14,6 +14,7 @@ from saccade.serving.bench.figures import (
     shown,
     throughput_of,
 )
+from saccade.serving.bench.report_charts import short_name
 
 _MARKERS = {"fp32": "o", "fp16": "s", "bf16": "D", "int8": "^"}
 _FRONTIER, _DOMINATED, _GRID, _INK = "#0b6e99", "#8a8f98", "#e3e6ea", "#22262b"
@@ -200,7 +201,7 @@ def _words(variant: dict[str, Any], report: dict[str, Any]) -> str:
         name = f"{variant['precision']}, {name}"
     if variant["dominated_by"] is None:
         return name
-    return f"{name}\ndominated by {variant['dominated_by'].removeprefix(report['model'] + '-')}"
+    return f"{name}\ndominated by {short_name(report, variant['dominated_by'])}"
 
 
 def _dress(axes: Any, report: dict[str, Any]) -> None:

@@ -4,18 +4,13 @@
 `python -m saccade.serving.bench.report build/report/report.json` draws picture and page again.
 """
 
-import base64
-import html
 import json
-import string
 import sys
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from saccade import limits
 from saccade.errors import SaccadeError
-from saccade.escaped import escaped
 from saccade.files import read_bounded, write_atomically
 from saccade.json_text import parse_json
 from saccade.serving.bench.figures import (
@@ -29,7 +24,8 @@ from saccade.serving.bench.figures import (
     throughput_of,
 )
 from saccade.serving.bench.picture import frontier_png
-from saccade.serving.bench.report_tables import WORDS, Table, count, tables
+from saccade.serving.bench.report_page import Words, whole_page
+from saccade.serving.bench.report_tables import WORDS, count, tables
 
 SCHEMA = "saccade.report"
 VERSION = 2
@@ -86,29 +82,19 @@ def write_report(report: dict[str, Any], folder: Path) -> None:
 def draw(report: dict[str, Any], folder: Path) -> None:
     """Write frontier.png and report.html, which needs nothing beside itself."""
     picture = frontier_png(report)
+    whole = page(report, picture).encode()
     write_atomically(folder / "frontier.png", picture)
-    write_atomically(folder / "report.html", page(report, picture).encode())
-
-
-def _escaped(text: str) -> str:
-    # A page shows a turned order of letters as a terminal does.
-    return html.escape(escaped(text))
+    write_atomically(folder / "report.html", whole)
 
 
 def page(report: dict[str, Any], picture: bytes) -> str:
-    """The report as one HTML page with the picture inside it."""
-    template = string.Template(
-        resources.files("saccade.serving.bench").joinpath("report.html").read_text("utf-8")
-    )
-    return template.substitute(
-        title=_escaped(f"{report['model']} on {report['data']['name']}"),
-        summary=_escaped(summary(report)),
-        headline=_escaped(headline(report)),
-        picture=base64.b64encode(picture).decode(),
-        alt=_escaped(_alternative(report)),
-        tables="\n".join(_html_table(table) for table in tables(report)),
-        machine=_escaped(json.dumps(report["machine"], indent=1, sort_keys=True)),
-    )
+    """The report as one HTML page with everything inside it.
+
+    Raises: MissingPackage without plotly.
+    """
+    title = f"{report['model']} on {report['data']['name']}"
+    words = Words(title, headline(report), summary(report), _alternative(report))
+    return whole_page(report, picture, words)
 
 
 def headline(report: dict[str, Any]) -> str:
@@ -138,11 +124,13 @@ def headline(report: dict[str, Any]) -> str:
     else:
         small = max(near, key=cost_of)
         gain = f"{cost_of(small) / cost_of(full):.1f} times the throughput"
-    lower = sign * lost(small) >= 0
+    apart = _difference(score, lost(small))
+    told = f"score {apart} {'lower' if sign * lost(small) >= 0 else 'higher'}"
+    if apart == _difference(score, 0):
+        told = "the same score"
     return (
         f"{standing} {small['variant']} keeps {small['kept']} of {small['total']} "
-        f"{small['unit']}: {gain} of {full['variant']}, score {_difference(score, lost(small))} "
-        f"{'lower' if lower else 'higher'}."
+        f"{small['unit']}: {gain} of {full['variant']}, {told}."
     )
 
 
@@ -164,31 +152,6 @@ def _alternative(report: dict[str, Any]) -> str:
         )
 
     return "Score against cost: " + "; ".join(words(variant) for variant in report["variants"])
-
-
-def _html_table(table: Table) -> str:
-    head = "".join(
-        f'<th scope="col"{_aligned(column)}>{_escaped(column)}</th>' for column in table.columns
-    )
-    body = "\n".join(
-        f'<tr><th scope="row">{_escaped(row[0])}</th>'
-        + "".join(map(_html_cell, table.columns[1:], row[1:]))
-        + "</tr>"
-        for row in table.rows
-    )
-    note = f"<p>{_escaped(table.note)}</p>" if table.note else ""
-    return (
-        f'<section><h2>{_escaped(table.title)}</h2><div class="scroll"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}</section>"
-    )
-
-
-def _html_cell(column: str, cell: str) -> str:
-    return f"<td{_aligned(column)}>{_escaped(cell)}</td>"
-
-
-def _aligned(column: str) -> str:
-    return ' class="words"' if column in WORDS else ""
 
 
 def read_report(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ PACKAGES = {
     "export": ("torch", "onnx", "onnxscript", "onnx-graphsurgeon", "msgpack"),
     "text": ("instant-clip-tokenizer", "tokenizers"),
     "serve": ("nvidia-pytriton",),
-    "bench": ("scikit-learn", "matplotlib"),
+    "bench": ("scikit-learn", "matplotlib", "plotly"),
     "bulk": ("pyarrow", "ray"),
     "trace": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
 }

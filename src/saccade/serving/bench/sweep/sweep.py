@@ -11,6 +11,7 @@ from typing import Any
 from saccade.errors import GateFailed, SaccadeError, require
 from saccade.exporter.artefact.variant import check_budgets
 from saccade.exporter.evaluation.evaluate import evaluate
+from saccade.exporter.evaluation.evaluated_model import subjects_of_folder
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.tasks import task_asked
 from saccade.exporter.runtimes.runtime import runtime_named
@@ -22,6 +23,7 @@ from saccade.models.sparo.select import selected_checkpoint
 from saccade.progress import Advance, progress
 from saccade.serving.bench import report
 from saccade.serving.bench.bench import BenchReport, check_served_here
+from saccade.serving.bench.report_examples import shown_examples
 from saccade.serving.bench.sweep.assembled import assemble, entry_without_server
 from saccade.serving.bench.sweep.engines import (
     build_engines,
@@ -72,7 +74,8 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
         no point passed.
     """
     loaded = load(Path(checkpoint), check=partial(check_budgets, given=options.budget))
-    require("matplotlib", extra="bench")
+    for package in ("matplotlib", "plotly"):
+        require(package, extra="bench")
     runtime = runtime_named(options.runtime)
     for one_runtime in (runtime, *options.built):
         one_runtime.require()
@@ -153,6 +156,9 @@ def _written(
 ) -> SweepReport:
     folder = collected(state, ready)  # without those that failed while they were measured
     full, entries = assemble(state, ready, options, machine)
+    models = subjects_of_folder(folder, runtime_named(options.runtime), kernels=options.op_library)
+    results = {candidate.variant.name: candidate.result for candidate in ready}
+    full["examples"] = shown_examples(models, options, results)
     full["failed"] = [asdict(failure) for failure in failures]
     full["engines"] = [
         engine for runtime in options.built for engine in collect_engines(state, ready, runtime)

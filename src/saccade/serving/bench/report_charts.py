@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers behind a report page's charts, from the report's JSON object alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.serving.bench.figures import (
+    heading,
+    interval_text,
+    points,
+    saves_bytes,
+    score_text,
+    shown,
+    throughput_of,
+)
+
+_PERCENTILES = (5, 25, 50, 75, 95, 99)
+_LOG_FROM_RATIO = 4.0  # from this ratio of largest to smallest on, an axis is logarithmic
+# Parts of a request's time through the router, in the order in which they are drawn.
+STAGES = (
+    "model computes",
+    "model waits for its turn",
+    "copies to and from the model",
+    "router accepts the request",
+    "decode, wait in the router, answer, connection",
+)
+Variant = dict[str, Any]
+Spread = tuple[float, float, float]  # value, least, most
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A cost that the frontier can be drawn against."""
+
+    name: str
+    title: str  # on its switch
+    label: str  # on the chart
+    unit: str
+    more_is_better: bool
+    bars: str  # what the horizontal bars are; empty without bars
+    cost: str  # its name among a sweep's costs, which say who is dominated; empty: none does
+    of: Callable[[Variant], Spread | None]
+
+
+def charts(report: dict[str, Any]) -> dict[str, Any]:
+    """Everything that the page's script draws."""
+    variants = report["variants"]
+    return {
+        "score": heading(variants[0]["score"]),
+        "higher_is_better": variants[0]["score"]["higher_is_better"],
+        "variants": [_variant(report, variant) for variant in variants],
+        "axes": [_axis(axis, variants) for axis in axes(report)],
+        "latency": latencies(variants),
+        "stages": {"names": STAGES, "loads": stages(report)},
+    }
+
+
+def short_name(report: dict[str, Any], name: str) -> str:
+    """A variant's name without the model's."""
+    return name.removeprefix(f"{report['model']}-") or name
+
+
+def _variant(report: dict[str, Any], variant: Variant) -> dict[str, Any]:
+    score = variant["score"]
+    low, high = (shown(score, bound) for bound in score["interval"])
+    return {
+        "name": variant["variant"],
+        "short": short_name(report, variant["variant"]),
+        "budget": f"{variant['budget']:g}",
+        "precision": variant["precision"],
+        "kept": f"{variant['kept']} of {variant['total']} {variant['unit']}",
+        "score": shown(score, score["value"]),
+        "low": low,
+        "high": high,
+        "score_text": score_text(score),
+        "interval_text": interval_text(score),
+    }
+
+
+def axes(report: dict[str, Any]) -> list[Axis]:
+    """Every cost that all variants have and that does not have one value for all, main one first.
+
+    The main one is what the picture shows: bytes where the budget saves these, else throughput.
+    """
+    variants = report["variants"]
+    _, where = throughput_of(variants[0])
+    role = variants[0]["files"][0]["role"]
+    component = f", component {role}" if role else ""
+    rounds, half = "least and most of single rounds", "middle half of the calls"
+    inside = Axis(
+        "in-process", "Images/s, in process", "Images per second, in process, best batch",
+        "images/s", True, half, "", _rate_inside,
+    )  # fmt: skip
+    known = [
+        Axis(
+            "bytes", "Embedding size", "Bytes per embedding",
+            "bytes", False, "", "embedding bytes", _bytes,
+        ),
+        Axis(
+            "throughput", f"Images/s, {_place(where)}", f"Images per second, {where}",
+            "images/s", True, rounds, "throughput", _throughput,
+        ),
+        inside,
+        Axis(
+            "latency", "p95 ms, server", "p95 latency in ms, through the server, one client",
+            "ms", False, rounds, "latency", _latency,
+        ),
+        Axis(
+            "call", "ms per image, in process", "Milliseconds per image, in process, batch 1",
+            "ms", False, half, "", _call,
+        ),
+        Axis(
+            "macs", "Multiply-adds", f"Multiply-adds per image{component}",
+            "MACs", False, "", "", _macs,
+        ),
+        Axis(
+            "memory", "Memory", "Memory of a process, MiB",
+            "MiB", False, rounds, "memory", _memory,
+        ),
+    ]  # fmt: skip
+    if where.startswith("in process"):
+        known.remove(inside)
+    if not saves_bytes(variants[0]):
+        known.sort(key=lambda axis: axis.name == "bytes")
+    return [axis for axis in known if _tells_apart(axis, variants)]
+
+
+def _place(where: str) -> str:
+    return "in process" if where.startswith("in process") else "server"
+
+
+def _tells_apart(axis: Axis, variants: Sequence[Variant]) -> bool:
+    spreads = [axis.of(variant) for variant in variants]
+    values = {spread[0] for spread in spreads if spread is not None and spread[0] > 0}
+    is_alone = len(variants) == 1
+    return None not in spreads and len(values) >= (1 if is_alone else 2)
+
+
+def _axis(axis: Axis, variants: Sequence[Variant]) -> dict[str, Any]:
+    spreads = [spread for variant in variants if (spread := axis.of(variant)) is not None]
+    return {
+        "name": axis.name,
+        "title": axis.title,
+        "label": axis.label,
+        "unit": axis.unit,
+        "more_is_better": axis.more_is_better,
+        "bars": axis.bars if any(least < most for _, least, most in spreads) else "",
+        "log": max(most for _, _, most in spreads)
+        >= _LOG_FROM_RATIO * min(least for _, least, _ in spreads),
+        "points": [{"value": v, "least": least, "most": most} for v, least, most in spreads],
+        "dominated_by": [_dominated_by(axis, variant) for variant in variants],
+        "judged": _is_judged(axis, variants[0]),
+    }
+
+
+def _is_main(axis: Axis, variant: Variant) -> bool:
+    return axis.name == ("bytes" if saves_bytes(variant) else "throughput")
+
+
+def _is_judged(axis: Axis, variant: Variant) -> bool:
+    """True if variants were compared by this cost with the scores' intervals."""
+    return _is_main(axis, variant) or "dominated_by" in _swept(axis.cost, variant)
+
+
+def _dominated_by(axis: Axis, variant: Variant) -> str | None:
+    if _is_main(axis, variant):
+        rival: str | None = variant["dominated_by"]
+        return rival
+    return _swept(axis.cost, variant).get("dominated_by")
+
+
+def _swept(cost: str, variant: Variant) -> dict[str, Any]:
+    content: dict[str, Any] = variant.get("costs", {}).get(cost, {})
+    return content
+
+
+def _spread_of(cost: dict[str, Any], divisor: float = 1.0) -> Spread | None:
+    if not cost:
+        return None
+    value, least, most = (float(cost[key]) / divisor for key in ("value", "least", "most"))
+    return value, least, most
+
+
+def _bytes(variant: Variant) -> Spread | None:
+    value = variant.get("embedding_bytes") or _swept("embedding bytes", variant).get("value")
+    return None if value is None else (float(value),) * 3
+
+
+def _throughput(variant: Variant) -> Spread | None:
+    if cost := _spread_of(_swept("throughput", variant)):
+        return cost
+    rate = throughput_of(variant)[0]
+    grpc = variant["grpc"] or {}
+    for prefix in ("concurrency_", "router_concurrency_"):
+        if names := points(grpc, prefix):
+            point = grpc[names[-1]]
+            ends = (point.get(f"inferences_per_second_{end}", rate) for end in ("min", "max"))
+            least, most = ends
+            return rate, least, most
+    return _rate_inside(variant)
+
+
+def _rate_inside(variant: Variant) -> Spread | None:
+    best = variant["in_process"]["best_batch"]
+    value = variant["in_process"][f"batch_{best}"]["inferences_per_second"]
+    quarters = _quarters(variant, best)
+    if quarters is None:
+        return value, value, value
+    slow, fast = best / quarters[1], best / quarters[0]
+    return value, min(value, slow), max(value, fast)
+
+
+def _call(variant: Variant) -> Spread | None:
+    point = variant["in_process"].get("batch_1")
+    if point is None:
+        return None
+    quarters = _quarters(variant, 1)
+    low, high = (1e3 * q for q in quarters) if quarters else (point["p50_ms"],) * 2
+    return point["p50_ms"], min(low, point["p50_ms"]), max(high, point["p50_ms"])
+
+
+def _quarters(variant: Variant, batch: int) -> tuple[float, float] | None:
+    """Between which a half of the calls lies, in seconds; none without raw samples."""
+    seconds = variant.get("samples", {}).get("in_process_s", {}).get(str(batch))
+    if not seconds:
+        return None
+    low, high = np.percentile(seconds, (25, 75))
+    return float(low), float(high)
+
+
+def _latency(variant: Variant) -> Spread | None:
+    if cost := _spread_of(_swept("latency", variant)):
+        return cost
+    grpc = variant["grpc"] or {}
+    name = next((n for n in ("router_concurrency_1", "concurrency_1") if n in grpc), None)
+    return None if name is None else (grpc[name]["p95_ms"],) * 3
+
+
+def _macs(variant: Variant) -> Spread | None:
+    # Of the component that takes the image: others answer requests of their own, or many a request.
+    value = float(variant["files"][0]["multiply_adds"])
+    return value, value, value
+
+
+def _memory(variant: Variant) -> Spread | None:
+    return _spread_of(_swept("memory", variant), 2.0**20)
+
+
+def latencies(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Percentiles of a request's time by path and concurrency; none without raw samples.
+
+    Units: milliseconds.
+    """
+    paths = []
+    for prefix, title in (
+        ("router_concurrency_", "Through the router, images as PNG"),
+        ("concurrency_", "Straight to the variant, raw tensors"),
+    ):
+        names = _measured(variants, prefix)
+        if names:
+            boxes = [
+                [_percentiles(_raw_ms(variant, name)) for variant in variants] for name in names
+            ]
+            clients = [int(name.rpartition("_")[2]) for name in names]
+            paths.append({"title": title, "clients": clients, "boxes": boxes})
+    return paths
+
+
+def _measured(variants: Sequence[Variant], prefix: str) -> list[str]:
+    every = {name: None for variant in variants for name in _rounds(variant)}
+    return points(every, prefix)
+
+
+def _rounds(variant: Variant) -> Mapping[str, Any]:
+    rounds: Mapping[str, Any] = variant.get("samples", {}).get("grpc", {})
+    return rounds
+
+
+def _raw_ms(variant: Variant, name: str) -> list[float]:
+    return [ms for one in _rounds(variant).get(name, ()) for ms in one["latencies_ms"]]
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    quantiles = np.percentile(values, _PERCENTILES)
+    found = {f"p{q}": round(float(v), 4) for q, v in zip(_PERCENTILES, quantiles, strict=True)}
+    return {**found, "requests": len(values)}
+
+
+def stages(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where the time of a request through the router goes, by concurrency.
+
+    The server accounts for the router and for the variant behind it. What is left of a caller's
+    time is decoding, waiting in the router, sending the answer, and the connection.
+    Units: milliseconds of a request, in the order of STAGES; none where no raw samples are.
+    """
+    variants = report["variants"]
+    loads = []
+    for name in _measured(variants, "router_concurrency_"):
+        rows = [_stages(report["model"], variant, name) for variant in variants]
+        if any(rows):
+            loads.append({"clients": int(name.rpartition("_")[2]), "rows": rows})
+    return loads
+
+
+def _stages(model: str, variant: Variant, name: str) -> list[float] | None:
+    rounds = _rounds(variant).get(name, ())
+    router = _account(rounds, model)
+    accounts = [_account(rounds, file["name"]) for file in variant["files"]]
+    called = [account for account in accounts if account]
+    latencies_ms = _raw_ms(variant, name)
+    # Of a request that makes many calls it is not known which of them waited for each other.
+    if router is None or len(called) != 1 or not latencies_ms:
+        return None
+    (own,) = called
+    parts = [
+        own["compute_infer"],
+        own["queue"],
+        own["compute_input"] + own["compute_output"],
+        sum(router.values()),
+    ]
+    rest = max(0.0, float(np.mean(latencies_ms)) - sum(parts))
+    return [round(part, 4) for part in (*parts, rest)]
+
+
+def _account(rounds: Sequence[Mapping[str, Any]], model: str) -> dict[str, float] | None:
+    """The server's account of a model: milliseconds of a call, by part."""
+    accounts = [one["statistics"][model] for one in rounds if model in one.get("statistics", {})]
+    requests = sum(account["requests"] for account in accounts)
+    if not requests:
+        return None
+    return {
+        part: 1e-6 * sum(account[f"{part}_ns"] for account in accounts) / requests
+        for part in ("queue", "compute_input", "compute_infer", "compute_output")
+    }

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a report as `bench` writes them, without a benchmark."""
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from saccade.serving.bench import report
+from saccade.serving.bench.load_requests import png_files
+
+SHORT, LONG = "nac-b0125-fp32", "nac-b1000-fp32"
+
+
+def point(rate: float, milliseconds: float) -> dict[str, Any]:
+    return {
+        "inferences_per_second": rate,
+        "p50_ms": milliseconds,
+        "p95_ms": 2 * milliseconds,
+        "p99_ms": 30 * milliseconds,
+        "client_cpu_share": 0.2,
+    }
+
+
+def file(name: str, role: str, multiply_adds: int = 51_000_000) -> dict[str, Any]:
+    return {
+        "name": name,
+        "role": role,
+        "sha256": "ab" * 32,
+        "file_bytes": 3_000_000,
+        "parameters": 700_000,
+        "multiply_adds": multiply_adds,
+        "peak_activation_bytes": 1_000_000,
+    }
+
+
+def variant(budget: float, score: float, rate: float, dominated_by: str | None) -> dict[str, Any]:
+    name = f"nac-b{round(1000 * budget):04d}-fp32"
+    return {
+        "variant": name,
+        "sha256": "ab" * 32,
+        "budget": budget,
+        "precision": "fp32",
+        "kept": round(256 * budget),
+        "total": 256,
+        "unit": "modules",
+        "files": [file(name, "", round(51_000_000 * budget))],
+        "score": {
+            "name": "top-1",
+            "unit": "share",
+            "higher_is_better": True,
+            "value": score,
+            "interval": [score - 0.02, score + 0.02],
+            "n": 599,
+        },
+        "scores": [],
+        "top5": 0.99,
+        "embedding_bytes": None,
+        "in_process": {
+            "best_batch": 8,
+            **{f"batch_{size}": point(2 * rate, 1.0) for size in (1, 8, 64)},
+        },
+        "grpc": {
+            "concurrency_1": point(rate / 2, 2.0),
+            "concurrency_16": point(rate, 9.0),
+            "router_concurrency_1": point(rate / 3, 3.0),
+        },
+        "dominated_by": dominated_by,
+    }
+
+
+def figures() -> dict[str, Any]:
+    """A report of three budgets, as example sweeps keep it: without raw samples."""
+    return {
+        "schema": report.SCHEMA,
+        "version": report.VERSION,
+        "model": "nac",
+        "data": {"name": "digits-sum & <script>", "sha256": "cd" * 32, "n": 599},
+        "machine": {"device": "A CPU, 2 cores", "runtime": "onnxruntime 1.31.1 CPU"},
+        "date": "2026-11-21T02:30:00+00:00",
+        "server": "triton 2.51.0",
+        "variants": [
+            variant(1, 0.93, 420, None),
+            variant(0.5, 0.85, 400, "nac-b1000-fp32"),
+            variant(0.125, 0.88, 3900, None),
+        ],
+    }
+
+
+def account(requests: int, milliseconds: float) -> dict[str, Any]:
+    """The server's account of one model: as long in each part."""
+    parts = ("queue", "compute_input", "compute_infer", "compute_output")
+    return {"requests": requests} | {
+        f"{part}_ns": round(1e6 * milliseconds * requests) for part in parts
+    }
+
+
+def with_samples(content: dict[str, Any]) -> dict[str, Any]:
+    """The report with raw samples: latencies of 1 to 100 ms, 0.5 ms in each part of the model."""
+    for each in content["variants"]:
+        statistics = {
+            content["model"]: account(100, 0.25),
+            each["variant"]: account(50, 0.5),
+            "another": account(0, 0),
+        }
+        round_ = {"latencies_ms": list(range(1, 101)), "seconds": 1.0, "statistics": statistics}
+        each["samples"] = {
+            "values": [1, 0, 1],
+            "in_process_s": {"1": [0.001, 0.002, 0.003], "8": [0.008, 0.01, 0.012]},
+            "grpc": {name: [round_, round_] for name in each["grpc"]},
+        }
+    return content
+
+
+def with_examples(content: dict[str, Any]) -> dict[str, Any]:
+    """The report with two samples, on one of which the variants differ."""
+    image = png_files(np.zeros((1, 8, 8, 3), dtype=np.uint8))[0, 0]
+    picture = base64.b64encode(image).decode()
+
+    def example(index: int, scores: tuple[float, ...]) -> dict[str, Any]:
+        answers = {
+            each["variant"]: {
+                "text": f"answer {score:g}",
+                "confidence": 0.75,
+                "score": score,
+                "focus": picture,
+            }
+            for each, score in zip(content["variants"], scores, strict=True)
+        }
+        return {
+            "index": index,
+            "question": "what is it?",
+            "truth": "seven",
+            "image": picture,
+            "answers": answers,
+        }
+
+    content["examples"] = {
+        "samples": 599,
+        "disagreements": 1,
+        "shown": [example(17, (1.0, 0.0, 1.0)), example(0, (1.0, 1.0, 1.0))],
+    }
+    return content
+
+
+def hostile(content: dict[str, Any], text: str) -> dict[str, Any]:
+    """The report with that text wherever a name or a word may come from somebody else."""
+    content["model"] = content["data"]["name"] = content["machine"]["device"] = text
+    content["machine"] |= {"processor": text, "system": text, "versions": {text: text}}
+    content["server"] = content["date"] = content["data"]["sha256"] = text
+    for index, each in enumerate(content["variants"]):
+        name = f"{text} {index}"
+        each["variant"], each["precision"] = name, "fp32"
+        each["files"][0]["name"] = each["files"][0]["sha256"] = name
+        each["score"]["name"] = each["unit"] = text
+        each["dominated_by"] = each["dominated_by"] and name
+    content["failed"] = [{"variant": text, "stage": text, "reason": text}]
+    for example in (content.get("examples") or {}).get("shown", ()):
+        example["question"] = example["truth"] = text
+        answers = example["answers"].values()
+        example["answers"] = {
+            each["variant"]: {**answer, "text": text}
+            for each, answer in zip(content["variants"], answers, strict=True)
+        }
+    return content
