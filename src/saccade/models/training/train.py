@@ -5,7 +5,6 @@ import math
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from saccade.models.families import entry_of
 from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.options import overrides_words
 from saccade.models.training.task import Task
+from saccade.verbosity import note
 
 if TYPE_CHECKING:
     from saccade.models.training.loop import FitResult
@@ -54,7 +54,7 @@ def _trained(family: str, options: TrainOptions) -> Checkpoint:
             checkpoint = _run(make(options), options)
     except KeyboardInterrupt:
         if options.state_path.exists():
-            print("The run is kept: give --resume as well to continue it.", file=sys.stderr)
+            note("The run is kept: give --resume as well to continue it.")
         raise
     finally:
         torch.set_num_threads(threads)

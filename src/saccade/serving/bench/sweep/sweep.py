@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade sweep`: a checkpoint at many budgets and precisions becomes a measured frontier."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from saccade.serving.bench.sweep.points import Failure, Point, points_of
 from saccade.serving.bench.sweep.ready import ReadyPoint, collected, prepare, ready_points
 from saccade.serving.bench.sweep.state import SweepFolder, open_repository
 from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
+from saccade.verbosity import note
 
 _TRIED_SAMPLES = 16  # of the data, before anything is exported
 # Whatever else is asked differently makes another sweep.
@@ -92,7 +92,7 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
         try:
             return _swept(state, loaded, points, options, machine)
         except KeyboardInterrupt:
-            print("What is done is kept: the same command goes on with it.", file=sys.stderr)
+            note("What is done is kept: the same command goes on with it.")
             raise
         except OSError as error:
             raise SaccadeError(
