@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,12 +53,56 @@ def silent(steps: float = 1, note: str = "") -> None:
 
 def bar(step: Step) -> None:
     """The default of `progress=`: a bar with the time left, where standard error is a terminal."""
-    raise AssertionError("progress draws it itself")
+    raise AssertionError("progress_of draws it itself")
+
+
+_REPORT: ContextVar[Report | None] = ContextVar("saccade_progress", default=bar)
+
+
+def part_of(advance: Advance, steps: float, total: int, note: str) -> Callable[[int], None]:
+    """A part of `steps` that is done by `total` items: called with how many more are done."""
+    seen = 0
+
+    def done(count: int) -> None:
+        nonlocal seen
+        seen += count
+        advance(steps * count / total, f"{note}, {seen} of {total}")
+
+    advance(0, note)
+    return done
+
+
+class Counted:
+    """An `Advance` for one piece of work, whose steps are counted and its notes headed."""
+
+    def __init__(self, advance: Advance, heading: str) -> None:
+        self._advance, self._heading, self._done = advance, heading, 0.0
+        advance(0, heading)
+
+    def __call__(self, steps: float = 1, note: str = "") -> None:
+        self._done += steps
+        self._advance(steps, f"{self._heading}: {note}" if note else "")
+
+    def up_to(self, steps: float) -> None:
+        """Go on to that step: also where a part of the work was not needed."""
+        self._advance(steps - self._done, self._heading)
+        self._done = steps
 
 
 @contextmanager
-def progress(label: str, total: float, report: Report | None = bar) -> Iterator[Advance]:
+def reporting(report: Report | None) -> Iterator[None]:
+    """Give `report` every step of the work in the block; `bar` changes nothing."""
+    token = _REPORT.set(_REPORT.get() if report is bar else report)
+    try:
+        yield
+    finally:
+        _REPORT.reset(token)
+
+
+@contextmanager
+def progress_of(label: str, total: float) -> Iterator[Advance]:
     """Report how far `label` has come of `total` steps."""
+    report = _REPORT.get()
     if report is bar:
         with _drawn(label, total) as draw:
             yield _advance(label, total, draw)
@@ -70,7 +115,7 @@ def _advance(label: str, total: float, report: Report | None) -> Advance:
 
     def advance(steps: float = 1, note: str = "") -> None:
         nonlocal done, text
-        done += steps
+        done = round(done + steps, 9)  # thirds of a step add up to whole ones
         if note and note != text:
             text = note
             LOGGER.debug("%s, %.0f %%: %s", label, 100 * done / total if total else 100, note)

@@ -18,6 +18,7 @@ from saccade.models.families import entry_of
 from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.options import overrides_words
 from saccade.models.training.task import Task
+from saccade.progress import Report, bar, reporting
 from saccade.verbosity import note
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 500, 1000)
 
 
-def train(family: str, options: TrainOptions) -> Checkpoint:
+def train(family: str, options: TrainOptions, *, progress: Report | None = bar) -> Checkpoint:
     """Train a model and write it with samples for calibration, a card and a log beside it.
 
     Raises: SaccadeError if the family, an option, the data or the place of the output cannot be
         used, or the loss stops being finite.
     """
     _check(options)
-    with only_writer(options.out):
+    with reporting(progress), only_writer(options.out):
         _forget_unfinished(options)
         _check_place(options)
         return _trained(family, options)

@@ -19,7 +19,7 @@ from saccade.files import new_folder, refuse_existing
 from saccade.machine import this_machine
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
-from saccade.progress import Advance, progress
+from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
@@ -55,7 +55,12 @@ class BenchReport:
         return report.render(self.to_dict())
 
 
-def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchReport:
+def bench(
+    folder: ArtefactFolder | Path | str,
+    options: BenchOptions,
+    *,
+    progress: Report | None = bar,
+) -> BenchReport:
     """Measure every variant, write the report, and set the folder's frontier.json.
 
     Nothing is written before everything is measured: an interrupted run leaves the previous
@@ -68,11 +73,12 @@ def bench(folder: ArtefactFolder | Path | str, options: BenchOptions) -> BenchRe
     runtime.require()
     if options.server:
         check_served_here(runtime)
-    workload = _workload(ArtefactFolder.open(folder), runtime, options)
+    with reporting(progress):
+        workload = _workload(ArtefactFolder.open(folder), runtime, options)
     variants = workload.folder.variants
     machine, server = this_machine(runtime.label()), None
     works = [work for one_works in workload.works.values() for work in one_works]
-    with progress("bench", _steps(works, options)) as advance:
+    with reporting(progress), progress_of("bench", _steps(works, options)) as advance:
         measured = in_process.measure(
             {work.key: work for work in works},
             seconds=options.seconds * IN_PROCESS_SHARE,
