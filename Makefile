@@ -27,7 +27,7 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 	$(BIN)/ruff format --check .
 	rm -rf build/typecheck build/lib build/bdist.*
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build/typecheck .
-	$(BIN)/python -m zipfile -e build/typecheck/saccade-*.whl build/typecheck/site
+	$(BIN)/python -m zipfile -e build/typecheck/saccade_serving-*.whl build/typecheck/site
 	cd build/typecheck && MYPYPATH=site ../../$(BIN)/python -m mypy \
 		--config-file ../../pyproject.toml -p saccade
 	$(MAKE) --no-print-directory check-supply

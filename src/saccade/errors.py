@@ -4,6 +4,8 @@
 from importlib import import_module
 from types import ModuleType
 
+DISTRIBUTION = "saccade-serving"
+
 
 class SaccadeError(Exception):
     """Wrong input: the message says what was found, what was expected and what to do."""
@@ -31,6 +33,11 @@ class MissingPackage(SaccadeError):
     """An optional package is needed and cannot be imported."""
 
 
+def install(extra: str) -> str:
+    """The pip command that brings an extra. The name `saccade` on PyPI is another project's."""
+    return f"pip install '{DISTRIBUTION}[{extra}]' (in a clone: pip install '.[{extra}]')"
+
+
 def require(module: str, *, extra: str) -> ModuleType:
     """The imported module, or one sentence that names the pip command.
 
@@ -40,5 +47,5 @@ def require(module: str, *, extra: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise MissingPackage(
-            f"{module} is not importable ({error}). Install it with: pip install 'saccade[{extra}]'"
+            f"{module} is not importable ({error}). Install it with: {install(extra)}"
         ) from error

@@ -9,7 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import saccade
+
 _PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "nvidia-pytriton", "tritonclient", "grpcio")
+_SAME_MODULE = {"onnxruntime": "onnxruntime-gpu"}  # distributions of one module
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,19 @@ def this_machine(runtime: str | None = None) -> Machine:
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def version_of(package: str) -> str:
+    """The version of a package that is in use; ONNX Runtime's of either distribution.
+
+    Raises: PackageNotFoundError if it is not installed.
+    """
+    if package == "saccade":  # is installed as saccade-serving
+        return saccade.__version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return metadata.version(_SAME_MODULE.get(package, package))
 
 
 def memory_bytes() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from fakes.soft_threshold import soft_threshold  # noqa: E402
 from ops_cases import Case, normal  # noqa: E402

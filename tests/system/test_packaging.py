@@ -2,14 +2,19 @@
 """The wheel holds what the editable install shows, and a missing extra explains itself."""
 
 import importlib.util
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib import metadata
 
 import pytest
 from places import PACKAGE, ROOT
 
-from saccade.errors import MissingPackage, require
+import saccade
+from saccade.errors import DISTRIBUTION, MissingPackage, require
+from saccade.machine import version_of
 
 
 @pytest.fixture(scope="module")
@@ -96,5 +101,35 @@ def test_a_clone_beside_a_script_does_not_hide_the_package(tmp_path):
 
 
 def test_missing_extra_names_the_pip_command():
-    with pytest.raises(MissingPackage, match=r"pip install 'saccade\[export\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'saccade-serving\[export\]'"):
         require("a_package_that_is_not_there", extra="export")
+
+
+def test_nothing_tells_to_install_the_other_project_called_saccade(names):
+    told = re.compile(r"""pip install [^\n`]*?(?<![\w/-])saccade(?![\w-])""")
+    texts = (".py", ".md", ".txt", ".toml", ".yaml", ".sh", "Makefile", "Dockerfile")
+    found = {
+        name: match[0]
+        for name in names
+        if name.endswith(texts) and (match := told.search((ROOT / name).read_text()))
+    }
+    assert found == {}
+
+
+def test_the_distribution_is_what_the_messages_name():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
+
+
+def test_versions_are_found_under_either_distribution(monkeypatch):
+    assert version_of("saccade") == saccade.__version__
+
+    def version(name):
+        if name == "onnxruntime-gpu":
+            return "1.31.1"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert version_of("onnxruntime") == "1.31.1"
+    with pytest.raises(metadata.PackageNotFoundError):
+        version_of("onnx")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from saccade.errors import SaccadeError
 from saccade.exporter.evaluation.evaluate import evaluate

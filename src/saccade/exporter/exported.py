@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,7 @@ from saccade.exporter.graph.trial import made_here
 from saccade.exporter.runtimes.runners import Runner
 from saccade.exporter.runtimes.runtime import DEFAULT, runtime_named
 from saccade.files import new_folder, refuse_existing, sha256_of, write_atomically
+from saccade.machine import version_of
 from saccade.models.budget import BudgetLike
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.interface import Component, ComputeBudget, Family, component_named
@@ -274,7 +274,7 @@ def _manifest(
         custom_ops=check_nodes(proto),
         opset=opset_of(entry.precision),
         ir_version=IR_VERSION,
-        tools={tool: version(tool) for tool in _TOOLS},
+        tools={tool: version_of(tool) for tool in _TOOLS},
         cost=graph.count.cost(parameters_of(variant.model)),
         parity=parity,
         float32_layers=graph.float32_layers,

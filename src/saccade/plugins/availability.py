@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import SaccadeError
+from saccade.errors import SaccadeError, install
 from saccade.plugins.ops import OPS
 
 TENSORRT_LIBRARY = Path(__file__).parent / "native" / "lib" / "libsaccade_tensorrt.so"
@@ -58,9 +58,7 @@ def _package(name: str, package: str, extra: str) -> Implementation:
     try:
         return Implementation(name, True, f"{package} {version(package)}")
     except PackageNotFoundError:
-        return Implementation(
-            name, False, f"{package} is not installed: pip install 'saccade[{extra}]'"
-        )
+        return Implementation(name, False, f"{package} is not installed: {install(extra)}")
 
 
 def _kernels() -> Implementation:

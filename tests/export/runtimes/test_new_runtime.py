@@ -12,10 +12,8 @@ import pytest
 from places import PACKAGE, ROOT, TESTS
 from quick_gate import FEW_SAMPLES
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip(
-    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
-)
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
 
 from tiny_artefacts import rehash
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from places import PACKAGE, ROOT, TESTS
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("onnxruntime", reason="not installed: pip install 'saccade[cpu]'")
-pytest.importorskip("matplotlib", reason="not installed: pip install 'saccade[bench]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
+pytest.importorskip("matplotlib", reason="not installed: pip install '.[bench]'")
 
 from saccade.errors import SaccadeError
 from saccade.models.families import FAMILIES

@@ -19,7 +19,7 @@ from saccade.models.shipped import located
 from saccade.serving.bench import bench
 from saccade.serving.commands import cli
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 
 ELSEWHERE = "its verb has tests of its own"
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from places import PACKAGE
 
-pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
 

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from saccade.errors import SaccadeError, require
+from saccade.errors import SaccadeError, install, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.runtimes.gpu import gpu_at_hand
@@ -27,7 +27,7 @@ class OnnxRuntime:
         distributions=("onnxruntime", "onnxruntime-gpu"),
         needed_for="export, serve, bench",
         optional=False,
-        advice="pip install 'saccade[cpu]' (with a GPU: 'saccade[gpu]')",
+        advice=f"{install('cpu')}; with an NVIDIA GPU the extra `gpu` instead",
         conflict="both write the same package: pip uninstall both, then install one of the extras",
     )
     gpu_only = False

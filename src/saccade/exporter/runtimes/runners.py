@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.errors import SaccadeError, require
+from saccade.errors import SaccadeError, install, require
 from saccade.models.interface import Arrays, component_named
 
 Runner = Callable[[Arrays], dict[str, np.ndarray]]
@@ -107,7 +107,7 @@ def onnx_session(
     if provider not in (known := onnxruntime.get_available_providers()):
         raise SaccadeError(
             f"ONNX Runtime {onnxruntime.__version__} has no {provider}, only {', '.join(known)}. "
-            "For an NVIDIA GPU install it with: pip install 'saccade[gpu]'"
+            f"For an NVIDIA GPU install it with: {install('gpu')}"
         )
     try:
         session = onnxruntime.InferenceSession(

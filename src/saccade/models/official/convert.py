@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, require
 from saccade.files import refuse_existing, sha256_of
+from saccade.machine import version_of
 from saccade.models.checkpoint import check_finite, save
 from saccade.models.families import build, outline
 from saccade.models.interface import Component
@@ -312,7 +312,7 @@ def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -
         "notes": list(report.notes),
         "calibration": calibration,
         "images_from": report.images_from,
-        "versions": {name: version(name) for name in ("saccade", "torch", "safetensors")},
+        "versions": {name: version_of(name) for name in ("saccade", "torch", "safetensors")},
     }
 
 

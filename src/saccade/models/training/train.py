@@ -6,12 +6,12 @@ import os
 import platform
 import shlex
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from saccade.errors import SaccadeError, require
 from saccade.files import refuse_existing
 from saccade.leftovers import only_writer, remove_leftovers
+from saccade.machine import version_of
 from saccade.models.checkpoint import Checkpoint, save
 from saccade.models.entry import imported
 from saccade.models.families import entry_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Rounded to these, the same run on the same machine gives the same file.
 ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 500, 1000)
+_PACKAGES = ("saccade", "torch", "numpy", "safetensors")
 
 
 def train(family: str, options: TrainOptions, *, progress: Report | None = bar) -> Checkpoint:
@@ -99,7 +100,7 @@ def _card(
         "validation": scores,
         "device": _device(options),
         "about_minutes": min(ABOUT_MINUTES, key=lambda minutes: abs(minutes - fitted.seconds / 60)),
-        "versions": {name: version(name) for name in ("saccade", "torch", "numpy", "safetensors")}
+        "versions": {name: version_of(name) for name in _PACKAGES}
         | {"python": platform.python_version()},
     } | dict(task.card)
 

@@ -97,6 +97,8 @@ def bulk(
     if options.runner == "ray":
         require("ray", extra=EXTRA)
     artefact, out = ArtefactFolder.open(artefact), Place(options.out)
+    Place(options.input).reach("--input")
+    out.reach("--out")
     began = time.monotonic()
     with reporting(progress), _only_one(out), temporary_folder("bulk") as place:
         repository = place / "repository"
@@ -252,6 +254,8 @@ def _only_one(out: Place) -> Iterator[None]:
     if not out.is_local:
         yield
         return
+    if out.exists() and out.is_file():
+        raise SaccadeError(f"{out}: is a file, expected a folder. Choose another one with --out.")
     try:
         out.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from saccade.errors import SaccadeError, require
 from saccade.files import write_atomically
 
-PATIENCE_S = 120.0  # for a store that does not answer
+PATIENCE_S = 120.0  # with a store that no longer answers
+PATIENCE_AT_FIRST_S = 15.0  # with one that has not answered yet: its address may be wrong
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
 EXTRA = "bulk"
 _FINAL = ("NO_SUCH_BUCKET", "ACCESS_DENIED", "INVALID_ACCESS_KEY", "SIGNATURE", "HTTP status 403")
@@ -22,7 +23,7 @@ _T = TypeVar("_T")
 class Place:
     """A folder on this machine, or one behind an address of `pyarrow.fs`: s3://, gs://, hdfs://.
 
-    A store that does not answer is asked again for two minutes.
+    A store that no longer answers is asked again for two minutes.
     """
 
     root: str
@@ -32,6 +33,19 @@ class Place:
     def is_local(self) -> bool:
         """True for a path, or a file:// address."""
         return "://" not in self.root or self.root.startswith("file://")
+
+    def reach(self, flag: str) -> None:
+        """Make sure that the store answers; `flag` named the place.
+
+        Raises: SaccadeError if it does not.
+        """
+        try:
+            self._patiently(lambda fs, path: fs.get_file_info(path), PATIENCE_AT_FIRST_S)
+        except OSError as error:
+            raise SaccadeError(
+                f"{self}: cannot be reached ({_first_line(error)}). Check the address in {flag}, "
+                "and set the credentials that its store needs."
+            ) from error
 
     def join(self, name: str) -> "Place":
         """A file or folder in it."""
@@ -106,8 +120,8 @@ class Place:
         """Of a local place."""
         return Path(self.root.removeprefix("file://")).absolute() / self.name
 
-    def _patiently(self, ask: Callable[[Any, str], _T]) -> _T:
-        end, wait_s = time.monotonic() + PATIENCE_S, _FIRST_WAIT_S
+    def _patiently(self, ask: Callable[[Any, str], _T], patience_s: float = PATIENCE_S) -> _T:
+        end, wait_s = time.monotonic() + patience_s, _FIRST_WAIT_S
         while True:
             try:
                 fs, path = self._file_system()

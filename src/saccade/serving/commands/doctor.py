@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from saccade.errors import SaccadeError
+from saccade.errors import SaccadeError, install
 from saccade.exporter.runtimes.runtime import Packages, runtimes
 from saccade.serving.client.readiness import Readiness
 from saccade.serving.repository.installation import (
@@ -86,7 +86,7 @@ class DoctorReport:
         for row in self.rows:
             mark = "ok" if row.good else "-" if row.optional else "missing"
             cells = (mark, row.what, row.found, row.needed_for, row.advice)
-            # As plain text: in `saccade[export]` the brackets would be read as a style.
+            # As plain text: in `saccade-serving[export]` the brackets would be read as a style.
             table.add_row(*map(Text, cells))
         lines = [
             f"{use}: {'ready' if fit else 'something is missing'}"
@@ -152,8 +152,8 @@ def _runtime(packages: Packages) -> Row:
 
 def _package(name: str, use: str) -> Row:
     version = _version(name)
-    extra = "saccade" if use == "core" else f"saccade[{use}]"
-    advice = "" if version else f"pip install '{extra}'"
+    # What everything needs comes with any extra.
+    advice = "" if version else f"pip install {name}" if use == "core" else install(use)
     return Row(name, version or "no", use, version is not None, advice)
 
 

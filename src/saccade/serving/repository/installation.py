@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
-from saccade.errors import MissingPackage, SaccadeError
+from saccade.errors import MissingPackage, SaccadeError, install
 
 STUB = "triton_python_backend_stub"
 OLDEST_GLIBC = (2, 35)
@@ -67,14 +67,14 @@ def find_installation() -> Installation:
     if not program:
         raise MissingPackage(
             "There is no tritonserver: neither the package nvidia-pytriton nor a program of that "
-            "name on PATH. Install it with: pip install 'saccade[serve]'"
+            f"name on PATH. Install it with: {install('serve')}"
         )
     root = Path(program).resolve().parents[1]
     stub = root / "backends" / "python" / STUB
     if not stub.exists():
         raise SaccadeError(
             f"{program}: this server has no Python backend (expected {stub}), which the router "
-            "needs. Install the bundled server with: pip install 'saccade[serve]'"
+            f"needs. Install the bundled server with: {install('serve')}"
         )
     return Installation(Path(program), root / "backends", stub, (root / "lib",), bundled=False)
 
@@ -123,12 +123,12 @@ def check_installation(installation: Installation) -> None:
     if int(numpy.split(".")[0]) >= 2:
         raise MissingPackage(
             f"numpy {numpy} is installed, with which the bundled server answers with empty "
-            "outputs; it needs numpy 1.26. Install it with: pip install 'saccade[serve]'"
+            f"outputs; it needs numpy 1.26. Install it with: {install('serve')}"
         )
     if util.find_spec("onnxruntime") is None:
         raise MissingPackage(
             "onnxruntime is not installed, in which the variants run. "
-            "Install it with: pip install 'saccade[cpu]' (or 'saccade[gpu]')"
+            f"Install it with: {install('cpu')}"
         )
 
 

@@ -5,14 +5,14 @@ import importlib.util
 import re
 from types import ModuleType
 
-from saccade.errors import MissingPackage, SaccadeError
+from saccade.errors import MissingPackage, SaccadeError, install
 from saccade.exporter.runtimes.gpu import gpu_at_hand
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 NAMES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 INSTALL = (
-    "Install TensorRT-RTX, which builds without a GPU, with: pip install 'saccade[rtx]', or "
-    "TensorRT, which builds on the GPU that it builds for, with: pip install 'saccade[gpu]'"
+    f"Install TensorRT-RTX, which builds without a GPU, with: {install('rtx')}, or "
+    f"TensorRT, which builds on the GPU that it builds for, with: {install('gpu')}"
 )
 # Where nobody says and no GPU is there to say.
 _USUAL = "8.9"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from saccade.errors import MissingPackage, SaccadeError
+from saccade.errors import MissingPackage, SaccadeError, install
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Manifest
 from saccade.exporter.artefact.variant import PRECISIONS
@@ -122,7 +122,7 @@ TENSORRT_RTX = TensorRT(
         distributions=("tensorrt-rtx-cu13",),
         needed_for="rtx",
         optional=True,
-        advice="pip install 'saccade[rtx]'",
+        advice=install("rtx"),
     ),
     builds_anywhere=True,
     served=None,  # Triton's TensorRT backend deserialises plans of TensorRT only
