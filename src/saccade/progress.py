@@ -18,6 +18,7 @@ from saccade.escaped import escaped_line
 from saccade.verbosity import is_quiet
 
 LOGGER = logging.getLogger("saccade.progress")
+_LOGGED_S = 2.0  # between two lines of the log on the same work
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,17 @@ def progress_of(label: str, total: float) -> Iterator[Advance]:
 
 def _advance(label: str, total: float, report: Report | None) -> Advance:
     began, done, text = time.monotonic(), 0.0, ""
+    logged: list[Any] = ["", began]
 
     def advance(steps: float = 1, note: str = "") -> None:
         nonlocal done, text
         done = round(done + steps, 9)  # thirds of a step add up to whole ones
-        if note and note != text:
-            text = note
-            LOGGER.debug("%s, %.0f %%: %s", label, 100 * done / total if total else 100, note)
+        text = note or text
+        # Many passes are of one sample each: a new one is logged at once, its samples seldom.
+        now, what = time.monotonic(), text.rpartition(", ")[0] or text
+        if what != logged[0] or now - logged[1] > _LOGGED_S:
+            logged[:] = [what, now]
+            LOGGER.debug("%s, %.0f %%: %s", label, 100 * done / total if total else 100, text)
         if report is not None:
             report(Step(label, done, total, text, time.monotonic() - began))
 

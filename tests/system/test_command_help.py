@@ -6,12 +6,14 @@ import re
 import shutil
 import subprocess
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
 from saccade import __version__
-from saccade.serving.commands import cli, overview
+from saccade.serving.commands import cli, closings, overview
+from saccade.serving.commands.closings import closing_of
 from saccade.serving.commands.command import Answer
 from saccade.verbosity import is_quiet, level, note
 
@@ -184,3 +186,62 @@ def test_completion_completes_commands_and_options(saccade, tmp_path):
     assert completed("exp") == {"export"}
     assert "--budget" in completed("export", "--bu")
     assert "--budget" in completed("export", "model.safetensors", "--out", "folder", "--bu")
+
+
+def test_a_command_ends_with_what_it_made_and_what_is_next(saccade, tiny_folder, tmp_path):
+    """On standard error; not with -q, and not beside JSON."""
+    out = tmp_path / "a repository"
+    code, answer, notes = saccade("repository", tiny_folder, "--out", out)
+    assert code == 0 and "Next" not in answer
+    made, following = notes.splitlines()
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert made.startswith(f"{out}: model repository, {len(files)} files, ")
+    assert re.search(r" [KM]iB, in [0-9.]+ s\.$", made)
+    assert following == f"Next: saccade preflight '{out}'"
+    for manner in ("-q", "--json"):
+        assert saccade("repository", tiny_folder, "--out", out, "--force", manner)[2] == ""
+
+
+def options(**values):
+    return type("Options", (), values)()
+
+
+# Of each verb what it is given and gives, and its next command.
+CLOSINGS = {
+    "train": ({"options": options(out=Path("b/x.safetensors"))}, None, "saccade export b/x.saf"),
+    "export": (
+        {"options": options(out=Path("b/x"))},
+        options(manifests=(1, 2)),
+        "saccade bench b/x --out b/x-report",
+    ),
+    "bench": (
+        {"folder": Path("b/x"), "options": options(out=Path("b/r"))},
+        None,
+        "saccade repository b/x --out b/x-repository",
+    ),
+    "sweep": (
+        {"options": options(out=Path("b/s"))},
+        options(exit_code=0),
+        "saccade choose b/s --budget 0.5",
+    ),
+    "preflight": ({"repository": Path("r")}, options(exit_code=0), "saccade serve r"),
+}
+
+
+@pytest.mark.parametrize("command", CLOSINGS)
+def test_next_command(command):
+    given, result, following = CLOSINGS[command]
+    closing = closing_of(command, given, result)
+    assert closing.next.startswith(following)
+    assert closing.lines(200)[0].endswith("in 3 min 20 s.")
+
+
+def test_what_writes_has_a_closing():
+    """Every command with `--out`."""
+    write = {
+        command
+        for command, verb in cli.COMMANDS.items()
+        for kind in get_type_hints(verb).values()
+        if is_dataclass(kind) and "out" in {field.name for field in fields(kind)}
+    }
+    assert {*write, "verify", "evaluate"} <= set(closings.CLOSINGS)

@@ -9,6 +9,7 @@ import pytest
 from places import ROOT
 
 from saccade.serving.commands import cli
+from saccade.serving.commands import command as command_module
 from saccade.serving.commands.command import Answer
 from saccade.serving.commands.examples import examples
 
@@ -59,6 +60,7 @@ def test_command_is_understood(command, monkeypatch):
         return Answer({})
 
     monkeypatch.setitem(cli.COMMANDS, name, stub)
+    monkeypatch.setattr(command_module, "closing_of", lambda *_: None)
     assert cli.run([name, *arguments]) == 0
     assert taken
 

@@ -49,6 +49,7 @@ from saccade.models.shipped import located
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
 from saccade.progress import Advance, Counted, Report, bar, progress_of, reporting
+from saccade.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from saccade.exporter.graph.precision import TypedGraph
@@ -174,7 +175,7 @@ def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
     if unknown := sorted(set(wanted) - set(known)):
         raise SaccadeError(
             f"--outputs names {unknown[0]!r}; this model can also give: "
-            f"{', '.join(known) or 'nothing more'}."
+            f"{', '.join(known) or 'nothing more'}.{did_you_mean(unknown[0], known)}"
         )
 
 

@@ -91,7 +91,7 @@ def test_answers_of_a_bulk_job(tmp_path, content):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_foreign_checkpoint_names_its_converter(source, tmp_path):
-    pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
+    pytest.importorskip("msgpack", reason="pip install 'saccade-serving[export]'")
     import official_files
 
     file = official_files.FILES[source](tmp_path)

@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 
 from saccade import __version__, interruption
 from saccade.errors import GateFailed, SaccadeError, ServerFailed
-from saccade.escaped import escaped, escaped_message
+from saccade.escaped import escaped, escaped_line, escaped_message
 from saccade.files import is_full
 from saccade.serving.commands import artefacts, calls, models
 from saccade.serving.commands.command import (
@@ -31,6 +31,7 @@ from saccade.serving.commands.examples import first_example
 from saccade.serving.commands.overview import epilogue, overview
 from saccade.serving.commands.refusals import flags_of, in_words, known_command
 from saccade.serving.commands.values import ways_to_write
+from saccade.verbosity import note
 
 _VERBS: tuple[Verb, ...] = (
     models.train, models.convert, models.models, models.select, models.evaluate,
@@ -58,6 +59,8 @@ def run(arguments: Sequence[str]) -> int:
         result = outcome.result
         _print(outcome)
         sys.stdout.flush()
+        for line in outcome.closing:
+            note(escaped_line(line))
     except SystemExit:
         raise
     except BrokenPipeError:

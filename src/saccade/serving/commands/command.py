@@ -17,6 +17,7 @@ from typing import Annotated, Any, Protocol, get_type_hints
 from tyro.conf import Positional, arg
 
 from saccade.errors import SaccadeError
+from saccade.serving.commands.closings import closing_of
 from saccade.verbosity import log_shown, verbosity
 
 LOGGER = logging.getLogger("saccade.commands")
@@ -54,12 +55,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A result, how it is to be shown, and the seconds it took."""
+    """A result, how it is to be shown, and what is to be said behind it."""
 
     result: Result
     as_json: bool = False
-    quiet: bool = False
-    seconds: float = 0.0
+    closing: tuple[str, ...] = ()
 
 
 Json = Annotated[
@@ -89,12 +89,18 @@ def as_command(verb: Verb) -> Callable[..., Outcome]:
             # The server shows a log of its own, as text or as JSON.
             with log_shown() if verbose and verb.__name__ != "serve" else nullcontext():
                 result = _result_of(verb, values, named, as_json=json)
-        return Outcome(result, json, quiet, time.monotonic() - began)
+        if json or quiet:
+            return Outcome(result, json)
+        given = signature.bind(*values, **named)
+        given.apply_defaults()
+        closing = closing_of(verb.__name__, given.arguments, result)
+        seconds = time.monotonic() - began
+        return Outcome(result, closing=closing.lines(seconds) if closing is not None else ())
 
-    hints = get_type_hints(verb, include_extras=True)
+    hints, signature = get_type_hints(verb, include_extras=True), inspect.signature(verb)
     own = [
         parameter.replace(annotation=_flat(hints[parameter.name], parameter.default))
-        for parameter in inspect.signature(verb).parameters.values()
+        for parameter in signature.parameters.values()
     ]
     for_all = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)

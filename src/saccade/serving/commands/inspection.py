@@ -17,9 +17,7 @@ from saccade.files import read_regular, sha256_of
 from saccade.json_text import parse_json
 from saccade.models.shipped import located
 from saccade.serving.commands.weight_files import inspect_weights
-from saccade.sizes import size_text
-
-_MOST_FILES = 100_000  # of a folder whose size is told
+from saccade.sizes import files_below, size_text
 
 
 @dataclass(frozen=True)
@@ -105,13 +103,13 @@ def _artefacts(path: Path) -> Inspection:
         "checkpoint": {"name": first.parent.name, "sha256": first.parent.sha256},
         "measured": sorted({entry.variant for entry in measured}),
         "engines": sorted(each.name for each in path.glob("engines/[!.]*")),
-        "total_bytes": _bytes_below(path),
+        "total_bytes": files_below(path)[1],
     }
     quoted = shlex.quote(str(path))
     following = (
-        f"saccade repository {quoted} --out REPOSITORY"
+        f"saccade repository {quoted} --out {quoted}-repository"
         if measured
-        else f"saccade bench {quoted} --out REPORT"
+        else f"saccade bench {quoted} --out {quoted}-report"
     )
     return Inspection(path, "an artefact folder of `saccade export`", facts, (following,))
 
@@ -135,7 +133,7 @@ def _engines(path: Path) -> Inspection:
             }
             for engine in engines
         ],
-        "total_bytes": _bytes_below(path),
+        "total_bytes": files_below(path)[1],
     }
     artefact = path.parent.parent if path.parent.name == "engines" else "ARTEFACT"
     following = f"saccade verify {shlex.quote(str(artefact))}"
@@ -152,7 +150,7 @@ def _repository(path: Path) -> Inspection:
         "not_measured": list(deployment.unmeasured),
         "runtime": deployment.runtime,
         "custom_ops": deployment.ops or "none",
-        "total_bytes": _bytes_below(path),
+        "total_bytes": files_below(path)[1],
     }
     quoted = shlex.quote(str(path))
     following = (f"saccade preflight {quoted}", f"saccade serve {quoted}")
@@ -170,7 +168,7 @@ def _sweep(path: Path) -> Inspection:
         "points": [point for point in points if point not in failed],
         "failed": failed,
         "finished": (path / "report" / "report.json").exists(),
-        "total_bytes": _bytes_below(path),
+        "total_bytes": files_below(path)[1],
     }
     quoted = shlex.quote(str(path))
     following = f"saccade choose {quoted} --budget 0.5" if facts["finished"] else "saccade sweep"
@@ -182,7 +180,7 @@ def _bulk(path: Path) -> Inspection:
     plan = _json(path / ("manifest.json" if finished else "_plan/plan.json"))
     facts = {name: plan.get(name) for name in ("model", "variant", "input", "inputs")}
     facts |= {name: plan[name] for name in ("answers", "errors") if name in plan}
-    facts |= {"finished": finished, "total_bytes": _bytes_below(path)}
+    facts |= {"finished": finished, "total_bytes": files_below(path)[1]}
     following = () if finished else ("saccade bulk, with the same options: it goes on",)
     return Inspection(path, "answers of `saccade bulk`", facts, following)
 
@@ -364,17 +362,6 @@ def _schema_of(path: Path) -> Any:
 
 def _kept(variant: Any) -> str:
     return f"{variant.kept} of {variant.total} {variant.unit} ({variant.setting})"
-
-
-def _bytes_below(folder: Path) -> int:
-    """Size of the files of a folder; no link is followed."""
-    total = 0
-    for count, path in enumerate(folder.rglob("*")):
-        if count >= _MOST_FILES:
-            break
-        if path.is_file() and not path.is_symlink():
-            total += path.stat().st_size
-    return total
 
 
 def _shown(name: str, value: Any) -> str:
