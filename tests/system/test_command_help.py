@@ -202,6 +202,14 @@ def test_a_command_ends_with_what_it_made_and_what_is_next(saccade, tiny_folder,
         assert saccade("repository", tiny_folder, "--out", out, "--force", manner)[2] == ""
 
 
+def test_models_fits_80_columns(saccade):
+    """Also where the output is not a terminal, and with the longest names."""
+    _, out, _ = saccade("models", "slot-attention")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "slot-attention-clevrtex-resnet" in out and "image [b 128" in out
+    assert "budgets: t3, t2, t1 (rounds)" in out
+
+
 def options(**values):
     return type("Options", (), values)()
 

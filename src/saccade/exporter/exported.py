@@ -132,7 +132,7 @@ def export(
         reference = Reference(checkpoint, gate)
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
-        manifests = []
+        manifests: list[Manifest] = []
         # The reference answers once for all precisions; each is traced and measured.
         steps = 1 + 2 * len(options.precision)
         components = len(budgets) * len(reference.model.components())
@@ -140,9 +140,9 @@ def export(
             for budget in budgets:
                 variant = _Variant(name, budget, reference.variant(budget), reference, parent)
                 for component in variant.model.components():
-                    own = Counted(advance, variant.entry(component, options.precision[0]).name)
-                    manifests += _export_component(folder, variant, component, options, own)
-                    own.up_to(steps)
+                    counted = Counted(advance, variant.entry(component, options.precision[0]).name)
+                    manifests += _export_component(folder, variant, component, options, counted)
+                    counted.up_to(steps)
     return ExportedModel(options.out, tuple(manifests))
 
 

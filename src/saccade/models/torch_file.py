@@ -115,7 +115,7 @@ def _check_pickle(file: IO[bytes], most: int, texts: set[str] | None = None) -> 
             if count > most:
                 raise TorchFileRefused(f"more than {most} steps to read its names and shapes")
             if texts is not None and "UNICODE" in opcode.name:
-                texts.add(argument)
+                texts.add(str(argument))
             if depths.after(opcode, argument) > limits.PICKLE_DEPTH:
                 raise TorchFileRefused(f"nested more than {limits.PICKLE_DEPTH} deep")
     except TorchFileRefused:

@@ -87,7 +87,7 @@ def _artefacts(path: Path) -> Inspection:
     folder = ArtefactFolder(path)
     folder.check_files()
     first = folder.manifests[0]
-    measured = folder.frontier.entries if (path / "frontier.json").exists() else ()
+    measured = folder.frontier.entries if folder.frontier is not None else ()
     facts = {
         "model": folder.model,
         "family": first.variant.family,
@@ -282,7 +282,7 @@ def _report(path: Path) -> Inspection:
 
     report = read_report(path)
     page = path.with_name("report.html")
-    facts = {name: report[name] for name in ("model", "data") if name in report}
+    facts: dict[str, Any] = {name: report[name] for name in ("model", "data") if name in report}
     facts |= {"page": str(page) if page.exists() else None, "bytes": path.stat().st_size}
     return Inspection(path, "a report of `saccade bench`", facts, ())
 

@@ -92,7 +92,8 @@ def models(
 
 
 _NOTE = (
-    "Multiply-adds: of one sample, counted from the graph of the largest budget. --json has more."
+    "Inputs: the first of each component. Multiply-adds: of one sample, at the\n"
+    "largest budget. saccade models --json has every tensor."
 )
 _COLUMNS = 80
 
@@ -137,7 +138,7 @@ def _family_table(rows: "Sequence[Row]") -> Any:
             row.name,
             f"{row.parameters:,}",
             _multiply_adds(row.multiply_adds),
-            "\n".join(_lines(row.inputs)),
+            "\n".join(_lines({role: names[:1] for role, names in row.inputs.items()})),
         )
         # As plain text: the brackets of the axes would be read as a style.
         table.add_row(*map(Text, cells))

@@ -91,13 +91,13 @@ def _safetensors(path: Path, place: Path, entries: Mapping[str, Any]) -> Describ
     if not (isinstance(metadata, dict) and "saccade" in metadata):
         return _foreign(place, "a safetensors file of another project", tensors, facts)
     header = _ours(path, metadata["saccade"])
-    card = header.get("card") if isinstance(header.get("card"), dict) else {}
+    card: Any = header.get("card")
     labels = header.get("labels")
     facts |= {
         "family": header.get("family"),
         "budgets": _budgets(header),
         "labels": len(labels) if isinstance(labels, list) else 0,
-        "trained_on": card.get("data"),
+        "trained_on": card.get("data") if isinstance(card, dict) else None,
         "version": header.get("version"),
     }
     out = f"build/{shlex.quote(path.stem)}"
