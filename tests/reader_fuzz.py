@@ -33,6 +33,7 @@ from saccade.models.training.loop import read_state
 from saccade.models.training.options import parse_overrides
 from saccade.serving.bench import report
 from saccade.serving.client.embeddings import Embeddings, load_embeddings, save_embeddings
+from saccade.serving.commands.inspection import inspect
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ def readers() -> dict[str, Reader]:
         "weights, old .pt": Reader(read_tensors, _old_torch, changed_bytes),
         "weights .safetensors": Reader(read_tensors, _bare_safetensors, changed_safetensors),
         "weights .msgpack": Reader(read_tensors, _flax, changed_bytes),
+        "inspect .pt": Reader(inspect, _torch, changed_zip),
+        "inspect, old .pt": Reader(inspect, _old_torch, changed_bytes),
+        "inspect .safetensors": Reader(inspect, _bare_safetensors, changed_safetensors),
+        "inspect .msgpack": Reader(inspect, _flax, changed_bytes),
+        "inspect .npz": Reader(inspect, _embeddings, changed_zip),
+        "inspect .json": Reader(inspect, _json(_FRONTIER), name="frontier.json", **text),
         "state of a run": Reader(lambda p: read_state(p, {}), _state, changed_zip),
     }
     for family in FAMILIES:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """saccade: checkpoints of attention-structured vision models to a served model.
 
+Every command is a function of the same name: `saccade export` is `saccade.export(path,
+saccade.ExportOptions(...))`. `saccade models` is `list_models`, for `models` is a package.
 The public names are imported when first used, so that `import saccade` needs nothing
 but the standard library and a client never pays for torch.
 """
@@ -15,44 +17,132 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from saccade.errors import SaccadeError as SaccadeError
+    from saccade.exporter.evaluation.evaluate import evaluate as evaluate
+    from saccade.exporter.evaluation.options import EvaluateOptions as EvaluateOptions
     from saccade.exporter.exported import ExportOptions as ExportOptions
     from saccade.exporter.exported import export as export
+    from saccade.exporter.gate.bisect import bisect as bisect
     from saccade.exporter.gate.gate import verify as verify
     from saccade.exporter.runtimes.build import build as build
     from saccade.exporter.runtimes.options import BuildOptions as BuildOptions
+    from saccade.models.catalogue import catalogue as list_models  # noqa: F401
     from saccade.models.checkpoint import Checkpoint as Checkpoint
     from saccade.models.checkpoint import load as load
+    from saccade.models.official.convert import ConvertOptions as ConvertOptions
+    from saccade.models.official.convert import convert as convert
+    from saccade.models.sparo.select import SelectOptions as SelectOptions
+    from saccade.models.sparo.select import select as select
+    from saccade.models.training.options import TrainOptions as TrainOptions
+    from saccade.models.training.train import train as train
+    from saccade.progress import Step as Step
+    from saccade.serving.bench.bench import bench as bench
+    from saccade.serving.bench.options import BenchOptions as BenchOptions
+    from saccade.serving.bench.plan import PlanOptions as PlanOptions
+    from saccade.serving.bench.plan import plan as plan
+    from saccade.serving.bench.sweep.choice import ChooseOptions as ChooseOptions
+    from saccade.serving.bench.sweep.choice import choose as choose
+    from saccade.serving.bench.sweep.options import SweepOptions as SweepOptions
+    from saccade.serving.bench.sweep.sweep import sweep as sweep
     from saccade.serving.bulk.bulk import bulk as bulk
     from saccade.serving.bulk.options import BulkOptions as BulkOptions
     from saccade.serving.client.async_client import AsyncClient as AsyncClient
+    from saccade.serving.client.call_options import AnswerOptions as AnswerOptions
+    from saccade.serving.client.call_options import CaptionOptions as CaptionOptions
+    from saccade.serving.client.call_options import ClassifyOptions as ClassifyOptions
+    from saccade.serving.client.call_options import EditOptions as EditOptions
+    from saccade.serving.client.call_options import EmbedOptions as EmbedOptions
+    from saccade.serving.client.call_options import SegmentOptions as SegmentOptions
+    from saccade.serving.client.call_options import ShowOptions as ShowOptions
     from saccade.serving.client.client import Client as Client
+    from saccade.serving.commands.artefacts import ops as ops
+    from saccade.serving.commands.calls import answer as answer
+    from saccade.serving.commands.calls import caption as caption
+    from saccade.serving.commands.calls import classify as classify
+    from saccade.serving.commands.calls import edit as edit
+    from saccade.serving.commands.calls import embed as embed
+    from saccade.serving.commands.calls import segment as segment
+    from saccade.serving.commands.calls import show as show
+    from saccade.serving.commands.demo import DemoOptions as DemoOptions
+    from saccade.serving.commands.demo import demo as demo
+    from saccade.serving.commands.doctor import doctor as doctor
+    from saccade.serving.commands.explore.explore import ExploreOptions as ExploreOptions
+    from saccade.serving.commands.explore.explore import explore as explore
+    from saccade.serving.commands.inspection import inspect as inspect
     from saccade.serving.repository.deploy import deploy as deploy
+    from saccade.serving.repository.deploy import deploy as repository  # noqa: F401
     from saccade.serving.repository.options import RepositoryOptions as RepositoryOptions
+    from saccade.serving.repository.preflight.verb import PreflightOptions as PreflightOptions
+    from saccade.serving.repository.preflight.verb import preflight as preflight
     from saccade.serving.server.envoy import ProxyOptions as ProxyOptions
     from saccade.serving.server.envoy import proxy as proxy
     from saccade.serving.server.server import ServeOptions as ServeOptions
     from saccade.serving.server.server import Server as Server
+    from saccade.serving.server.server import serve as serve
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AnswerOptions": "saccade.serving.client.call_options",
     "AsyncClient": "saccade.serving.client.async_client",
-    "BulkOptions": "saccade.serving.bulk.options",
+    "BenchOptions": "saccade.serving.bench.options",
     "BuildOptions": "saccade.exporter.runtimes.options",
+    "BulkOptions": "saccade.serving.bulk.options",
+    "CaptionOptions": "saccade.serving.client.call_options",
     "Checkpoint": "saccade.models.checkpoint",
+    "ChooseOptions": "saccade.serving.bench.sweep.choice",
+    "ClassifyOptions": "saccade.serving.client.call_options",
     "Client": "saccade.serving.client.client",
+    "ConvertOptions": "saccade.models.official.convert",
+    "DemoOptions": "saccade.serving.commands.demo",
+    "EditOptions": "saccade.serving.client.call_options",
+    "EmbedOptions": "saccade.serving.client.call_options",
+    "EvaluateOptions": "saccade.exporter.evaluation.options",
+    "ExploreOptions": "saccade.serving.commands.explore.explore",
     "ExportOptions": "saccade.exporter.exported",
+    "PlanOptions": "saccade.serving.bench.plan",
+    "PreflightOptions": "saccade.serving.repository.preflight.verb",
     "ProxyOptions": "saccade.serving.server.envoy",
     "RepositoryOptions": "saccade.serving.repository.options",
     "SaccadeError": "saccade.errors",
+    "SegmentOptions": "saccade.serving.client.call_options",
+    "SelectOptions": "saccade.models.sparo.select",
     "ServeOptions": "saccade.serving.server.server",
     "Server": "saccade.serving.server.server",
-    "bulk": "saccade.serving.bulk.bulk",
+    "ShowOptions": "saccade.serving.client.call_options",
+    "Step": "saccade.progress",
+    "SweepOptions": "saccade.serving.bench.sweep.options",
+    "TrainOptions": "saccade.models.training.options",
+    "answer": "saccade.serving.commands.calls",
+    "bench": "saccade.serving.bench.bench",
+    "bisect": "saccade.exporter.gate.bisect",
     "build": "saccade.exporter.runtimes.build",
+    "bulk": "saccade.serving.bulk.bulk",
+    "caption": "saccade.serving.commands.calls",
+    "choose": "saccade.serving.bench.sweep.choice",
+    "classify": "saccade.serving.commands.calls",
+    "convert": "saccade.models.official.convert",
+    "demo": "saccade.serving.commands.demo",
     "deploy": "saccade.serving.repository.deploy",
+    "doctor": "saccade.serving.commands.doctor",
+    "edit": "saccade.serving.commands.calls",
+    "embed": "saccade.serving.commands.calls",
+    "evaluate": "saccade.exporter.evaluation.evaluate",
+    "explore": "saccade.serving.commands.explore.explore",
     "export": "saccade.exporter.exported",
+    "inspect": "saccade.serving.commands.inspection",
+    "list_models": "saccade.models.catalogue:catalogue",
     "load": "saccade.models.checkpoint",
+    "ops": "saccade.serving.commands.artefacts",
+    "plan": "saccade.serving.bench.plan",
+    "preflight": "saccade.serving.repository.preflight.verb",
     "proxy": "saccade.serving.server.envoy",
+    "repository": "saccade.serving.repository.deploy:deploy",
+    "segment": "saccade.serving.commands.calls",
+    "select": "saccade.models.sparo.select",
+    "serve": "saccade.serving.server.server",
+    "show": "saccade.serving.commands.calls",
+    "sweep": "saccade.serving.bench.sweep.sweep",
+    "train": "saccade.models.training.train",
     "verify": "saccade.exporter.gate.gate",
 }
 
@@ -62,7 +152,8 @@ __all__ = [*sorted(_HOME), "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'saccade' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    module, _, other = _HOME[name].partition(":")
+    return getattr(import_module(module), other or name)
 
 
 def __dir__() -> list[str]:

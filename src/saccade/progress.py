@@ -1,12 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar on a terminal's standard error, and silence everywhere else."""
+"""How far a verb has come: a bar on a terminal's standard error, or a callable of the caller.
 
+Every verb that takes long has `progress`: a callable that is given each `Step`, None for silence,
+or the default, `bar`.
+"""
+
+import logging
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from saccade.escaped import escaped_line
+from saccade.verbosity import is_quiet
+
+LOGGER = logging.getLogger("saccade.progress")
+_LOGGED_S = 2.0  # between two lines of the log on the same work
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far `label` has come: `done` of `total` steps, and what is being worked on."""
+
+    label: str
+    done: float
+    total: float
+    note: str
+    seconds: float  # since the first step began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that the rest takes at the pace so far; None before anything is done."""
+        if self.done <= 0:
+            return None
+        return self.seconds * max(0.0, self.total - self.done) / self.done
+
+
+Report = Callable[[Step], None]
 
 
 class Advance(Protocol):
@@ -15,13 +48,96 @@ class Advance(Protocol):
     def __call__(self, steps: float = 1, note: str = "") -> None: ...
 
 
+def silent(steps: float = 1, note: str = "") -> None:
+    """An `Advance` that nobody looks at."""
+
+
+def bar(step: Step) -> None:
+    """The default of `progress=`: a bar with the time left, where standard error is a terminal."""
+    raise AssertionError("progress_of draws it itself")
+
+
+_REPORT: ContextVar[Report | None] = ContextVar("saccade_progress", default=bar)
+
+
+def part_of(advance: Advance, steps: float, total: int, note: str) -> Callable[[int], None]:
+    """A part of `steps` that is done by `total` items: called with how many more are done."""
+    seen = 0
+
+    def done(count: int) -> None:
+        nonlocal seen
+        seen += count
+        advance(steps * count / total, f"{note}, {seen} of {total}")
+
+    advance(0, note)
+    return done
+
+
+class Counted:
+    """An `Advance` for one piece of work, whose steps are counted and its notes headed."""
+
+    def __init__(self, advance: Advance, heading: str) -> None:
+        self._advance, self._heading, self._done = advance, heading, 0.0
+        advance(0, heading)
+
+    def __call__(self, steps: float = 1, note: str = "") -> None:
+        self._done += steps
+        self._advance(steps, f"{self._heading}: {note}" if note else "")
+
+    def up_to(self, steps: float) -> None:
+        """Go on to that step: also where a part of the work was not needed."""
+        self._advance(steps - self._done, self._heading)
+        self._done = steps
+
+
 @contextmanager
-def progress(label: str, total: float) -> Iterator[Advance]:
-    """Show how far `label` has come of `total` steps, if standard error is a terminal."""
+def reporting(report: Report | None) -> Iterator[None]:
+    """Give `report` every step of the work in the block; `bar` changes nothing."""
+    token = _REPORT.set(_REPORT.get() if report is bar else report)
+    try:
+        yield
+    finally:
+        _REPORT.reset(token)
+
+
+@contextmanager
+def progress_of(label: str, total: float) -> Iterator[Advance]:
+    """Report how far `label` has come of `total` steps."""
+    report = _REPORT.get()
+    if report is bar:
+        with _drawn(label, total) as draw:
+            yield _advance(label, total, draw)
+    else:
+        yield _advance(label, total, report)
+
+
+def _advance(label: str, total: float, report: Report | None) -> Advance:
+    began, done, text = time.monotonic(), 0.0, ""
+    logged: list[Any] = ["", began]
+
+    def advance(steps: float = 1, note: str = "") -> None:
+        nonlocal done, text
+        done = round(done + steps, 9)  # thirds of a step add up to whole ones
+        text = note or text
+        # Many passes are of one sample each: a new one is logged at once, its samples seldom.
+        now, what = time.monotonic(), text.rpartition(", ")[0] or text
+        if what != logged[0] or now - logged[1] > _LOGGED_S:
+            logged[:] = [what, now]
+            LOGGER.debug("%s, %.0f %%: %s", label, 100 * done / total if total else 100, text)
+        if report is not None:
+            report(Step(label, done, total, text, time.monotonic() - began))
+
+    return advance
+
+
+@contextmanager
+def _drawn(label: str, total: float) -> Iterator[Report | None]:
+    if is_quiet() or not sys.stderr.isatty():
+        yield None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -29,14 +145,6 @@ def progress(label: str, total: float) -> Iterator[Advance]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", markup=False),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task(label, total=total, note="")
-
-        def advance(steps: float = 1, note: str = "") -> None:
-            if note:
-                bar.update(task, note=escaped_line(note))
-            bar.update(task, advance=steps)
-
-        yield advance
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task: Any = shown.add_task(label, total=total, note="")
+        yield lambda step: shown.update(task, completed=step.done, note=escaped_line(step.note))

@@ -14,7 +14,7 @@ import pytest
 from saccade.errors import SaccadeError
 from saccade.escaped import escaped, escaped_line, escaped_message
 from saccade.models.attention_maps import MapRow, Panel
-from saccade.progress import progress
+from saccade.progress import progress_of
 from saccade.serving.bench import report
 from saccade.serving.client.client import Classification
 from saccade.serving.commands import calls as call_commands
@@ -94,7 +94,7 @@ def test_progress_and_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stderr", error)
     monkeypatch.setenv("TERM", "xterm")
-    with progress("look", 1) as advance:
+    with progress_of("look", 1) as advance:
         advance(1, note=NASTY)
     assert "owned" in error.getvalue() and "\x1b]0;" not in error.getvalue()
     assert "\u202e" not in error.getvalue()

@@ -50,7 +50,8 @@ from saccade.models.interface import Component, Family, component_named
 from saccade.models.shipped import located
 from saccade.models.sparo.select import selected_checkpoint
 from saccade.path_fields import PathFields
-from saccade.progress import progress
+from saccade.progress import Advance, Counted, Report, bar, progress_of, reporting
+from saccade.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from saccade.exporter.graph.precision import TypedGraph
@@ -99,7 +100,11 @@ class ExportedModel:
 
 
 def export(
-    checkpoint: Checkpoint | Path | str, options: ExportOptions, gate: GateSizes | None = None
+    checkpoint: Checkpoint | Path | str,
+    options: ExportOptions,
+    gate: GateSizes | None = None,
+    *,
+    progress: Report | None = bar,
 ) -> ExportedModel:
     """Write `<name>.safetensors`, and an ONNX file with its manifest for each budget.
 
@@ -131,15 +136,17 @@ def export(
         reference = Reference(checkpoint, gate)
         budgets = choose_budgets(reference.model, options.budget)
         _check_outputs(reference.model, options.outputs)
-        manifests = []
-        steps = len(budgets) * len(reference.model.components()) * len(options.precision)
-        with progress("export", steps) as advance:
+        manifests: list[Manifest] = []
+        # The reference answers once for all precisions; each is traced and measured.
+        steps = 1 + 2 * len(options.precision)
+        components = len(budgets) * len(reference.model.components())
+        with reporting(progress), progress_of("export", steps * components) as advance:
             for budget in budgets:
                 variant = _Variant(name, budget, reference.variant(budget), reference, parent)
                 for component in variant.model.components():
-                    for manifest in _export_component(folder, variant, component, options):
-                        manifests.append(manifest)
-                        advance(note=manifest.variant.name)
+                    counted = Counted(advance, variant.entry(component, options.precision[0]).name)
+                    manifests += _export_component(folder, variant, component, options, counted)
+                    counted.up_to(steps)
     return ExportedModel(options.out, tuple(manifests))
 
 
@@ -172,7 +179,7 @@ def _check_outputs(model: Family, wanted: tuple[str, ...]) -> None:
     if unknown := sorted(set(wanted) - set(known)):
         raise SaccadeError(
             f"--outputs names {unknown[0]!r}; this model can also give: "
-            f"{', '.join(known) or 'nothing more'}."
+            f"{', '.join(known) or 'nothing more'}.{did_you_mean(unknown[0], known)}"
         )
 
 
@@ -211,7 +218,11 @@ def _copy_parent(checkpoint: Checkpoint, target: Path) -> ParentEntry:
 
 
 def _export_component(
-    folder: Path, variant: _Variant, component: Component, options: ExportOptions
+    folder: Path,
+    variant: _Variant,
+    component: Component,
+    options: ExportOptions,
+    advance: Advance,
 ) -> Iterator[Manifest]:
     """Write the component in each precision; the reference answers once for all of them."""
     from saccade.exporter.graph.canonical import serialize
@@ -223,7 +234,7 @@ def _export_component(
         *(name for name in component.optional if name in options.outputs),
     )
     expected = expected_of(
-        variant.reference, variant.model, variant.budget, component.role, outputs
+        variant.reference, variant.model, variant.budget, component.role, outputs, advance
     )
     folded = folded_float32(variant.model)
     samples = expected.samples
@@ -237,13 +248,15 @@ def _export_component(
 
     for precision in options.precision:
         entry = variant.entry(component, precision)
+        advance(0, f"tracing the {precision} graph")
         graph = typed_graph(entry.name, component.role, precision, traced, samples)
         inlined_ops = check_nodes(graph.proto) if options.inline_ops else ()
         if inlined_ops:
             graph = with_ops_inlined(graph, precision)
         data = serialize(graph.proto)
         candidates = candidates_of(data, check_nodes(graph.proto), lambda: folded, entry, outputs)
-        parity = _proved(entry, candidates, expected, options.threshold)
+        advance()
+        parity = _proved(entry, candidates, expected, options.threshold, advance)
         write_atomically(folder / f"{entry.name}.onnx", data)
         manifest = _manifest(variant, entry, graph, expected, parity, data, inlined_ops)
         write_manifest(folder, manifest)
@@ -296,8 +309,9 @@ def _proved(
     candidates: list[Runner],
     expected: Expected,
     overrides: dict[str, float],
+    advance: Advance,
 ) -> Parity:
-    parity = measure(candidates, expected, entry.precision, overrides)
+    parity = measure(candidates, expected, entry.precision, overrides, advance=advance)
     if not parity.passed:
         problems = "; ".join(VariantReport.of(entry.name, parity).problems)
         raise GateFailed(

@@ -11,6 +11,7 @@ from saccade.errors import SaccadeError, require
 from saccade.models.entry import imported
 from saccade.models.families import FAMILIES, entry_of, outline
 from saccade.models.interface import Component
+from saccade.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +56,10 @@ def preset_of(family: str, name: str) -> Any:
     """
     sizes = presets(family)
     if name not in sizes:
-        raise SaccadeError(f"{family} has no size {name!r}. Expected one of: {', '.join(sizes)}.")
+        raise SaccadeError(
+            f"{family} has no size {name!r}.{did_you_mean(name, sizes)} Expected one of: "
+            f"{', '.join(sizes)}."
+        )
     return sizes[name]
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration values common to all families: check the fields, become JSON, come back."""
 
-import difflib
 from dataclasses import asdict, fields
 from functools import cache
 from typing import Any, ClassVar, Self, get_type_hints
@@ -10,6 +9,7 @@ from saccade import limits
 from saccade.errors import SaccadeError
 from saccade.models.budget import Budget, ComputeBudget
 from saccade.schema import WrongValue, typed
+from saccade.spelling import nearest
 
 
 class ConfigValues:
@@ -123,10 +123,10 @@ class ConfigValues:
             )
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         if unknown := sorted(set(values) - set(names), key=str):
-            close = difflib.get_close_matches(str(unknown[0])[:100], names, n=1)
+            close = nearest(str(unknown[0]), names)
             raise SaccadeError(
                 f"{cls.called} configuration: unknown field {unknown[0]!r:.100} ({len(unknown)} in "
-                f"all){f', nearest is {close[0]!r}' if close else ''}. Correct its name; a "
+                f"all){f', nearest is {close!r}' if close else ''}. Correct its name; a "
                 f"checkpoint with it comes from a newer saccade. Fields: {', '.join(names)}."
             )
         return cls(**values)

@@ -48,7 +48,17 @@ def load_torch(path: Path, allowed: AbstractContextManager[Any] | None = None) -
         raise TorchFileRefused(f"{str(error) or type(error).__name__}") from error
 
 
-def _check(path: Path) -> None:
+def texts_of(path: Path) -> frozenset[str]:
+    """Every text in what torch.save wrote, names of tensors among them; nothing is unpickled.
+
+    Raises: TorchFileRefused, OSError if the file cannot be read.
+    """
+    texts: set[str] = set()
+    _check(path, texts)
+    return frozenset(texts)
+
+
+def _check(path: Path, texts: set[str] | None = None) -> None:
     """The names and shapes as far as they can be known without making anything of them."""
     if not path.is_file():
         raise FileRefused("found a folder, pipe or device, expected a file")
@@ -61,7 +71,7 @@ def _check(path: Path) -> None:
         if file.peek(4)[:4] != b"PK\x03\x04":
             left = limits.PICKLE_OPCODES
             for _ in range(_OLD_PICKLES):
-                left -= _check_pickle(file, left)
+                left -= _check_pickle(file, left, texts)
                 if not file.peek(1):
                     break
             return
@@ -73,25 +83,27 @@ def _check(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             for entry in entries:
                 if entry.filename.endswith(".pkl"):
-                    _check_member(archive, entry)
+                    _check_member(archive, entry, texts)
     except (TorchFileRefused, OSError):
         raise
     except Exception as error:  # zipfile and zlib have a dozen kinds for damage
         raise TorchFileRefused(f"is damaged ({error!s:.100})") from error
 
 
-def _check_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+def _check_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, texts: set[str] | None) -> None:
     if entry.file_size > limits.PICKLE_BYTES:
         raise TorchFileRefused(
             f"{entry.filename!r:.80} has {entry.file_size} bytes of names and shapes, at most "
             f"{limits.PICKLE_BYTES} are read"
         )
     with archive.open(entry) as stream:
-        _check_pickle(stream, limits.PICKLE_OPCODES)
+        _check_pickle(stream, limits.PICKLE_OPCODES, texts)
 
 
-def _check_pickle(file: IO[bytes], most: int) -> int:
+def _check_pickle(file: IO[bytes], most: int, texts: set[str] | None = None) -> int:
     """The number of opcodes of one pickle; how deep its values nest is followed on the way.
+
+    The texts in it are added to `texts`.
 
     A tuple of tuples of tuples ends the process when it is hashed, a list of lists when it is
     looked through.
@@ -102,6 +114,8 @@ def _check_pickle(file: IO[bytes], most: int) -> int:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(file), 1):
             if count > most:
                 raise TorchFileRefused(f"more than {most} steps to read its names and shapes")
+            if texts is not None and "UNICODE" in opcode.name:
+                texts.add(str(argument))
             if depths.after(opcode, argument) > limits.PICKLE_DEPTH:
                 raise TorchFileRefused(f"nested more than {limits.PICKLE_DEPTH} deep")
     except TorchFileRefused:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from saccade.errors import SaccadeError
 from saccade.models.budget import BudgetLike, ComputeBudget, budget_text
 from saccade.models.families import config_class, entries
+from saccade.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from saccade.models.checkpoint import Checkpoint
@@ -84,7 +85,7 @@ def check_chosen(flag: str, given: tuple[str, ...], known: tuple[str, ...]) -> N
     if unknown := [name for name in given if name not in known]:
         raise SaccadeError(
             f"--{flag} has {unknown[0]!r}, expected some of {', '.join(known)}, "
-            f"like {','.join(known[:2])}."
+            f"like {','.join(known[:2])}.{did_you_mean(unknown[0], known)}"
         )
     if not given or len(set(given)) < len(given):
         raise SaccadeError(f"--{flag} is {','.join(given) or 'empty'}, expected each name once.")

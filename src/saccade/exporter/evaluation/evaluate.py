@@ -23,7 +23,7 @@ from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.entry import imported
 from saccade.models.scores.results import EvaluationResult
-from saccade.progress import progress
+from saccade.progress import Report, bar, progress_of, reporting
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,23 @@ class Evaluation:
         return render(self.results)
 
 
-def evaluate(path: ArtefactFolder | Path | str, options: EvaluateOptions) -> Evaluation:
+def evaluate(
+    path: ArtefactFolder | Path | str,
+    options: EvaluateOptions,
+    *,
+    progress: Report | None = bar,
+) -> Evaluation:
     """The scores of a checkpoint or of the variants in a folder.
 
     Without data it is what the card says, or else the task's own.
 
     Raises: SaccadeError if there is neither, or the task or data do not fit the family.
     """
+    with reporting(progress):
+        return _evaluated(path, options)
+
+
+def _evaluated(path: ArtefactFolder | Path | str, options: EvaluateOptions) -> Evaluation:
     if isinstance(path, ArtefactFolder) or Path(path).is_dir():
         folder, runtime = ArtefactFolder.open(path), runtime_named(options.runtime)
         runtime.require()
@@ -72,7 +82,7 @@ def scores_of(
     if options.data is None:
         options = replace(options, data=trained_on(checkpoint()))
     results = []
-    with progress("evaluate", len(models)) as advance:
+    with progress_of("evaluate", len(models)) as advance:
         for model in models:
             advance(0, note=model.name)
             results.append(replace(_task(model, options)(model, options), ops=model.ops))

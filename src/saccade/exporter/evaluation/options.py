@@ -29,7 +29,9 @@ class EvaluateOptions(PathFields):
     positions: Literal["anywhere", "left"] = "anywhere"  # of objects, for ari
     seed: int = 0  # of questions, captions and initial states
     runtime: RuntimeName = DEFAULT  # what runs the variants of a folder
-    op_library: bool = True  # of a folder: custom ops by our kernels, else by function bodies
+    # of a folder: run custom ops by our kernels; --no-op-library: run custom ops by their ONNX
+    # function bodies
+    op_library: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

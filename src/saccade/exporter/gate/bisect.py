@@ -19,7 +19,7 @@ from saccade.exporter.graph.half_graph import widened_bytes
 from saccade.exporter.runtimes.runners import onnx_runner, onnx_session
 from saccade.models.interface import Arrays
 from saccade.plugins.native.library import available_library
-from saccade.progress import progress
+from saccade.progress import Report, bar, progress_of, reporting
 
 _SAMPLES = 8
 # Tensors looked at in one run: an output in the midst of a graph keeps it from being fused there.
@@ -71,7 +71,7 @@ class BisectReport:
         return {"folder": str(self.folder), "departures": [asdict(row) for row in self.rows]}
 
 
-def bisect(gate: GateReport) -> BisectReport:
+def bisect(gate: GateReport, *, progress: Report | None = bar) -> BisectReport:
     """Find, for each variant that the gate could run, the first node whose answer departs.
 
     A float32 variant as ONNX Runtime optimises it, with the ops' kernels where they are built,
@@ -85,7 +85,7 @@ def bisect(gate: GateReport) -> BisectReport:
     manifests = [manifest for manifest in folder.manifests if manifest.variant.name in measured]
     reference = Reference(folder.parent)
     rows = []
-    with progress("bisect", len(manifests)) as advance:
+    with reporting(progress), progress_of("bisect", len(manifests)) as advance:
         for manifest in manifests:
             advance(0, note=manifest.variant.name)
             budget = reference.budget(manifest.variant)

@@ -33,9 +33,19 @@ from saccade.models.budget import ComputeBudget
 from saccade.models.checkpoint import Checkpoint
 from saccade.models.interface import Arrays, Component, Family, component_named
 from saccade.plugins.native.library import available_library
-from saccade.progress import progress
+from saccade.progress import (
+    Advance,
+    Counted,
+    Report,
+    bar,
+    part_of,
+    progress_of,
+    reporting,
+    silent,
+)
 
 _PERTURBATIONS = 4
+_STEPS = 2  # of progress for each file: the reference's answers, the file's
 _REFERENCE_BATCH = 8  # an unfolded read-in holds b x modules x tokens x dim numbers at a time
 
 
@@ -105,12 +115,18 @@ class Expected:
 
 
 def expected_of(
-    reference: Reference, variant: Family, budget: ComputeBudget, role: str, outputs: Sequence[str]
+    reference: Reference,
+    variant: Family,
+    budget: ComputeBudget,
+    role: str,
+    outputs: Sequence[str],
+    advance: Advance = silent,
 ) -> Expected:
-    """The answers of the unfolded float64 model to the gate's samples."""
+    """The answers of the unfolded float64 model to the gate's samples; one step of progress."""
     samples = reference.samples(variant, budget, role)
     run = torch_runner(variant, role, outputs)
-    answers = run_in_batches(run, samples.inputs, _REFERENCE_BATCH)
+    done = part_of(advance, 1, len(samples), "reference in float64")
+    answers = run_in_batches(run, samples.inputs, _REFERENCE_BATCH, done=done)
     in_float32 = partial(reference.float32_answers, budget, role, outputs, samples.inputs)
     return Expected(component_named(variant, role), samples, answers, in_float32)
 
@@ -121,6 +137,7 @@ def measure(
     precision: str,
     overrides: Mapping[str, float],
     floor: float | None = None,
+    advance: Advance = silent,
 ) -> Parity:
     """The artefact's figures against the reference, under the table with its overrides.
 
@@ -130,6 +147,7 @@ def measure(
     with shuffled samples, where batch mates and positions differ. A second runner, the same file
     with its ops computed otherwise, is asked at batch 64 only. A file that is too far off is
     measured again without the rows on which the model itself is as far off in that type.
+    All of it is one step of progress.
     """
     thresholds = thresholds_of(precision, overrides)
     inputs = expected.samples.inputs
@@ -137,11 +155,14 @@ def measure(
     sizes = expected.samples.sizes
     largest = max(sizes.batches)
     run, *others = runs
-    grouped = [run_in_batches(run, inputs, largest)]
+    smaller = [batch for batch in sizes.batches if batch != largest]
+    passes = 1 + len(smaller) + 2 + len(others)
+    done = part_of(advance, 1, passes * len(expected.samples), "the exported file")
+    grouped = [run_in_batches(run, inputs, largest, done=done)]
     _check_outputs(grouped[0], expected.answers)
-    grouped += [run_in_batches(run, inputs, batch) for batch in sizes.batches if batch != largest]
-    grouped += [run_in_batches(run, inputs, batch, shuffled) for batch in (7, largest)]
-    answers = [grouped, *([run_in_batches(other, inputs, largest)] for other in others)]
+    grouped += [run_in_batches(run, inputs, batch, done=done) for batch in smaller]
+    grouped += [run_in_batches(run, inputs, batch, shuffled, done) for batch in (7, largest)]
+    answers = [grouped, *([run_in_batches(other, inputs, largest, done=done)] for other in others)]
     labelled = expected.samples.labelled
     floor = FLOORS[precision] if floor is None else floor
     asked = (inputs, labelled, expected.component, floor)
@@ -150,6 +171,7 @@ def measure(
         *exceeded(figures, thresholds)
     }
     if too_far and "sensitive_rows" in thresholds:
+        advance(0, "the model's own rounding in float32")
         own = row_errors(expected.float32_answers(), expected.answers, floor)
         rows = ill_conditioned_rows(answers, expected.answers, own, thresholds, precision, floor)
         figures = figures_of(expected.answers, answers, *asked, rows)
@@ -210,7 +232,12 @@ def runners_of(model: Path | bytes, custom_ops: Sequence[str]) -> list[Runner]:
     return [onnx_runner(session) for session in sessions]
 
 
-def verify(folder: ArtefactFolder | Path | str, gate: GateSizes | None = None) -> GateReport:
+def verify(
+    folder: ArtefactFolder | Path | str,
+    gate: GateSizes | None = None,
+    *,
+    progress: Report | None = bar,
+) -> GateReport:
     """Run the gate again on everything in an artefact folder, from its own checkpoint.
 
     A file that was changed, or that is another model's, is a row that did not pass; the others
@@ -228,16 +255,21 @@ def verify(folder: ArtefactFolder | Path | str, gate: GateSizes | None = None) -
     reference = Reference(folder.parent, gate)
     wrong = tried(folder, manifests)
     rows = []
-    with progress("verify", len(manifests)) as advance:
-        for manifest in manifests:
-            advance(0, note=manifest.variant.name)
-            rows.append(_verify_variant(folder, manifest, reference, wrong))
-            advance()
+    with reporting(progress), progress_of("verify", _STEPS * len(manifests)) as advance:
+        for number, manifest in enumerate(manifests):
+            name = manifest.variant.name
+            own = Counted(advance, f"{name} ({number + 1} of {len(manifests)})")
+            rows.append(_verify_variant(folder, manifest, reference, wrong, own))
+            own.up_to(_STEPS)
     return GateReport(folder.path, tuple(rows), folder.images_text(), folder)
 
 
 def _verify_variant(
-    folder: ArtefactFolder, manifest: Manifest, reference: Reference, wrong: Mapping[str, str]
+    folder: ArtefactFolder,
+    manifest: Manifest,
+    reference: Reference,
+    wrong: Mapping[str, str],
+    advance: Advance,
 ) -> VariantReport:
     from saccade.exporter.gate.manifest_checks import contradictions
 
@@ -256,10 +288,11 @@ def _verify_variant(
         candidates = candidates_of(path, manifest.custom_ops, folded, entry, outputs)
         parity = measure(
             [*candidates, *peers_of(folder, manifest).values()],
-            expected_of(reference, variant, budget, entry.role, outputs),
+            expected_of(reference, variant, budget, entry.role, outputs, advance),
             entry.precision,
             manifest.parity.overrides,
             manifest.parity.floor,
+            advance,
         )
     except SaccadeError as error:
         return VariantReport(name, None, (str(error),))

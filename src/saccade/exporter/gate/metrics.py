@@ -7,6 +7,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.models.interface import Arrays, Component
+from saccade.spelling import did_you_mean
 
 # The one table: whoever compares answers asks `thresholds_of` or `tensor_limit`. A figure that a
 # precision does not list is reported but not held against it. The invariants allow what float32
@@ -72,6 +73,7 @@ def thresholds_of(precision: str, overrides: Mapping[str, float]) -> dict[str, f
         if name not in row:
             raise SaccadeError(
                 f"threshold {name!r} is not in the table for {precision}. It has: {', '.join(row)}."
+                f"{did_you_mean(name, row)}"
             )
         if not value >= 0 or not np.isfinite(value):
             raise SaccadeError(f"threshold {name} is {value}, expected a number of at least 0.")

@@ -7,9 +7,15 @@ from saccade.errors import MissingPackage, SaccadeError
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runtime import Built, Runtime, engine_names, runtime_named
+from saccade.progress import Report, bar, reporting
 
 
-def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Built:
+def build(
+    artefact: ArtefactFolder | Path | str,
+    options: BuildOptions,
+    *,
+    progress: Report | None = bar,
+) -> Built:
     """Build every variant of an artefact folder for one runtime.
 
     The folder appears when every variant was built, or not at all.
@@ -17,7 +23,8 @@ def build(artefact: ArtefactFolder | Path | str, options: BuildOptions) -> Built
     Raises: GateFailed if a variant would run in other types than it promises, SaccadeError for
         an option or a file that cannot be built, MissingPackage if the runtime is not installed.
     """
-    return builder(options.engine).build(ArtefactFolder.open(artefact), options)
+    with reporting(progress):
+        return builder(options.engine).build(ArtefactFolder.open(artefact), options)
 
 
 def builder(engine: str | None) -> Runtime:

@@ -141,10 +141,15 @@ def check_provider(provider: str) -> None:
 
 
 def run_in_batches(
-    run: Runner, inputs: Arrays, batch: int, order: Iterable[int] | None = None
+    run: Runner,
+    inputs: Arrays,
+    batch: int,
+    order: Iterable[int] | None = None,
+    done: Callable[[int], None] | None = None,
 ) -> dict[str, np.ndarray]:
     """The answers for all samples, asked `batch` at a time in the given order.
 
+    `done` is called with the number of samples that each batch had.
     Shapes: inputs [n ...] -> each output [n ...], in the order of the samples.
     """
     count = len(next(iter(inputs.values())))
@@ -153,5 +158,7 @@ def run_in_batches(
     for start in range(0, count, batch):
         chosen = indices[start : start + batch]
         answers.append(run({name: array[chosen] for name, array in inputs.items()}))
+        if done is not None:
+            done(len(chosen))
     back = np.argsort(indices, kind="stable")
     return {name: np.concatenate([answer[name] for answer in answers])[back] for name in answers[0]}

@@ -10,6 +10,7 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.models.preprocessing import Preprocessing
+from saccade.spelling import did_you_mean
 
 SPLITS = ("train", "validation", "test")
 CALIBRATION_SAMPLES = 256  # that a checkpoint holds: as many as the parity gate asks for
@@ -106,7 +107,7 @@ def _source(name: str, also: Sequence[str]) -> _Source:
         return lambda split, preprocessing, side_px: npz(path, split)
     kind = "a file that is not an .npz" if path.is_file() else "neither a name nor a path"
     raise SaccadeError(
-        f"data '{name}': found {kind}. "
+        f"data '{name}': found {kind}.{did_you_mean(name, (*_NAMES, *also))} "
         f"Pass {', '.join((*_NAMES, *also))}, a folder of class folders, or an .npz with images "
         "and labels."
     )

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from saccade.errors import SaccadeError
+from saccade.spelling import did_you_mean
 
 SHIPPED = "shipped:"  # before a name, in the place of a path
 
@@ -27,6 +28,9 @@ def shipped_checkpoint(name: str) -> Path:
     folder = Path(__file__).parent
     path = folder / f"{name}.safetensors"
     if path.parent != folder or not path.is_file():
-        there = ", ".join(sorted(path.stem for path in folder.glob("*.safetensors")))
-        raise SaccadeError(f"No checkpoint {name!r} comes with saccade. There are: {there}.")
+        there = sorted(path.stem for path in folder.glob("*.safetensors"))
+        raise SaccadeError(
+            f"No checkpoint {name!r} comes with saccade.{did_you_mean(name, there)} There are: "
+            f"{', '.join(there)}."
+        )
     return path

@@ -22,7 +22,7 @@ from saccade.json_text import parse_json
 from saccade.models.torch_file import load_torch
 from saccade.models.training.options import TrainOptions
 from saccade.models.training.task import Recipe, Task
-from saccade.progress import Advance, progress
+from saccade.progress import Advance, progress_of
 
 VERSION = 1
 
@@ -147,7 +147,7 @@ def fit(task: Task, options: TrainOptions) -> FitResult:
     recipe = task.recipe
     if options.resume:
         run.restore(read_state(options.state_path, run.identity))
-    with progress(f"train {task.family} on {task.data}", recipe.steps) as advance:
+    with progress_of(f"train {task.family} on {task.data}", recipe.steps) as advance:
         advance(run.done)
         while run.done < recipe.steps:
             run.step()

@@ -11,6 +11,7 @@ from saccade.errors import SaccadeError
 from saccade.json_text import JSONRefused, parse_json
 from saccade.models.training.task import Recipe
 from saccade.path_fields import PathFields
+from saccade.spelling import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def chosen_config(
             values[key] = value
         elif key not in known:
             raise SaccadeError(
-                f"--set {key}={value}: this model has no field {key!r}. "
+                f"--set {key}={value}: this model has no field {key!r}."
+                f"{did_you_mean(key, (*names, *known))} "
                 f"Expected one of: {', '.join((*names, *known))}."
             )
     return config_class.from_dict(values)

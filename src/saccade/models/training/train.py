@@ -5,7 +5,6 @@ import math
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from saccade.models.families import entry_of
 from saccade.models.training.options import TrainOptions as TrainOptions
 from saccade.models.training.options import overrides_words
 from saccade.models.training.task import Task
+from saccade.progress import Report, bar, reporting
+from saccade.verbosity import note
 
 if TYPE_CHECKING:
     from saccade.models.training.loop import FitResult
@@ -28,14 +29,14 @@ ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 
 _PACKAGES = ("saccade", "torch", "numpy", "safetensors")
 
 
-def train(family: str, options: TrainOptions) -> Checkpoint:
+def train(family: str, options: TrainOptions, *, progress: Report | None = bar) -> Checkpoint:
     """Train a model and write it with samples for calibration, a card and a log beside it.
 
     Raises: SaccadeError if the family, an option, the data or the place of the output cannot be
         used, or the loss stops being finite.
     """
     _check(options)
-    with only_writer(options.out):
+    with reporting(progress), only_writer(options.out):
         _forget_unfinished(options)
         _check_place(options)
         return _trained(family, options)
@@ -55,7 +56,7 @@ def _trained(family: str, options: TrainOptions) -> Checkpoint:
             checkpoint = _run(make(options), options)
     except KeyboardInterrupt:
         if options.state_path.exists():
-            print("The run is kept: give --resume as well to continue it.", file=sys.stderr)
+            note("The run is kept: give --resume as well to continue it.")
         raise
     finally:
         torch.set_num_threads(threads)

@@ -20,7 +20,7 @@ from saccade.files import new_folder, refuse_existing
 from saccade.machine import this_machine
 from saccade.models.scores.results import EvaluationResult
 from saccade.plugins.execution import Ops
-from saccade.progress import Advance, progress
+from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import in_process, report, served
 from saccade.serving.bench.load import LoadResult
 from saccade.serving.bench.options import BenchOptions
@@ -80,7 +80,10 @@ class BenchReport:
 
 
 def bench(
-    folder: ArtefactFolder | Path | str | None, options: BenchOptions
+    folder: ArtefactFolder | Path | str | None,
+    options: BenchOptions,
+    *,
+    progress: Report | None = bar,
 ) -> BenchReport | RunningReport:
     """Measure every variant, write the report, and set the folder's frontier.json.
 
@@ -99,9 +102,10 @@ def bench(
             f"found {found}, expected a folder of artefacts or --url HOST:PORT of a server that "
             "runs. Give one of them: saccade bench FOLDER --out REPORT"
         )
-    if folder is None:
-        return measure_running(options)
-    return _bench(ArtefactFolder.open(folder), options)
+    with reporting(progress):
+        if folder is None:
+            return measure_running(options)
+        return _bench(ArtefactFolder.open(folder), options)
 
 
 def _bench(folder: ArtefactFolder, options: BenchOptions) -> BenchReport:
@@ -116,7 +120,7 @@ def _bench(folder: ArtefactFolder, options: BenchOptions) -> BenchReport:
     variants = workload.folder.variants
     machine, server = this_machine(runtime.label()), None
     works = [work for one_works in workload.works.values() for work in one_works]
-    with progress("bench", _steps(works, options)) as advance:
+    with progress_of("bench", _steps(works, options)) as advance:
         measured = in_process.measure(
             {work.key: work for work in works},
             seconds=options.seconds * IN_PROCESS_SHARE,

@@ -22,9 +22,11 @@ class MeasureOptions(PathFields):
     force: bool = False  # replace what stands at --out
     task: TaskName | None = None  # what is scored; default: the family's own
     limit: int | None = None  # test samples to score, at most
-    server: bool = True  # whether to measure through a server of its own, too
+    server: bool = True  # also measure through a server; --no-server: measure in process only
     runtime: RuntimeName = DEFAULT  # what runs the variants
-    op_library: bool = True  # custom ops by our kernels where they can be built, else by bodies
+    # run custom ops by our kernels where they can be built; --no-op-library: run custom ops by
+    # their ONNX function bodies
+    op_library: bool = True
     seconds: float = 1.5  # measured time per point, over all rounds
     rounds: int = 5  # variants take turns this often; intervals of speeds need two or more
     concurrency: tuple[int, ...] = (1, 4, 16)  # clients that wait for an answer each

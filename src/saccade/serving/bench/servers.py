@@ -21,7 +21,7 @@ from saccade.leftovers import temporary_folder
 from saccade.machine import this_machine
 from saccade.models.data.datasets import load_data
 from saccade.models.scores.intervals import wilson
-from saccade.progress import Advance, progress
+from saccade.progress import Advance, progress_of
 from saccade.serving.bench import served
 from saccade.serving.bench.load import LoadGenerator, LoadResult, Stream, refuse_errors
 from saccade.serving.bench.load_requests import png_files, request, server_version
@@ -158,7 +158,7 @@ def measure_running(options: BenchOptions) -> RunningReport:
     streams = _streams(view, images, options)
     results: dict[tuple[str, str], list[LoadResult]] = {place: [] for place in streams}
     steps = len(streams) * options.rounds
-    with LoadGenerator(options.url) as generator, progress("bench", steps) as advance:
+    with LoadGenerator(options.url) as generator, progress_of("bench", steps) as advance:
         for turn in range(options.rounds):
             places = list(streams)
             for index in np.random.default_rng(options.seed + turn).permutation(len(places)):

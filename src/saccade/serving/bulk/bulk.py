@@ -14,7 +14,7 @@ from saccade.errors import GateFailed, SaccadeError, require
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.files import json_bytes
 from saccade.leftovers import only_writer, temporary_folder
-from saccade.progress import progress
+from saccade.progress import Report, bar, progress_of, reporting
 from saccade.serving.bulk import listing, runners
 from saccade.serving.bulk.answers import form_of, main_role
 from saccade.serving.bulk.options import BulkOptions
@@ -78,7 +78,12 @@ class BulkReport:
         return "\n".join(lines)
 
 
-def bulk(artefact: ArtefactFolder | Path | str, options: BulkOptions) -> BulkReport:
+def bulk(
+    artefact: ArtefactFolder | Path | str,
+    options: BulkOptions,
+    *,
+    progress: Report | None = bar,
+) -> BulkReport:
     """Answer every input of a source once, and write what was answered as Parquet.
 
     A job that was ended in the middle is gone on with by the same call: shards that are done are
@@ -94,6 +99,7 @@ def bulk(artefact: ArtefactFolder | Path | str, options: BulkOptions) -> BulkRep
     out.reach("--out")
     began = time.monotonic()
     with (
+        reporting(progress),
         runners.runner_of(options) as runner,
         _only_one(out),
         temporary_folder("bulk") as place,
@@ -176,7 +182,7 @@ def _run(
     if not left:
         return answers, errors
     began, done_here = time.monotonic(), 0
-    with progress("bulk", plan.inputs) as advance, closing(runner.run(job, left)) as results:
+    with progress_of("bulk", plan.inputs) as advance, closing(runner.run(job, left)) as results:
         advance(answers + errors)
         for done in results:
             answers, errors = answers + done.answers, errors + done.errors

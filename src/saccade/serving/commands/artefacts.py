@@ -207,6 +207,18 @@ def demo(options: DemoOptions) -> Result:
     return Answer(*demo(options))
 
 
+def inspect(
+    path: Annotated[
+        Positional[Path],
+        arg(help="any file or folder of saccade, a checkpoint of others, or shipped:NAME."),
+    ],
+) -> Result:
+    """Tell what a file or folder is, and which command fits it."""
+    from saccade.serving.commands.inspection import inspect
+
+    return inspect(path)
+
+
 def ops(
     build: Annotated[
         bool,

@@ -1,26 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: one table of commands, each a verb of the Python API."""
 
+import io
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, get_args, get_origin
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout, suppress
+from itertools import takewhile
+from typing import Annotated, Any, Literal
 
 import tyro
+from tyro.conf import Positional, arg
 
-from saccade import interruption
+from saccade import __version__, interruption
 from saccade.errors import GateFailed, SaccadeError, ServerFailed, missing_package
-from saccade.escaped import escaped, escaped_message
+from saccade.escaped import escaped, escaped_line, escaped_message
 from saccade.files import is_full
-from saccade.models.budget import BudgetLike
-from saccade.models.entry import imported
-from saccade.models.training.options import overrides_words, parse_overrides
 from saccade.serving.commands import artefacts, calls, models
-from saccade.serving.commands.command import Result, Verb, as_command
+from saccade.serving.commands.command import (
+    Answer,
+    Outcome,
+    Result,
+    Verb,
+    as_command,
+    summary_of,
+)
+from saccade.serving.commands.examples import first_example
 from saccade.serving.commands.explore.explore import explore
+from saccade.serving.commands.overview import epilogue, overview
+from saccade.serving.commands.refusals import flags_of, in_words, known_command
+from saccade.serving.commands.values import ways_to_write
+from saccade.verbosity import note
 
 _VERBS: tuple[Verb, ...] = (
     models.train, models.convert, models.models, models.select, models.evaluate,
@@ -29,10 +41,11 @@ _VERBS: tuple[Verb, ...] = (
     artefacts.proxy, artefacts.bulk,
     calls.classify, calls.embed, calls.segment, calls.answer, calls.caption, calls.edit, calls.show,
     explore,
-    artefacts.demo, artefacts.ops, artefacts.doctor,
+    artefacts.inspect, artefacts.demo, artefacts.ops, artefacts.doctor,
 )  # fmt: skip
 COMMANDS = {verb.__name__: verb for verb in _VERBS}
 OUR_BUG = 70
+_MANNERS = ("-q", "--quiet", "-v", "--verbose")  # taken in front of the command, too
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -44,9 +57,12 @@ def run(arguments: Sequence[str]) -> int:
     """
     interruption.raise_on_signals()
     try:
-        result, as_json = _dispatch(arguments)
-        _print(result, as_json=as_json)
+        outcome = _dispatch(arguments)
+        result = outcome.result
+        _print(outcome)
         sys.stdout.flush()
+        for line in outcome.closing:
+            note(escaped_line(line))
     except SystemExit:
         raise
     except BrokenPipeError:
@@ -88,23 +104,63 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _dispatch(arguments: Sequence[str]) -> tuple[Result, bool]:
-    _refuse_twice(arguments, "--set")
-    outcome: tuple[Result, bool] = tyro.extras.subcommand_cli_from_dict(
+def _dispatch(arguments: Sequence[str]) -> Outcome:
+    leading = [*takewhile(lambda word: word in _MANNERS, arguments)]
+    words = [*arguments[len(leading) :], *leading]
+    if arguments[len(leading) :] in ([], ["-h"], ["--help"]):
+        return _overview(asked=bool(arguments[len(leading) :]))
+    if words[0] == "--version":
+        return Outcome(Answer({"saccade": __version__}, f"saccade {__version__}"))
+    command = known_command(words[0], COMMANDS)
+    _refuse_twice(words, "--set")
+    try:
+        with in_words(command, flags_of(COMMANDS[command]), first_example(command)):
+            return _parsed(_with_signs(words, "--move"))
+    except SystemExit as end:
+        if not end.code and {"-h", "--help"} & set(words):
+            print(epilogue(command))
+        raise
+
+
+def _parsed(words: Sequence[str]) -> Outcome:
+    outcome: Outcome = tyro.extras.subcommand_cli_from_dict(
         {name: as_command(verb) for name, verb in COMMANDS.items()},
         prog="saccade",
         description="Checkpoints of attention-structured vision models to a served model.",
-        args=_with_signs(arguments, "--move"),
+        args=words,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        registry=_ways_to_write(),
+        registry=ways_to_write(),
     )
     return outcome
 
 
-def _print(result: Result, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result.to_dict(), indent=1, allow_nan=False))
-    elif (text := result.to_text()) is not None:
+def _overview(*, asked: bool) -> Outcome:
+    """Raises: SystemExit if it was not asked for: a command is missing."""
+    summaries = {name: summary_of(verb) for name, verb in COMMANDS.items()}
+    text = overview(summaries)
+    if asked:
+        return Outcome(Answer(summaries, text))
+    print(text, file=sys.stderr)
+    raise SystemExit(SaccadeError.exit_code)
+
+
+def completion(
+    shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], arg(help="your shell.")],
+) -> Result:
+    """Print the script that completes commands and options in a shell."""
+    script = io.StringIO()
+    with redirect_stdout(script), suppress(SystemExit):
+        _parsed(["--tyro-print-completion", shell])
+    return Answer({"shell": shell, "script": script.getvalue()}, script.getvalue().rstrip("\n"))
+
+
+COMMANDS["completion"] = completion
+
+
+def _print(outcome: Outcome) -> None:
+    if outcome.as_json:
+        print(json.dumps(outcome.result.to_dict(), indent=1, allow_nan=False))
+    elif (text := outcome.result.to_text()) is not None:
         _print_text(text)
 
 
@@ -133,59 +189,6 @@ class _Escaped:
             yield Segment(text if control else escaped(text), style, control)
 
 
-def _ways_to_write() -> tyro.constructors.ConstructorRegistry:
-    """Values of one option are written `1,0.5,0.25`, fields of a model `dim=64 heads=4`.
-
-    Of an option that is one of some names, the names are shown.
-    """
-    registry = tyro.constructors.ConstructorRegistry()
-    registry.primitive_rule(_values)
-    registry.primitive_rule(_names)
-    registry.primitive_rule(_overrides)
-    return registry
-
-
-Way = tyro.constructors.PrimitiveConstructorSpec
-_READS: dict[Any, Callable[[str], Any]] = {float: float, int: int, str: str, BudgetLike: str}
-
-
-def _values(info: tyro.constructors.PrimitiveTypeInfo) -> Way[Any] | None:
-    kind, *rest = get_args(info.type) or (None,)
-    if get_origin(info.type) is not tuple or rest != [...] or kind not in _READS:
-        return None
-    return Way(
-        nargs=1,
-        metavar="N[,N...]" if kind in (float, int) else "VALUE[,VALUE...]",
-        instance_from_str=lambda words: tuple(map(_READS[kind], words[0].split(","))),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(_shown, value))],
-    )
-
-
-def _names(info: tyro.constructors.PrimitiveTypeInfo) -> Way[Any] | None:
-    if (known := getattr(info.type, "names", None)) is None:
-        return None
-    return Way(
-        nargs=1,
-        metavar=f"{{{','.join(imported(known)())}}}",
-        instance_from_str=lambda words: words[0],
-        is_instance=lambda value: isinstance(value, str),
-        str_from_instance=lambda value: [value],
-    )
-
-
-def _overrides(info: tyro.constructors.PrimitiveTypeInfo) -> Way[Any] | None:
-    if info.type != dict[str, Any]:
-        return None
-    return Way(
-        nargs="*",
-        metavar="KEY=VALUE",
-        instance_from_str=parse_overrides,
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=overrides_words,
-    )
-
-
 def _refuse_twice(arguments: Sequence[str], flag: str) -> None:
     # The parser would take the last one and forget the others.
     if sum(word == flag or word.startswith(f"{flag}=") for word in arguments) > 1:
@@ -201,7 +204,3 @@ def _with_signs(arguments: Sequence[str], flag: str) -> list[str]:
         else:
             words.append(word)
     return words
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"

@@ -2,11 +2,14 @@
 """A verb as a command: its options become flags, its result text, JSON and an exit code.
 
 A verb is a function of what it is given and of an options dataclass. The first line of its
-docstring is its help; its options' fields are its flags; every command has `--json`.
+docstring is its help; its options' fields are its flags; every command has `--json`, `-q` and `-v`.
 """
 
 import inspect
+import logging
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, get_type_hints
@@ -14,6 +17,10 @@ from typing import Annotated, Any, Protocol, get_type_hints
 from tyro.conf import Positional, arg
 
 from saccade.errors import SaccadeError
+from saccade.serving.commands.closings import closing_of
+from saccade.verbosity import log_shown, verbosity
+
+LOGGER = logging.getLogger("saccade.commands")
 
 
 class Result(Protocol):
@@ -46,7 +53,22 @@ class Answer:
         return self.text
 
 
-Json = Annotated[bool, arg(help="machine-readable answer on standard output.")]
+@dataclass(frozen=True)
+class Outcome:
+    """A result, how it is to be shown, and what is to be said behind it."""
+
+    result: Result
+    as_json: bool = False
+    closing: tuple[str, ...] = ()
+
+
+Json = Annotated[
+    bool, arg(help="machine-readable answer on standard output.", help_behavior_hint="")
+]
+Quiet = Annotated[bool, arg(aliases=("-q",), help="no progress, no notes.", help_behavior_hint="")]
+Verbose = Annotated[
+    bool, arg(aliases=("-v",), help="more logging on standard error.", help_behavior_hint="")
+]
 Checkpoint = Annotated[
     Positional[Path], arg(help="a .safetensors file written by saccade, or shipped:NAME.")
 ]
@@ -56,30 +78,61 @@ Image = Annotated[Positional[Path], arg(help="a PNG, JPEG or WebP file.")]
 Images = Annotated[Positional[tuple[Path, ...]], arg(help="PNG, JPEG or WebP files, or folders.")]
 
 
-def as_command(verb: Verb) -> Callable[..., tuple[Result, bool]]:
-    """The verb as the parser calls it: answers the result, and whether as JSON."""
+def as_command(verb: Verb) -> Callable[..., Outcome]:
+    """The verb as the parser calls it."""
 
-    def command(*values: Any, json: bool = False, **named: Any) -> tuple[Result, bool]:
-        try:
-            return verb(*values, **named), json
-        except SaccadeError as failed:
-            # Who asks for JSON is answered in JSON, where there is something to say.
-            if not json or (report := getattr(failed, "report", None)) is None:
-                raise
-            return Answer(report.to_dict(), exit_code=failed.exit_code), json
+    def command(
+        *values: Any, json: bool = False, quiet: bool = False, verbose: bool = False, **named: Any
+    ) -> Outcome:
+        began = time.monotonic()
+        with verbosity(quiet=quiet, verbose=verbose):
+            # The server shows a log of its own, as text or as JSON.
+            with log_shown() if verbose and verb.__name__ != "serve" else nullcontext():
+                result = _result_of(verb, values, named, as_json=json)
+        if json or quiet:
+            return Outcome(result, json)
+        given = signature.bind(*values, **named)
+        given.apply_defaults()
+        closing = closing_of(verb.__name__, given.arguments, result)
+        seconds = time.monotonic() - began
+        return Outcome(result, closing=closing.lines(seconds) if closing is not None else ())
 
-    hints = get_type_hints(verb, include_extras=True)
+    hints, signature = get_type_hints(verb, include_extras=True), inspect.signature(verb)
     own = [
-        parameter.replace(annotation=_flat(hints[parameter.name]))
-        for parameter in inspect.signature(verb).parameters.values()
+        parameter.replace(annotation=_flat(hints[parameter.name], parameter.default))
+        for parameter in signature.parameters.values()
     ]
-    json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-    command.__signature__ = inspect.Signature([*own, json])  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, json)}
+    for_all = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in (("json", Json), ("quiet", Quiet), ("verbose", Verbose))
+    ]
+    command.__signature__ = inspect.Signature([*own, *for_all])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in (*own, *for_all)}
     command.__doc__ = verb.__doc__
     return command
 
 
-def _flat(kind: Any) -> Any:
+def summary_of(verb: Verb) -> str:
+    """The first line of a verb's docstring."""
+    return (inspect.getdoc(verb) or "").splitlines()[0]
+
+
+def _result_of(
+    verb: Verb, values: tuple[Any, ...], named: dict[str, Any], *, as_json: bool
+) -> Result:
+    try:
+        return verb(*values, **named)
+    except SaccadeError as failed:
+        LOGGER.debug("refused", exc_info=True)
+        # Who asks for JSON is answered in JSON, where there is something to say.
+        if not as_json or (report := getattr(failed, "report", None)) is None:
+            raise
+        return Answer(report.to_dict(), exit_code=failed.exit_code)
+
+
+def _flat(kind: Any, default: Any) -> Any:
     """The fields of an options dataclass appear as flags of the command itself."""
-    return Annotated[kind, arg(name="")] if is_dataclass(kind) else kind
+    if is_dataclass(kind):
+        return Annotated[kind, arg(name="")]
+    nothing = default is None or default is False or default == ()
+    return Annotated[kind, arg(help_behavior_hint="")] if nothing else kind

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole path on real digits, by the same verbs that a user calls."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from saccade.models.training.options import TrainOptions
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.serving.server.addresses import ServeOptions
+from saccade.verbosity import note
 
 _NEEDED = {
     "export": ("torch", "onnx", "onnxscript"),
@@ -69,12 +69,12 @@ def _serve_digits(folder: Path) -> list[str]:
     from saccade.serving.repository.deploy import deploy
     from saccade.serving.server.server import Server
 
-    _say("1/4 train a Neural Attentive Circuit on scikit-learn's digits")
+    note("1/4 train a Neural Attentive Circuit on scikit-learn's digits")
     train("nac", TrainOptions(data="digits", out=folder / "digits.safetensors"))
-    _say("2/4 export it at four budgets, each proved against the checkpoint")
+    note("2/4 export it at four budgets, each proved against the checkpoint")
     export(folder / "digits.safetensors", ExportOptions(out=folder / "digits"))
     deploy(folder / "digits", RepositoryOptions(out=folder / "repository"))
-    _say("3/4 start the inference server and classify images it has not seen, over gRPC")
+    note("3/4 start the inference server and classify images it has not seen, over gRPC")
     images = _validation_images(folder / "images")
     lines = []
     free = ServeOptions(grpc_port=0, http_port=0, metrics_port=0, ready_port=0)
@@ -108,13 +108,9 @@ def _benchmark_shipped(folder: Path) -> dict[str, Any]:
     from saccade.models.shipped import shipped_checkpoint
     from saccade.serving.bench.bench import bench
 
-    _say("4/4 benchmark the shipped model of 256 modules, in process and through the server")
+    note("4/4 benchmark the shipped model of 256 modules, in process and through the server")
     options = ExportOptions(out=folder / "digits-sum", budget=SHIPPED_BUDGETS)
     export(shipped_checkpoint("digits-sum"), options)
     # Most of the demonstration is this clock: 11 points of each of 6 variants.
     chosen = BenchOptions(data="digits-sum", out=folder / "report", seconds=1.0)
     return bench(folder / "digits-sum", chosen).to_dict()
-
-
-def _say(step: str) -> None:
-    print(step, file=sys.stderr, flush=True)

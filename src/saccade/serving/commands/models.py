@@ -2,6 +2,7 @@
 """Verbs on checkpoints: train, convert, list, score, select."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -90,37 +91,68 @@ def models(
     return Answer([row.to_dict() for row in rows], models_table(rows))
 
 
-_NOTE = "Multiply-adds: of one sample by component, counted from the graph of the first budget."
+_NOTE = (
+    "Inputs: the first of each component. Multiply-adds: of one sample, at the\n"
+    "largest budget. saccade models --json has every tensor."
+)
+_COLUMNS = 80
 
 
 def models_table(rows: "Sequence[Row]") -> Any:
-    """A row a size: parameters, cost, what comes in and out by component, budgets; sources once."""
+    """A table per family, of a row per size, for 80 columns; what sizes share is written once."""
+    from rich.console import Group
+    from rich.text import Text
+
+    families = groupby(rows, key=lambda row: row.family)
+    parts = [part for _, sizes in families for part in (_family_table(list(sizes)), Text(""))]
+    return Group(*parts, Text(_NOTE))
+
+
+def _family_table(rows: "Sequence[Row]") -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE, padding=(0, 1), caption=_NOTE, caption_justify="left")
-    for heading in ("family", "size"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("parameters", "multiply-adds"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("inputs", "outputs", "budgets", "source"):
-        table.add_column(heading)
-    for index, row in enumerate(rows):
-        first = index == 0 or rows[index - 1].family != row.family
+    first = rows[0]
+    notes = [
+        *_shared("outputs", [(row.name, "; ".join(_lines(row.outputs))) for row in rows]),
+        *_shared(
+            "budgets", [(row.name, f"{', '.join(row.settings)} ({row.unit})") for row in rows]
+        ),
+    ]
+    table = Table(
+        title=Text(f"{first.family}: {first.source}"),
+        title_justify="left",
+        caption=Text("\n".join(notes)),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        width=_COLUMNS,
+    )
+    table.add_column("size", no_wrap=True)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("multiply-adds", justify="right")
+    table.add_column("inputs", ratio=1)
+    for row in rows:
         cells = (
-            row.family,
             row.name,
             f"{row.parameters:,}",
             _multiply_adds(row.multiply_adds),
-            _by_component(row.inputs),
-            _by_component(row.outputs),
-            f"{', '.join(row.settings)} ({row.unit})",
-            row.source if first else "",
+            "\n".join(_lines({role: names[:1] for role, names in row.inputs.items()})),
         )
         # As plain text: the brackets of the axes would be read as a style.
         table.add_row(*map(Text, cells))
     return table
+
+
+def _shared(what: str, values: Sequence[tuple[str, str]]) -> list[str]:
+    """A line per value with the sizes that have it; most sizes of a family have the same."""
+    by_value: dict[str, list[str]] = {}
+    for name, value in values:
+        by_value.setdefault(value, []).append(name)
+    if len(by_value) == 1:
+        return [f"{what}: {next(iter(by_value))}"]
+    return [f"{what} of {', '.join(names)}: {value}" for value, names in by_value.items()]
 
 
 def _multiply_adds(counts: Mapping[str, int]) -> str:
@@ -137,7 +169,6 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def _by_component(tensors: Mapping[str, Sequence[str]]) -> str:
-    return "\n".join(
-        (f"{role}: " if role else "") + ", ".join(names) for role, names in tensors.items()
-    )
+def _lines(tensors: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line per component."""
+    return [(f"{role}: " if role else "") + ", ".join(names) for role, names in tensors.items()]

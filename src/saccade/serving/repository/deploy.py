@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An artefact folder to a model repository: one folder that a Triton server loads."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from saccade.serving.repository.router_folder import RouterPlan, write_router
 from saccade.serving.repository.runtimes.registry import served_runtime
 from saccade.serving.repository.runtimes.served_runtime import ServedFiles
 from saccade.serving.repository.stored_sample import samples
+from saccade.verbosity import note
 
 
 def deploy(folder: ArtefactFolder | Path | str, options: RepositoryOptions) -> Deployment:
@@ -127,11 +127,10 @@ def _measurements(folder: ArtefactFolder, options: RepositoryOptions, ops: Ops) 
     )
     otherwise = {entry.ops for entry in every.values() if entry.ops} - {ops}
     if ops and otherwise and ops not in {value.ops for value in entries.values()}:
-        print(
+        note(
             f"{folder.path / FRONTIER}: was measured with custom ops by {otherwise.pop()}, and the "
             f"repository runs them by {ops}: it routes these variants by budget only. Measure "
-            f"them again with: saccade bench {folder}",
-            file=sys.stderr,
+            f"them again with: saccade bench {folder}"
         )
     return entries
 

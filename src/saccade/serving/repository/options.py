@@ -44,7 +44,9 @@ class RepositoryOptions(PathFields):
     max_images: int | None = None  # cap on the images of one request, at most 64
     labels: Path | None = None  # zero-shot: a text file with a label a line
     templates: Path | None = None  # with --labels: a line a prompt, with {} for the label
-    op_library: bool = True  # custom ops by our kernels where they can be built, else by bodies
+    # run custom ops by our kernels where they can be built; --no-op-library: run custom ops by
+    # their ONNX function bodies
+    op_library: bool = True
     instances: Literal["cpu", "gpu"] | None = None  # default: cpu, plans gpu; gpu: container only
     instance_count: int = 1  # of each variant
     threads: int = 1  # of ONNX Runtime inside one node; 0: as many as there are cores

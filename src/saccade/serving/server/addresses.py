@@ -30,7 +30,8 @@ class ServeOptions:
     grace_s: float = 30  # a server that was replaced has this long for calls still in flight
     server_log: Path | None = None  # the server's own log, as it wrote it
     log_format: Literal["text", "json"] = "text"  # of what is written to standard error
-    restart: bool = True  # whether a server that fails is restarted, or the command ends with 3
+    # restart a server that fails; --no-restart: end with exit code 3 when the server fails
+    restart: bool = True
     accept_risk: bool = False  # consent to listen beyond loopback
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from saccade import interruption
+from saccade import interruption, verbosity
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.escaped import escaped_message
 from saccade.serving.client.connection import is_loopback
@@ -357,7 +357,7 @@ def _own_log(options: ServeOptions) -> Iterator[None]:
     text = EscapedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(text if options.log_format == "text" else JsonFormatter())
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(verbosity.level())
     try:
         yield
     finally:

@@ -46,7 +46,7 @@ from saccade.files import (
     write_atomically,
 )
 from saccade.plugins.availability import TENSORRT_LIBRARY
-from saccade.progress import progress
+from saccade.progress import progress_of
 
 _MOST_MIB = 2**20
 _MIB = 2**20
@@ -177,7 +177,7 @@ def build_all(
     Raises: GateFailed for a network of other types, SaccadeError for what TensorRT refuses.
     """
     built = []
-    with progress("build", len(jobs)) as advance:
+    with progress_of("build", len(jobs)) as advance:
         for manifest, job in zip(manifests, jobs, strict=True):
             advance(0, note=job.name)
             work = folder / f".work-{job.name}"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`saccade sweep`: a checkpoint at many budgets and precisions becomes a measured frontier."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from saccade.leftovers import temporary_folder
 from saccade.machine import Machine, this_machine
 from saccade.models.checkpoint import Checkpoint, load
 from saccade.models.sparo.select import selected_checkpoint
-from saccade.progress import Advance, progress
+from saccade.progress import Advance, Report, bar, progress_of, reporting
 from saccade.serving.bench import report
 from saccade.serving.bench.bench import BenchReport, check_served_here
 from saccade.serving.bench.report_examples import shown_examples
@@ -36,6 +35,7 @@ from saccade.serving.bench.sweep.points import Failure, Point, points_of
 from saccade.serving.bench.sweep.ready import ReadyPoint, collected, prepare, ready_points
 from saccade.serving.bench.sweep.state import SweepFolder, open_repository
 from saccade.serving.bench.sweep.turns import Bench, measure_in_process, measure_served
+from saccade.verbosity import note
 
 _TRIED_SAMPLES = 16  # of the data, before anything is exported
 # Whatever else is asked differently makes another sweep.
@@ -65,7 +65,9 @@ class SweepReport:
         return BenchReport(self.folder / "report", self.full).to_text()
 
 
-def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
+def sweep(
+    checkpoint: Path | str, options: SweepOptions, *, progress: Report | None = bar
+) -> SweepReport:
     """Export, score and measure every budget at every precision; write artefacts and report.
 
     Every finished piece is kept: an interrupted sweep goes on with the same options.
@@ -95,9 +97,10 @@ def sweep(checkpoint: Path | str, options: SweepOptions) -> SweepReport:
         options.out, _identity(loaded, points, options, machine), force=options.force
     ) as state:
         try:
-            return _swept(state, loaded, points, options, machine)
+            with reporting(progress):
+                return _swept(state, loaded, points, options, machine)
         except KeyboardInterrupt:
-            print("What is done is kept: the same command goes on with it.", file=sys.stderr)
+            note("What is done is kept: the same command goes on with it.")
             raise
         except OSError as error:
             raise SaccadeError(
@@ -116,7 +119,7 @@ def _swept(
     if options.retry:
         for point in points:
             state.forgive(point)
-    with progress("export", len(points)) as advance:
+    with progress_of("export", len(points)) as advance:
         prepare(state, points, checkpoint, options, advance)
     ready = ready_points(state, points)
     folder = collected(state, ready)
@@ -125,7 +128,7 @@ def _swept(
             forgive_engine(state, candidate, runtime)
         build_engines(state, ready, runtime)
     turns = options.rounds * (1 + options.server)
-    with progress("measure", len(ready) * turns) as advance:
+    with progress_of("measure", len(ready) * turns) as advance:
         ready = _measured(Bench(state, folder, ready, options), machine, advance)
     failures = [failure for point in points if (failure := state.failure(point))]
     for runtime in options.built:

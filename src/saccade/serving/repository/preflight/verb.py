@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from saccade.errors import SaccadeError
-from saccade.progress import progress
+from saccade.progress import Report, bar, progress_of, reporting
 from saccade.serving.repository.model_config import MODEL_FILE
 from saccade.serving.repository.preflight.examine import steps
 from saccade.serving.repository.preflight.report import Finding, PreflightReport
@@ -40,7 +40,12 @@ class PreflightOptions:
             raise SaccadeError(f"--memory-mib is {self.memory_mib}, expected at least 1.")
 
 
-def preflight(folder: Path | str, options: PreflightOptions | None = None) -> PreflightReport:
+def preflight(
+    folder: Path | str,
+    options: PreflightOptions | None = None,
+    *,
+    progress: Report | None = bar,
+) -> PreflightReport:
     """Everything that would make a server fail late, or answer wrongly; nothing is served.
 
     Raises: SaccadeError if the folder describes no repository, or for a server that is unknown.
@@ -57,7 +62,8 @@ def preflight(folder: Path | str, options: PreflightOptions | None = None) -> Pr
     checked = Checked(str(folder.resolve()), target)
     limits = Limits(_memory_bytes(folder), niceness=_NICENESS)
     with (
-        progress("preflight", len(repository.deployment.variants) + 1) as advance,
+        reporting(progress),
+        progress_of("preflight", len(repository.deployment.variants) + 1) as advance,
         Worker(__name__, limits) as worker,
     ):
         for number, (check, model, _) in enumerate(steps(repository, target)):

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last lines of a command: what it made, how large, how long it took, what to type next."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.sizes import files_below, size_text, time_text
+
+
+@dataclass(frozen=True)
+class Closing:
+    """What a command made, and the command that usually follows."""
+
+    what: str = ""  # 4 variants
+    place: Path | str | None = None  # a file or a folder
+    next: str = ""
+
+    def lines(self, seconds: float) -> tuple[str, ...]:
+        """One or two."""
+        parts = [self.what] if self.what else []
+        if self.place is not None and Path(self.place).exists():
+            count, size = files_below(Path(self.place))
+            parts += [f"{count} files", size_text(size)] if count != 1 else [size_text(size)]
+        where = f"{self.place}: " if self.place is not None else ""
+        made = f"{where}{', '.join([*parts, f'in {time_text(seconds)}'])}."
+        return (made, f"Next: {self.next}") if self.next else (made,)
+
+
+def closing_of(command: str, given: Mapping[str, Any], result: Any) -> Closing | None:
+    """The closing of a command that did what it was asked; none of one that only answers."""
+    describe = CLOSINGS.get(command)
+    return describe(given, result) if describe is not None else None
+
+
+def _trained(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing("checkpoint", out, f"saccade export {_q(out)} --out {_q(out.with_suffix(''))}")
+
+
+def _selected(given: Mapping[str, Any], result: Any) -> Closing:
+    checkpoint, out = given["checkpoint"], given["options"].out
+    following = f"saccade export {_q(checkpoint)} --slots {_q(out)} --out {_q(out.with_suffix(''))}"
+    return Closing("selection of slots", out, following)
+
+
+def _exported(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing(
+        _counted(len(result.manifests), "variant file", "proved"), out, _bench_command(out)
+    )
+
+
+def _verified(given: Mapping[str, Any], result: Any) -> Closing:
+    folder = given["folder"]
+    count = _counted(len(result.to_dict()["variants"]), "variant file", "checked")
+    if result.exit_code:
+        bisect = "" if given["bisect"] else " --bisect"
+        return Closing(count, folder, f"saccade verify {_q(folder)}{bisect}" if bisect else "")
+    return Closing(count, folder, _bench_command(folder))
+
+
+def _built(given: Mapping[str, Any], result: Any) -> Closing:
+    if given["options"].locked:
+        return Closing("rebuilt and compared", given["artefact"])
+    return Closing("engines", result.folder, f"saccade verify {_q(given['artefact'])}")
+
+
+def _measured(given: Mapping[str, Any], result: Any) -> Closing:
+    folder, out = given["folder"], given["options"].out
+    following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
+    return Closing(f"open {out / 'report.html'}", out, following)
+
+
+def _swept(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    if result.exit_code:
+        return Closing("some points failed", out, "the same command with --retry")
+    return Closing(
+        f"open {out / 'report' / 'report.html'}", out, f"saccade choose {_q(out)} --budget 0.5"
+    )
+
+
+def _deployed(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing("model repository", out, f"saccade preflight {_q(out)}")
+
+
+def _checked(given: Mapping[str, Any], result: Any) -> Closing:
+    repository = given["repository"]
+    following = "" if result.exit_code else f"saccade serve {_q(repository)}"
+    return Closing("checked", repository, following)
+
+
+def _evaluated(given: Mapping[str, Any], result: Any) -> Closing:
+    path = given["path"]
+    following = (
+        _bench_command(path)
+        if Path(path).is_dir()
+        else f"saccade export {_q(path)} --out {_q(Path('build') / _stem(path))}"
+    )
+    return Closing(_counted(len(result.results), "result"), None, following)
+
+
+def _demonstrated(given: Mapping[str, Any], result: Any) -> Closing:
+    out = given["options"].out
+    return Closing("demonstration", out, f"saccade serve {_q(out / 'repository')}")
+
+
+def _written(given: Mapping[str, Any], result: Any) -> Closing:
+    """A command whose answer says all but the size and the time."""
+    return Closing("", given["options"].out)
+
+
+CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing]] = {
+    "train": _trained,
+    "convert": _trained,
+    "select": _selected,
+    "evaluate": _evaluated,
+    "export": _exported,
+    "verify": _verified,
+    "build": _built,
+    "bench": _measured,
+    "sweep": _swept,
+    "repository": _deployed,
+    "preflight": _checked,
+    "demo": _demonstrated,
+    "proxy": _written,
+    "bulk": _written,
+    "embed": _written,
+    "segment": _written,
+    "edit": _written,
+    "show": _written,
+}
+
+
+def _bench_command(folder: Path | str) -> str:
+    return f"saccade bench {_q(folder)} --out {_q(_beside(folder, 'report'))}"
+
+
+def _beside(folder: Path | str, what: str) -> Path:
+    path = Path(folder)
+    return path.with_name(f"{path.name}-{what}") if path.name else path / what
+
+
+def _stem(path: Path | str) -> str:
+    return Path(str(path).rpartition(":")[2]).stem
+
+
+def _counted(count: int, noun: str, verb: str = "") -> str:
+    return " ".join(filter(None, (str(count), noun + "s" * (count != 1), verb)))
+
+
+def _q(path: Path | str) -> str:
+    return shlex.quote(str(path))

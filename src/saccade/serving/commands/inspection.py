@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade inspect`: what a file or folder is, and the command that usually follows.
+
+Nothing in a file is run or unpickled, and no more is read of it than `limits` allows. Hashes are
+those of the bytes; the promises of a manifest are compared with them.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade import limits
+from saccade.errors import SaccadeError
+from saccade.files import read_regular, sha256_of
+from saccade.json_text import parse_json
+from saccade.models.shipped import located
+from saccade.serving.commands.weight_files import inspect_weights
+from saccade.sizes import files_below, size_text
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found at a path: its kind, facts by name, and the commands that fit."""
+
+    path: Path
+    kind: str
+    facts: Mapping[str, Any]
+    next: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "path": str(self.path),
+            "kind": self.kind,
+            **self.facts,
+            "next": list(self.next),
+        }
+
+    def to_text(self) -> str:
+        """For a reader: a line per fact, lists below each other."""
+        width = max(map(len, self.facts), default=0)
+        lines = [f"{self.path}: {self.kind}"]
+        for name, value in self.facts.items():
+            values = value if isinstance(value, list) else [value]
+            shown = [_shown(name, one) for one in values] or ["none"]
+            lines.append(f"  {name.replace('_', ' '):<{width}}  {shown[0]}")
+            lines += [f"  {'':<{width}}  {one}" for one in shown[1:]]
+        return "\n".join([*lines, *(f"Next: {command}" for command in self.next)])
+
+
+def inspect(path: Path | str) -> Inspection:
+    """Tell what a file or folder is: kind, family, budgets, sizes, hashes, next command.
+
+    Raises: SaccadeError if there is nothing, or nothing that saccade reads, or it is damaged.
+    """
+    given, path = Path(path), located(path)
+    if path.is_dir():
+        return _folder(path)
+    if not path.exists():
+        raise SaccadeError(f"{path}: no such file or folder. Give the path of one.")
+    for suffix, look in _BY_SUFFIX.items():
+        if path.name.endswith(suffix):
+            return look(path)
+    kind, facts, following = inspect_weights(path, given)
+    return Inspection(given, kind, facts, following)
+
+
+def _folder(path: Path) -> Inspection:
+    for marks, look in _BY_CONTENT.items():
+        if any(next(path.glob(mark), None) is not None for mark in marks.split()):
+            return look(path)
+    raise SaccadeError(
+        f"{path}: found a folder without anything that saccade wrote, expected an artefact "
+        "folder, engines, a repository, a sweep, a report, answers of a bulk job, or weights of "
+        "a model hub. Give another path."
+    )
+
+
+def _artefacts(path: Path) -> Inspection:
+    from saccade.exporter.artefact.folder import ArtefactFolder
+    from saccade.exporter.artefact.manifest import SCHEMA
+
+    if _schema_of(next(iter(sorted(path.glob("*.manifest.json"))))) != SCHEMA:
+        return _engines(path)
+    folder = ArtefactFolder(path)
+    folder.check_files()
+    first = folder.manifests[0]
+    measured = folder.frontier.entries if folder.frontier is not None else ()
+    facts = {
+        "model": folder.model,
+        "family": first.variant.family,
+        "variants": [
+            {
+                "name": manifest.variant.name,
+                "keeps": _kept(manifest.variant),
+                "bytes": manifest.file.bytes,
+                "sha256": manifest.file.sha256,
+            }
+            for manifest in folder.manifests
+        ],
+        "checkpoint": {"name": first.parent.name, "sha256": first.parent.sha256},
+        "measured": sorted({entry.variant for entry in measured}),
+        "engines": sorted(each.name for each in path.glob("engines/[!.]*")),
+        "total_bytes": files_below(path)[1],
+    }
+    quoted = shlex.quote(str(path))
+    following = (
+        f"saccade repository {quoted} --out {quoted}-repository"
+        if measured
+        else f"saccade bench {quoted} --out {quoted}-report"
+    )
+    return Inspection(path, "an artefact folder of `saccade export`", facts, (following,))
+
+
+def _engines(path: Path) -> Inspection:
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engines
+
+    engines = read_engines(path)
+    first = engines[0]
+    facts = {
+        "model": first.variant.model,
+        "family": first.variant.family,
+        "built_by": f"{first.engine} {first.version}",
+        "compute_capabilities": list(first.compute_capabilities),
+        "variants": [
+            {
+                "name": engine.variant.name,
+                "keeps": _kept(engine.variant),
+                "bytes": engine.file.bytes,
+                "sha256": engine.file.sha256,
+            }
+            for engine in engines
+        ],
+        "total_bytes": files_below(path)[1],
+    }
+    artefact = path.parent.parent if path.parent.name == "engines" else "ARTEFACT"
+    following = f"saccade verify {shlex.quote(str(artefact))}"
+    return Inspection(path, "engines of `saccade build`", facts, (following,))
+
+
+def _repository(path: Path) -> Inspection:
+    from saccade.serving.repository.description import read_repository
+
+    deployment = read_repository(path)
+    facts = {
+        "model": deployment.model,
+        "variants": list(deployment.variants),
+        "not_measured": list(deployment.unmeasured),
+        "runtime": deployment.runtime,
+        "custom_ops": deployment.ops or "none",
+        "total_bytes": files_below(path)[1],
+    }
+    quoted = shlex.quote(str(path))
+    following = (f"saccade preflight {quoted}", f"saccade serve {quoted}")
+    return Inspection(path, "a model repository of `saccade repository`", facts, following)
+
+
+def _sweep(path: Path) -> Inspection:
+    from saccade.serving.bench.sweep.state import FILE_NAME
+
+    of = _json(path / FILE_NAME).get("of")
+    points = sorted(each.name for each in path.glob("points/*") if each.is_dir())
+    failed = sorted(each.parent.name for each in path.glob("points/*/failed.json"))
+    facts = {
+        "checkpoint_sha256": of.get("checkpoint") if isinstance(of, dict) else None,
+        "points": [point for point in points if point not in failed],
+        "failed": failed,
+        "finished": (path / "report" / "report.json").exists(),
+        "total_bytes": files_below(path)[1],
+    }
+    quoted = shlex.quote(str(path))
+    following = f"saccade choose {quoted} --budget 0.5" if facts["finished"] else "saccade sweep"
+    return Inspection(path, "a sweep of `saccade sweep`", facts, (following,))
+
+
+def _bulk(path: Path) -> Inspection:
+    finished = (path / "_SUCCESS").exists()
+    plan = _json(path / ("manifest.json" if finished else "_plan/plan.json"))
+    facts = {name: plan.get(name) for name in ("model", "variant", "input", "inputs")}
+    facts |= {name: plan[name] for name in ("answers", "errors") if name in plan}
+    facts |= {"finished": finished, "total_bytes": files_below(path)[1]}
+    following = () if finished else ("saccade bulk, with the same options: it goes on",)
+    return Inspection(path, "answers of `saccade bulk`", facts, following)
+
+
+def _report_folder(path: Path) -> Inspection:
+    return _report(path / "report.json")
+
+
+def _hub(path: Path) -> Inspection:
+    names = ("*.safetensors", "*.bin")
+    weights = next((file for name in names for file in sorted(path.glob(name))), None)
+    if weights is None:
+        raise SaccadeError(f"{path}: has a configuration, but no weights. Copy them beside it.")
+    kind, facts, following = inspect_weights(weights, path)
+    return Inspection(path, kind, {"weights": weights.name, **facts}, following)
+
+
+def _onnx(path: Path) -> Inspection:
+    from saccade.exporter.artefact.manifest import SUFFIX
+
+    beside = path.with_name(path.name.removesuffix(".onnx") + SUFFIX)
+    if beside.is_file():
+        return _manifest(beside)
+    facts = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    following = "saccade export CHECKPOINT --out FOLDER, which writes files with manifests"
+    return Inspection(path, "an ONNX file without a manifest", facts, (following,))
+
+
+def _plan(path: Path) -> Inspection:
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import manifest_of
+
+    manifest = manifest_of(path)
+    return _of_engine(path, manifest)
+
+
+def _manifest(path: Path) -> Inspection:
+    from saccade.exporter.artefact.folder import ArtefactFolder
+    from saccade.exporter.artefact.manifest import read_manifest
+
+    manifest = read_manifest(path)
+    file = ArtefactFolder(path.parent).file(manifest)
+    facts = {
+        "variant": manifest.variant.name,
+        "model": manifest.variant.model,
+        "family": manifest.variant.family,
+        "keeps": _kept(manifest.variant),
+        "precision": manifest.variant.precision,
+        "inputs": [f"{spec.name} [{spec.axes}] {spec.dtype}" for spec in manifest.inputs],
+        "outputs": [f"{spec.name} [{spec.axes}] {spec.dtype}" for spec in manifest.outputs],
+        "parameters": manifest.cost.parameters,
+        "multiply_adds": manifest.cost.multiply_adds.total,
+        "passed_the_gate": manifest.parity.passed,
+        "bytes": manifest.file.bytes,
+        "sha256": manifest.file.sha256,
+        "checkpoint": {"name": manifest.parent.name, "sha256": manifest.parent.sha256},
+    }
+    following = f"saccade verify {shlex.quote(str(file.parent))}"
+    return Inspection(path, "a variant of `saccade export`", facts, (following,))
+
+
+def _of_engine(path: Path, manifest: Any) -> Inspection:
+    facts = {
+        "variant": manifest.variant.name,
+        "family": manifest.variant.family,
+        "keeps": _kept(manifest.variant),
+        "built_by": f"{manifest.engine} {manifest.version}",
+        "compute_capabilities": list(manifest.compute_capabilities),
+        "bytes": manifest.file.bytes,
+        "sha256": manifest.file.sha256,
+    }
+    following = f"saccade inspect {shlex.quote(str(path.parent))}"
+    return Inspection(path, "an engine of `saccade build`", facts, (following,))
+
+
+def _engine_manifest(path: Path) -> Inspection:
+    from saccade.exporter.runtimes.tensorrt.engine_manifest import read_engine_manifest
+
+    return _of_engine(path, read_engine_manifest(path))
+
+
+def _frontier(path: Path) -> Inspection:
+    from saccade.exporter.artefact.frontier import read_frontier
+
+    frontier = read_frontier(path)
+    facts = {
+        "model": frontier.model,
+        "measurements": [
+            f"{entry.variant}: {entry.score.name} {entry.score.value:.4g} of {entry.score.n} "
+            f"samples, {entry.speed:.0f} per second, {entry.runtime} on {entry.device}"
+            for entry in frontier.entries
+        ],
+    }
+    following = f"saccade choose {shlex.quote(str(path.parent))} --budget 0.5"
+    return Inspection(path, "measurements of `saccade bench`", facts, (following,))
+
+
+def _report(path: Path) -> Inspection:
+    from saccade.serving.bench.report import read_report
+
+    report = read_report(path)
+    page = path.with_name("report.html")
+    facts: dict[str, Any] = {name: report[name] for name in ("model", "data") if name in report}
+    facts |= {"page": str(page) if page.exists() else None, "bytes": path.stat().st_size}
+    return Inspection(path, "a report of `saccade bench`", facts, ())
+
+
+def _description(path: Path) -> Inspection:
+    return _repository(path.parent)
+
+
+def _selection(path: Path) -> Inspection:
+    from saccade.models.sparo.ranking import read_selection
+
+    chosen = read_selection(path)
+    facts = {
+        "slots": len(chosen["order"]),
+        "best_first": ", ".join(map(str, chosen["order"][:16])),
+        "chosen_by": chosen["kind"],
+        "data": chosen["data"],
+        "checkpoint_sha256": chosen["checkpoint_sha256"],
+    }
+    following = f"saccade export CHECKPOINT --slots {shlex.quote(str(path))} --out FOLDER"
+    return Inspection(path, "a selection of slots of `saccade select`", facts, (following,))
+
+
+def _json_file(path: Path) -> Inspection:
+    content = _json(path)
+    schema = content.get("schema")
+    if isinstance(schema, str) and schema in _BY_SCHEMA:
+        return _BY_SCHEMA[schema](path)
+    if {"order", "mask", "checkpoint_sha256"} <= content.keys():
+        return _selection(path)
+    raise SaccadeError(
+        f"{path}: found JSON that saccade did not write (schema {schema!r:.60}), expected a "
+        "manifest, frontier.json, report.json or a selection of slots. Give another path."
+    )
+
+
+_BY_SUFFIX: Mapping[str, Callable[[Path], Inspection]] = {
+    ".json": _json_file,
+    ".onnx": _onnx,
+    ".plan": _plan,
+}
+_BY_SCHEMA: Mapping[str, Callable[[Path], Inspection]] = {
+    "saccade.manifest": _manifest,
+    "saccade.engine": _engine_manifest,
+    "saccade.frontier": _frontier,
+    "saccade.report": _report,
+    "saccade.repository": _description,
+    "saccade.sweep": lambda path: _sweep(path.parent),
+    "saccade.bulk": lambda path: _bulk(path.parents[path.name != "manifest.json"]),
+}
+# The most particular first: a sweep has a report, a folder of answers a plan.
+_BY_CONTENT: Mapping[str, Callable[[Path], Inspection]] = {
+    "sweep.json": _sweep,
+    "saccade.json": _repository,
+    "_plan/plan.json _SUCCESS": _bulk,
+    "*.manifest.json": _artefacts,
+    "report.json": _report_folder,
+    "config.json open_clip_config.json": _hub,
+}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_json(read_regular(path, limits.JSON_BYTES))
+    except (OSError, ValueError) as error:
+        raise SaccadeError(
+            f"{path}: cannot be read as JSON ({error!s:.200}). Write it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise SaccadeError(f"{path}: found JSON that is no object. Give another path.")
+    return content
+
+
+def _schema_of(path: Path) -> Any:
+    return _json(path).get("schema")
+
+
+def _kept(variant: Any) -> str:
+    return f"{variant.kept} of {variant.total} {variant.unit} ({variant.setting})"
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(_shown(key, one) for key, one in value.items())
+    if name.endswith("bytes"):
+        return size_text(value)
+    if name.endswith("sha256") and isinstance(value, str):
+        return f"SHA-256 {value[:12]}..."
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "none" if value is None else str(value)

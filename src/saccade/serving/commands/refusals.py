@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parser refuses, in a sentence or two: what was found, what was expected, what to do."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from typing import Any, get_type_hints
+
+from saccade.errors import SaccadeError
+from saccade.spelling import did_you_mean
+
+_OF_ALL = ("--help", "--json", "--quiet", "--verbose")
+
+
+def known_command(word: str, commands: Iterable[str]) -> str:
+    """The word, if it is a command.
+
+    Raises: SaccadeError otherwise.
+    """
+    if word in (commands := tuple(commands)):
+        return word
+    if word.startswith("-"):
+        raise SaccadeError(
+            f"found {word!r:.60}, expected a command first, as in `saccade export --help`. "
+            "`saccade --help` lists them."
+        )
+    raise SaccadeError(
+        f"{word!r:.60} is no command.{did_you_mean(word, commands)} `saccade --help` lists them."
+    )
+
+
+def flags_of(verb: Callable[..., Any]) -> tuple[str, ...]:
+    """Every option of a verb as it is typed."""
+    hints = get_type_hints(verb)
+    names = []
+    for parameter in inspect.signature(verb).parameters.values():
+        kind = hints[parameter.name]
+        if is_dataclass(kind):
+            names += [(field.name, field.default is True) for field in fields(kind)]
+        elif parameter.default is not inspect.Parameter.empty:
+            names.append((parameter.name, parameter.default is True))
+    flags = (f"--{'no-' if on else ''}{name.replace('_', '-')}" for name, on in names)
+    return tuple(dict.fromkeys((*flags, *_OF_ALL)))
+
+
+@contextmanager
+def in_words(command: str, flags: Iterable[str], example: str) -> Iterator[None]:
+    """What the parser refuses within is raised as a SaccadeError.
+
+    Releases of the parser that do not tell what they refuse print it in their own words.
+    """
+    hook: Any = None
+    with suppress(ImportError):
+        hook = getattr(import_module("tyro._errors"), "on_parse_error", None)
+    if hook is None:
+        yield
+        return
+    words = _Words(command, tuple(flags), example)
+
+    def refuse(event: Any) -> None:
+        if (words_of := words.known.get(type(event).__name__)) is not None:
+            raise SaccadeError(words_of(event))
+
+    with hook(refuse):
+        yield
+
+
+class _Words:
+    """The words for each kind of refusal of one command."""
+
+    def __init__(self, command: str, flags: tuple[str, ...], example: str) -> None:
+        self._called, self._flags = f"saccade {command}", flags
+        self._example = f"For example: {example}" if example else f"See: {self._called} --help"
+        self.known: Mapping[str, Callable[[Any], str]] = {
+            "UnrecognizedArgs": lambda event: self._unknown(event.tokens),
+            "MissingArgs": self._missing,
+            "InvalidChoice": self._choice,
+            "BadValue": self._value,
+            "InstantiationFailure": self._unread,
+        }
+
+    def _unknown(self, words: list[str]) -> str:
+        options = [word for word in words if word.startswith("-") and word != "-"]
+        if not options:
+            return (
+                f"{self._called}: found {words[0]!r:.60} after all that it takes. Quote a path "
+                f"with blanks, and see: {self._called} --help"
+            )
+        option = options[0].partition("=")[0]
+        close = did_you_mean(option.replace("_", "-"), self._flags)
+        return (
+            f"{self._called} has no option {option:.60}.{close} "
+            f"Its options are listed by: {self._called} --help"
+        )
+
+    def _missing(self, event: Any) -> str:
+        # A misspelt option is also a missing one.
+        if any(word.startswith("-") for word in event.unrecognized_tokens):
+            return self._unknown(event.unrecognized_tokens)
+        wanted = [_described(each.arg) for each in event.missing_arguments]
+        return f"{self._called} needs {' and '.join(wanted)}. {self._example}"
+
+    def _choice(self, event: Any) -> str:
+        # Those of an option that may be left out come in no order.
+        choices = sorted(choice for choice in event.choices if choice != "None")
+        return (
+            f"{_name(event.argument)}: found {event.value!r:.60}, expected one of "
+            f"{', '.join(choices)}.{did_you_mean(event.value, choices)}"
+        )
+
+    def _value(self, event: Any) -> str:
+        argument = event.argument
+        metavar = argument.lowered.metavar
+        return f"{_name(argument)}: found no value, expected {metavar}. {self._example}"
+
+    def _unread(self, event: Any) -> str:
+        if event.argument is None:
+            return f"{self._called}: {event.message}. {self._example}"
+        return f"{_name(event.argument)}: {event.message}. {self._example}"
+
+
+def _name(argument: Any) -> str:
+    if argument.is_positional():
+        return str(argument.field.intern_name).replace("_", " ")
+    return str(argument.lowered.name_or_flags[-1])
+
+
+def _described(argument: Any) -> str:
+    text = argument.field.helptext
+    text = (text() if callable(text) else text) or ""
+    written = "" if argument.is_positional() else f" {argument.lowered.metavar}"
+    return f"{_name(argument)}{written}" + (f" ({text.rstrip('.')})" if text else "")

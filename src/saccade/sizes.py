@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes and times as people read them."""
+
+from itertools import islice
+from pathlib import Path
+
+_MOST_FILES = 100_000  # that are counted
+
+
+def files_below(place: Path) -> tuple[int, int]:
+    """Number and bytes of the files of a folder, or of one file; no link is followed."""
+    paths = [place] if place.is_file() else islice(place.rglob("*"), _MOST_FILES)
+    sizes = [path.stat().st_size for path in paths if path.is_file() and not path.is_symlink()]
+    return len(sizes), sum(sizes)
+
+
+def size_text(count: int) -> str:
+    """Bytes with a unit: 512 bytes, 3.4 KiB, 1.2 MiB."""
+    if count < 1024:
+        return f"{count} byte{'s' * (count != 1)}"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1023.5 or unit == "GiB":
+            break
+    return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+
+
+def time_text(seconds: float) -> str:
+    """A duration with its unit: 0.4 s, 41 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade inspect`: every kind of file and folder, the command that follows, and damaged ones."""
+
+import json
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from saccade import limits
+from saccade.errors import SaccadeError
+from saccade.files import sha256_of
+from saccade.models.official.convert import SOURCES
+from saccade.models.shipped import shipped_checkpoint
+from saccade.serving.client.embeddings import Embeddings, save_embeddings
+from saccade.serving.commands import cli
+from saccade.serving.commands.inspection import inspect
+
+
+def test_a_shipped_checkpoint_by_its_name(capsys):
+    assert cli.run(["inspect", "shipped:digits-sum", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["family"], found["labels"]) == ("nac", 10)
+    assert found["sha256"] == sha256_of(shipped_checkpoint("digits-sum"))
+    assert found["budgets"] == "b1000, b0500, b0250, b0125 (modules)"
+    assert found["next"] == ["saccade export shipped:digits-sum --out build/digits-sum"]
+
+
+def test_an_artefact_folder_and_its_files(tiny_folder, capsys):
+    found = inspect(tiny_folder)
+    assert found.facts["family"] == "nac" and not found.facts["measured"]
+    assert [row["keeps"].split(" (")[1] for row in found.facts["variants"]] == [
+        "b1000)", "b0500)", "b0250)", "b0125)",
+    ]  # fmt: skip
+    assert "saccade bench" in found.next[0]
+    onnx = sorted(tiny_folder.glob("*.onnx"))[0]
+    of_file = inspect(onnx)
+    assert of_file.facts["sha256"] == sha256_of(onnx)
+    beside = onnx.with_name(f"{onnx.stem}.manifest.json")
+    assert inspect(beside).facts == of_file.facts
+    assert cli.run(["inspect", str(tiny_folder)]) == 0
+    out = capsys.readouterr().out
+    assert "an artefact folder" in out and f"Next: saccade bench {tiny_folder}" in out
+
+
+def test_a_changed_file_is_refused(tiny_folder, tmp_path):
+    copy = Path(shutil.copytree(tiny_folder, tmp_path / "copy"))
+    victim = sorted(copy.glob("*.onnx"))[0]
+    victim.write_bytes(victim.read_bytes()[:-1] + b"\x00")
+    for path in (copy, victim):
+        with pytest.raises(SaccadeError, match="changed after its export"):
+            inspect(path)
+
+
+def test_a_repository(tiny_folder, tmp_path):
+    from saccade.serving.repository.deploy import deploy
+    from saccade.serving.repository.options import RepositoryOptions
+
+    deployment = deploy(tiny_folder, RepositoryOptions(out=tmp_path / "repository"))
+    found = inspect(deployment.folder)
+    assert found.facts["variants"] == list(deployment.variants)
+    assert found.facts["not_measured"] == list(deployment.variants)
+    assert found.next[0] == f"saccade preflight {deployment.folder}"
+    assert inspect(deployment.folder / "saccade.json") == found
+
+
+def test_embeddings_and_data_sets(tmp_path):
+    embeddings = Embeddings(np.zeros((2, 3), np.float32), "sparo-b1000-fp32", "a" * 64, "")
+    save_embeddings(tmp_path / "e.npz", embeddings, ["a.png", "b.png"])
+    found = inspect(tmp_path / "e.npz")
+    assert (found.facts["vectors"], found.facts["dimensions"]) == (2, 3)
+    np.savez(tmp_path / "d.npz", images=np.zeros((1, 8, 8, 1), np.uint8), labels=np.zeros(1))
+    assert "data set" in inspect(tmp_path / "d.npz").kind
+
+
+@pytest.mark.parametrize("content", ["plan", "manifest"])
+def test_answers_of_a_bulk_job(tmp_path, content):
+    plan = {"schema": "saccade.bulk", "version": 1, "model": "m", "inputs": 7}
+    (tmp_path / "_plan").mkdir()
+    (tmp_path / "_plan" / "plan.json").write_text(json.dumps(plan))
+    if content == "manifest":
+        (tmp_path / "manifest.json").write_text(json.dumps(plan | {"answers": 7, "errors": 0}))
+        (tmp_path / "_SUCCESS").write_text("7\n")
+    found = inspect(tmp_path)
+    assert found.facts["finished"] == (content == "manifest")
+    assert found.facts["inputs"] == 7
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_foreign_checkpoint_names_its_converter(source, tmp_path):
+    pytest.importorskip("msgpack", reason="pip install 'saccade-serving[export]'")
+    import official_files
+
+    file = official_files.FILES[source](tmp_path)
+    found = inspect(file.path)
+    assert found.facts["looks_like"] == source
+    assert found.next[0].startswith(f"saccade convert {source} {file.path} --out ")
+    assert found.facts["sha256"] == sha256_of(file.path)
+
+
+class Trap:
+    """What unpickling would run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_nothing_is_unpickled(tmp_path, zipped):
+    """The texts of a file that would run code are read all the same."""
+    names = ("cls_token", "classifier.cls_fc.weight", "blocks.0.attn.qkv.weight")
+    data = pickle.dumps([*names, Trap(tmp_path / "ran")], protocol=2)
+    path = tmp_path / "trap.pt"
+    path.write_bytes(data)
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("trap/data.pkl", data)
+    assert inspect(path).facts["looks_like"] == "sot"
+    assert not (tmp_path / "ran").exists()
+
+
+def of_no_kind(place: Path) -> dict[str, bytes]:
+    """Files that are refused, and what is in them."""
+    header = (limits.JSON_BYTES + 1).to_bytes(8, "little") + b"{"
+    return {
+        "empty.bin": b"",
+        "text.txt": b"hello, world: no weights",
+        "long.safetensors": header,
+        "cut.safetensors": (100).to_bytes(8, "little") + b'{"a": 1',
+        "cut.pt": pickle.dumps(["a" * 100], protocol=2)[:50],
+        "list.json": b"[1]",
+        "foreign.json": b'{"a": 1}',
+        "broken.json": b"{",
+    }
+
+
+@pytest.mark.parametrize("name", of_no_kind(Path()))
+def test_other_files_are_refused(name, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_bytes(of_no_kind(tmp_path)[name])
+    assert cli.run(["inspect", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_nothing_and_other_folders_are_refused(tmp_path):
+    with pytest.raises(SaccadeError, match="no such file"):
+        inspect(tmp_path / "missing")
+    with pytest.raises(SaccadeError, match="without anything that saccade wrote"):
+        inspect(tmp_path)
