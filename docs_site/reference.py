@@ -79,20 +79,24 @@ def unruled(text: str) -> Iterator[str]:
 
 
 def homes() -> dict[str, str]:
-    """Public names of `saccade` and the module of each, read without importing it."""
+    """Public names of `saccade` and the place of each, read without importing it."""
     tree = ast.parse((SOURCES / "__init__.py").read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_HOME":
-            return dict(ast.literal_eval(node.value))
+            places = ast.literal_eval(node.value)
+            return {
+                name: place.replace(":", ".") if ":" in place else f"{place}.{name}"
+                for name, place in places.items()
+            }
     raise LookupError("saccade/__init__.py has no _HOME")
 
 
 def api_page() -> str:
     """The public names, for mkdocstrings to fill in."""
     groups: dict[str, list[str]] = {title: [] for title, _ in GROUPS}
-    for name, module in sorted(homes().items()):
-        title = next(title for title, place in GROUPS if f"{module}.".startswith(f"{place}."))
-        groups[title].append(_entry(f"{module}.{name}", f"saccade.{name}"))
+    for name, home in sorted(homes().items()):
+        title = next(title for title, package in GROUPS if home.startswith(f"{package}."))
+        groups[title].append(_entry(home, f"saccade.{name}"))
     ops = ["sparsemax", "tvmax", "masked_tvmax", "svpn", "svpn_fast"]
     parts = [
         "# Python API\n",

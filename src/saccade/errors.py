@@ -52,6 +52,8 @@ _EXTRAS = {
     "sklearn": "bench",
     "scipy": "bench",
     "matplotlib": "bench",
+    "plotly": "bench",
+    "nicegui": "explore",
     "pyarrow": "bulk",
     "ray": "bulk",
     "opentelemetry": "trace",

@@ -15,11 +15,12 @@ from saccade.errors import SaccadeError
 from saccade.escaped import escaped, escaped_line, escaped_message
 from saccade.models.attention_maps import MapRow, Panel
 from saccade.progress import progress_of
-from saccade.serving.bench import report
+from saccade.serving.bench import report_page
 from saccade.serving.client.client import Classification
 from saccade.serving.commands import calls as call_commands
 from saccade.serving.commands import cli
 from saccade.serving.commands.command import Answer
+from saccade.serving.commands.image_files import Answered
 from saccade.serving.commands.map_picture import maps_png
 from saccade.serving.server.log import EscapedFormatter
 
@@ -83,7 +84,8 @@ def test_texts_and_tables(
 
 def test_labels_of_a_server_stay_on_their_line(tmp_path: Path) -> None:
     found = Classification(labels=(("cat\nsaccade: verified", 0.5),), variant=f"v{NASTY}\nx")
-    answer = call_commands._labelled([tmp_path / f"i{NASTY}\n.png"], [found])
+    done = Answered((tmp_path / f"i{NASTY}\n.png",), (found,), {})
+    answer = call_commands._labelled(done)
     assert answer.text.isprintable()
     # For a machine it is exact.
     assert json.loads(json.dumps(answer.data))[0]["variant"] == found.variant
@@ -104,7 +106,7 @@ def test_progress_and_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_page() -> None:
-    assert report._escaped('\u202e"<a>\x1b') == r"\u202e&quot;&lt;a&gt;\x1b"
+    assert report_page.escape('\u202e"<a>\x1b') == r"\u202e&quot;&lt;a&gt;\x1b"
 
 
 def test_label_in_a_picture_is_no_formula() -> None:

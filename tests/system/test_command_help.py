@@ -183,7 +183,7 @@ def test_completion_completes_commands_and_options(saccade, tmp_path):
         done = subprocess.run(["bash", "-c", code, "bash", *words], capture_output=True, text=True)
         return {word.strip() for word in done.stdout.splitlines()}
 
-    assert completed("exp") == {"export"}
+    assert completed("exp") == {"explore", "export"}
     assert "--budget" in completed("export", "--bu")
     assert "--budget" in completed("export", "model.safetensors", "--out", "folder", "--bu")
 

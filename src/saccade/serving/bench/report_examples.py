@@ -12,7 +12,7 @@ from saccade.exporter.evaluation.examples import Example, examples_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.scores.results import EvaluationResult
 from saccade.serving.bench.load_requests import png_files
-from saccade.serving.bench.options import BenchOptions
+from saccade.serving.bench.options import MeasureOptions
 
 _MOST_PX = 160  # of the longer side: a page holds hundreds of them
 _DIM = 0.22  # of the light that is left where nothing was looked at
@@ -25,7 +25,7 @@ _COLOURS = (
 
 def shown_examples(
     models: Sequence[EvaluatedModel],
-    options: BenchOptions,
+    options: MeasureOptions,
     results: Mapping[str, EvaluationResult],
 ) -> dict[str, Any]:
     """Some samples with each variant's answer, and on how many samples the scores differ."""

@@ -14,8 +14,8 @@ from nicegui import ui
 from saccade.errors import SaccadeError
 from saccade.serving.client.answers import Segmentation
 from saccade.serving.client.client import Change
-from saccade.serving.commands.calls import COLOURS
 from saccade.serving.commands.explore.explorer import Explorer, Request, pixels_of
+from saccade.serving.commands.slot_picture import COLOURS
 
 SIDE_PX = 320  # at least, of the picture that is dragged on
 _LEAST = 0.02  # of the picture: a shorter drag is a click
