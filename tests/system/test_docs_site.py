@@ -78,10 +78,10 @@ def test_every_command_and_option_is_in_the_reference(reference: ModuleType) -> 
 
 def test_every_public_name_is_in_the_reference(reference: ModuleType) -> None:
     page = reference.api_page()
-    entries = dict(re.findall(r'^::: (\S+)\n    options:\n      heading: "(\S+)"', page, re.M))
-    shown = {title.removeprefix("saccade.") for title in entries.values()}
+    entries = re.findall(r'^::: (\S+)\n    options:\n      heading: "(\S+)"', page, re.M)
+    shown = {title.removeprefix("saccade.") for _, title in entries}
     assert shown >= set(saccade.__all__) - {"__version__"}
-    for path, title in entries.items():
+    for path, title in entries:
         module, _, name = path.rpartition(".")
         found = getattr(__import__(module, fromlist=[name]), name)
         if title.startswith("saccade."):
