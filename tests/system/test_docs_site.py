@@ -85,7 +85,7 @@ def test_every_public_name_is_in_the_reference(reference: ModuleType) -> None:
         module, _, name = path.rpartition(".")
         found = getattr(__import__(module, fromlist=[name]), name)
         if title.startswith("saccade."):
-            assert found is getattr(saccade, name)
+            assert found is getattr(saccade, title.removeprefix("saccade."))
 
 
 def test_messages_of_errors_are_in_the_index(reference: ModuleType) -> None:

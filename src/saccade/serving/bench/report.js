@@ -151,7 +151,7 @@
       `Cheaper is ${better}. Numbers at the points are budgets; vertical bars are the scores' 95 % intervals`,
       axis.bars ? `, horizontal ones the ${axis.bars}. ` : ". ",
       axis.judged
-        ? "Hollow: dominated, another variant costs no more and scores better beyond the paired interval of the difference."
+        ? "Hollow: dominated, another variant surely costs no more and scores better, both beyond their paired intervals."
         : "By this cost no variant is marked as dominated; the line is the best score measured at up to that cost.",
     ].join("");
   }
