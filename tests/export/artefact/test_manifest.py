@@ -336,10 +336,14 @@ def test_needs_no_framework() -> None:
 
 
 def test_verify_prints_what_becomes_of_an_image(tmp_path: Path) -> None:
+    from rich.console import Console
+
     from saccade.exporter.gate.report import GateReport
 
     put(tmp_path)
     said = ArtefactFolder(tmp_path).images_text()
     report = GateReport(tmp_path, (), said)
     assert report.to_dict()["images"] == list(said)
-    assert said[0] in str(report.to_text().caption)
+    with (console := Console(width=200)).capture() as capture:
+        console.print(report.to_text())
+    assert said[0] in capture.get()

@@ -105,20 +105,12 @@ def bench(
     with reporting(progress):
         if folder is None:
             return measure_running(options)
-        return _bench(ArtefactFolder.open(folder), options)
+        return _bench(_workload(folder, options), options)
 
 
-def _bench(folder: ArtefactFolder, options: BenchOptions) -> BenchReport:
-    _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
-    for package in ("matplotlib", "plotly"):
-        require(package, extra="bench")
-    runtime = runtime_named(options.runtime)
-    runtime.require()
-    if options.server:
-        check_served_here(runtime)
-    workload = _workload(folder, runtime, options)
+def _bench(workload: "_Workload", options: BenchOptions) -> BenchReport:
     variants = workload.folder.variants
-    machine, server = this_machine(runtime.label()), None
+    machine, server = this_machine(runtime_named(options.runtime).label()), None
     works = [work for one_works in workload.works.values() for work in one_works]
     with progress_of("bench", _steps(works, options)) as advance:
         measured = in_process.measure(
@@ -179,7 +171,15 @@ def check_served_here(runtime: Runtime) -> None:
     check_installation(find_installation())
 
 
-def _workload(folder: ArtefactFolder, runtime: Runtime, options: BenchOptions) -> _Workload:
+def _workload(folder: ArtefactFolder | Path | str, options: BenchOptions) -> _Workload:
+    folder = ArtefactFolder.open(folder)
+    _ = folder.variants, folder.frontier  # refused before slow imports, and before the work
+    for package in ("matplotlib", "plotly"):
+        require(package, extra="bench")
+    runtime = runtime_named(options.runtime)
+    runtime.require()
+    if options.server:
+        check_served_here(runtime)
     models = subjects_of_folder(folder, runtime, kernels=options.op_library)
     asked = EvaluateOptions(options.data, task=options.task, limit=options.limit)
     scores = scores_of(models, asked, lambda: folder.checkpoint)
