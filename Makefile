@@ -27,7 +27,7 @@ check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 	$(BIN)/ruff format --check .
 	rm -rf build/typecheck build/lib build/bdist.*
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build/typecheck .
-	$(BIN)/python -m zipfile -e build/typecheck/saccade-*.whl build/typecheck/site
+	$(BIN)/python -m zipfile -e build/typecheck/saccade_serving-*.whl build/typecheck/site
 	cd build/typecheck && MYPYPATH=site ../../$(BIN)/python -m mypy \
 		--config-file ../../pyproject.toml -p saccade
 	$(MAKE) --no-print-directory check-supply
@@ -48,11 +48,11 @@ bench: $(STAMP) ## the figures of the README: fold, served against in-process, m
 	$(BIN)/python benchmarks/served.py
 	$(BIN)/python benchmarks/mixed_load.py
 
-plugins: $(STAMP) ## the kernels for ONNX Runtime and torch, into plugins/native/lib
-	$(BIN)/python -m saccade.plugins.native.library --into plugins/native/lib
+plugins: $(STAMP) ## the kernels for ONNX Runtime and torch, into src/saccade/plugins/native/lib
+	$(BIN)/python -m saccade.plugins.native.library --into src/saccade/plugins/native/lib
 
 plugins-tensorrt: ## the TensorRT plugins (nvcc): make plugins-tensorrt TENSORRT_INCLUDE_DIR=...
-	$(MAKE) -f plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
+	$(MAKE) -f src/saccade/plugins/native/tensorrt.mk TENSORRT_INCLUDE_DIR="$(TENSORRT_INCLUDE_DIR)"
 
 check-deploy: $(STAMP) $(DEPLOY_TOOLS)/.installed ## checkov on what kubectl and helm render of deploy
 	CHECKOV="$(abspath $(DEPLOY_TOOLS))/bin/checkov" \

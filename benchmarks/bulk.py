@@ -46,7 +46,7 @@ from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.server import Server
 
 HERE = Path(__file__).parent
-CHECKPOINT = HERE.parent / "models" / "shipped" / "digits-sum.safetensors"
+CHECKPOINT = HERE.parent / "src" / "saccade" / "models" / "shipped" / "digits-sum.safetensors"
 BUDGETS = (1.0, 0.0625)
 BATCH = 64
 LEAST_SHARE = 0.9

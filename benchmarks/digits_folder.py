@@ -5,7 +5,14 @@ from pathlib import Path
 
 from saccade.exporter.exported import ExportOptions, export
 
-CHECKPOINT = Path(__file__).parent.parent / "models" / "shipped" / "digits-sum.safetensors"
+CHECKPOINT = (
+    Path(__file__).parent.parent
+    / "src"
+    / "saccade"
+    / "models"
+    / "shipped"
+    / "digits-sum.safetensors"
+)
 
 
 def digits_folder(folder: Path, budgets: tuple[float, ...]) -> Path:

@@ -8,8 +8,8 @@
 The twins are circuits of 256 modules, the same steps, seeds and rates: links of mean degree 12 or
 dense, with module dropout or without. They have fewer steps than the shipped one, because without
 module dropout a step of 256 modules is dear; the sparse one without is the circuit of that size
-of nac_sizes.py. `shipped.py ship digits-sum` puts the shipped one into models/shipped. A twin of
-another seed than 0 has the seed in its name.
+of nac_sizes.py. `shipped.py ship digits-sum` puts the shipped one into its place. A twin of another
+seed than 0 has the seed in its name.
 """
 
 import argparse
@@ -35,7 +35,9 @@ from saccade.machine import this_machine
 from saccade.models.checkpoint import load
 from saccade.models.training.train import TrainOptions
 
-SHIPPED = Path("models/shipped/digits-sum.safetensors")  # with its card by shipped.py ship
+SHIPPED = Path(
+    "src/saccade/models/shipped/digits-sum.safetensors"
+)  # with its card by shipped.py ship
 RESULT = Path("benchmarks/results/digits_sum.json")
 WITHOUT = "module_dropout"  # where it is not set, the recipe's is taken
 SEEDS = (0, 1, 2)

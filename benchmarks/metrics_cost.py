@@ -87,7 +87,7 @@ def counted_here() -> dict[str, Any]:
     server.__dict__["MetricFamily"] = lambda **_: SimpleNamespace(Metric=lambda labels: metric)
     server.__dict__["MetricFamily"].COUNTER = 0
     sys.modules[server.__name__] = server
-    sys.path.insert(0, str(HERE.parent / "model_repository" / "router"))
+    sys.path.insert(0, str(HERE.parent / "src" / "saccade" / "model_repository" / "router"))
     metrics, sender = import_module("metrics"), import_module("sender")
     counting = metrics.Metrics("m", ["a", "b", "c"])
     nothing = SimpleNamespace(

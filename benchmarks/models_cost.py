@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The multiply-adds of every named size, which `saccade models` shows.
 
-    python benchmarks/models_cost.py                  # all of them, into models/model_costs.json
+    python benchmarks/models_cost.py                  # all of them, into model_costs.json
     python benchmarks/models_cost.py sot/sot-tiny     # only these, the others stay as they are
 
 Each is traced with random weights and counted from the graph. No clock is read, so a busy machine

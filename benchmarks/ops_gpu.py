@@ -2,7 +2,7 @@
 """The CUDA kernels on a GPU: against torch on the same device, and against the memory's bandwidth.
 
 Not yet run on hardware: `results/ops_gpu.json`, where it exists, names the device it comes from.
-    make -f plugins/native/tensorrt.mk cuda
+    make -f src/saccade/plugins/native/tensorrt.mk cuda
     python benchmarks/ops_gpu.py [--check] [--library build/tensorrt/libsaccade_cuda.so]
 
 Every kernel is first compared with its NumPy reference on fresh random inputs. A round then times
@@ -69,7 +69,8 @@ class Kernels:
     def __init__(self, path: Path, torch: Any) -> None:
         if not path.exists():
             raise SaccadeError(
-                f"{path} does not exist. Build it with: make -f plugins/native/tensorrt.mk cuda"
+                f"{path} does not exist. Build it with: "
+                "make -f src/saccade/plugins/native/tensorrt.mk cuda"
             )
         self.library, self.torch = ctypes.CDLL(str(path)), torch
         for name in ("sparsemax", "tvmax", "svpn", "svpn_fast"):

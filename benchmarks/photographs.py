@@ -27,7 +27,7 @@ from saccade.models.sparo.model import Sparo
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "preprocessing"
-CHECKPOINT = ROOT / "models" / "shipped" / "sparo-shapes.safetensors"
+CHECKPOINT = ROOT / "src" / "saccade" / "models" / "shipped" / "sparo-shapes.safetensors"
 RESULT = Path(__file__).parent / "results" / "photographs.json"
 SEEDS = range(5)
 

@@ -5,8 +5,8 @@
     python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
     python benchmarks/shipped.py table [NAME]        # every one: parity and speed
 
-`train` writes to build/shipped, `ship` to models/shipped, `table` to results/shipped.json.
-digits_sum.py compares the digits-sum model with its twins.
+`train` writes to build/shipped, `ship` to src/saccade/models/shipped, `table` to
+results/shipped.json. digits_sum.py compares the digits-sum model with its twins.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from saccade.models.training.train import TrainOptions, train
 from saccade.serving.bench.bench import bench
 from saccade.serving.bench.options import BenchOptions
 
-BUILT, SHIPPED = Path("build/shipped"), Path("models/shipped")
+BUILT, SHIPPED = Path("build/shipped"), Path("src/saccade/models/shipped")
 RESULT = Path(__file__).with_name("results") / "shipped.json"
 MOST_BYTES = 3 * 2**20
 

@@ -42,7 +42,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 from tiny_artefacts import write_repository  # noqa: E402
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-ROUTER = "model_repository/router"
+ROUTER = "src/saccade/model_repository/router"
 # The environment of each server; of the last, one request of a hundred is traced.
 SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
 KINDS: dict[str, dict[str, str]] = {"before": {}, "off": {}, "on": {}, "on, 1 %": SAMPLED}

@@ -2,7 +2,8 @@
 """The variants of a NAC on a GPU: throughput of the folded model against the unfolded one.
 
 Not yet run on hardware: `results/variants_gpu.json`, where it exists, names the device.
-    saccade export models/shipped/digits-sum.safetensors --out build/digits --precision fp32,fp16
+    saccade export shipped:digits-sum --out build/digits \
+        --precision fp32,fp16
     saccade build build/digits
     python benchmarks/variants_gpu.py --artefact build/digits
 
@@ -206,7 +207,7 @@ def full_over_budget(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    shipped = ROOT / "models" / "shipped" / "digits-sum.safetensors"
+    shipped = ROOT / "src" / "saccade" / "models" / "shipped" / "digits-sum.safetensors"
     parser.add_argument("--checkpoint", type=Path, default=shipped)
     parser.add_argument("--artefact", type=Path, help="exported, perhaps with engines")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -19,7 +19,7 @@ from pathlib import Path
 import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = Path("plugins/native/lib")
+KERNELS = Path("src/saccade/plugins/native/lib")
 # The first time that a zip file can hold; SOURCE_DATE_EPOCH, where it is set, says another.
 _OLDEST = 315532800
 

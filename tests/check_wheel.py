@@ -33,7 +33,7 @@ def built(place: Path, monkeypatch: pytest.MonkeyPatch, *, mask: int, when: int)
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, tree / name)
                 os.utime(tree / name, (when, when))
-        monkeypatch.setattr(compiler, "NATIVE", tree / "plugins" / "native")
+        monkeypatch.setattr(compiler, "NATIVE", tree / "src" / "saccade" / "plugins" / "native")
         lib = tree / builder.KERNELS
         compiler.compile_library(lib / library.NAME)
         library.source_hash.cache_clear()

@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_nac() -> Callable[..., Any]:
     """Make tiny checkpoints: `tiny_nac(path, modules=8)`."""
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+    pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
     from tiny import tiny_nac
 
     return tiny_nac

@@ -22,10 +22,10 @@ from pathlib import Path
 from types import FunctionType
 from typing import IO
 
-from places import ROOT, TESTS
+from places import PACKAGE, ROOT, TESTS
 
 STORE = ROOT / "build" / "test-folders"
-SOURCES = ("saccade", "plugins", "models", "export")
+LATER = (PACKAGE / "serving", PACKAGE / "model_repository")  # these export nothing
 PACKAGES = (
     "torch",
     "onnx",
@@ -112,7 +112,7 @@ def source_hash() -> str:
     known = [platform.machine(), sys.version, _cpu()]
     known += [f"{package} {version(package)}" for package in PACKAGES]
     digest = hashlib.sha256("\n".join(known).encode())
-    files = [path for name in SOURCES for path in (ROOT / name).rglob("*") if _is_source(path)]
+    files = [path for path in PACKAGE.rglob("*") if _is_source(path)]
     for path in [*sorted(files), *sorted(TESTS.glob("tiny*.py")), TESTS / "quick_gate.py"]:
         digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -120,7 +120,9 @@ def source_hash() -> str:
 
 
 def _is_source(path: Path) -> bool:
-    return path.suffix in {".py", ".json", ".hpp", ".cpp", ".h"} and path.is_file()
+    is_later = any(path.is_relative_to(folder) for folder in LATER)
+    is_kept = path.suffix in {".py", ".json", ".hpp", ".cpp", ".h"} and path.is_file()
+    return is_kept and not is_later
 
 
 def _cpu() -> str:

@@ -12,15 +12,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from places import ROOT
+from places import PACKAGE
 
 from saccade.exporter.artefact.folder import _TICK_NS
 
-SOURCES = tuple(
-    f"{ROOT / name}{os.sep}" for name in ("saccade", "plugins", "models", "export", "serving")
-)
+SOURCES = f"{PACKAGE}{os.sep}"
 # Functions that hash a file; the second reads a checkpoint, and names it by what it read.
-HASHING = ("saccade/files.py:sha256_of", "models/checkpoint.py:_parse")
+HASHING = ("files.py:sha256_of", "models/checkpoint.py:_parse")
 # Of each command: the most places that are given the folder, and the files that they stand in.
 # Both may only fall.
 MOST = {"bench": (32, 14), "deploy": (24, 11)}
@@ -30,8 +28,8 @@ _WALKS: list["FolderWalk"] = []
 class FolderWalk:
     """Walk of one folder in this process: all that was seen of it.
 
-    `places` are the functions of `export` and `serving` that were given it: as path, as text, as a
-    path below it, or as an `ArtefactFolder`, whose methods count as well. What reads any file, in
+    `places` are the functions of `exporter` and `serving` that were given it: as path, as text, as
+    a path below it, or as an `ArtefactFolder`, whose methods count as well. What reads any file, in
     the layers below, is none. `opened` and `hashed` count by file.
     """
 
@@ -77,7 +75,7 @@ class FolderWalk:
         given = [frame.f_locals[argument] for argument in arguments if argument in frame.f_locals]
         paths = [path for path in map(self.below, given) if path is not None]
         is_given = paths or any(type(each).__name__ == "ArtefactFolder" for each in given)
-        if is_given and name.startswith(("export/", "serving/")):
+        if is_given and name.startswith(("exporter/", "serving/")):
             self.places.add(name)
         if paths and name in HASHING:
             self.hashed[paths[0].relative_to(self.folder).as_posix()] += 1
@@ -87,7 +85,9 @@ class FolderWalk:
             place = code.co_filename
             inside = place.startswith(SOURCES)
             self._names[code] = (
-                f"{Path(place).relative_to(ROOT).as_posix()}:{code.co_qualname}" if inside else None
+                f"{Path(place).relative_to(PACKAGE).as_posix()}:{code.co_qualname}"
+                if inside
+                else None
             )
         return self._names[code]
 

@@ -85,14 +85,6 @@ class Copy:
             if (ROOT / name).is_file():
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.tree / name)
-        # The folders of the root are packages of saccade: an installation's map, as links.
-        setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-        (folder / "site").mkdir()
-        (folder / "site" / "saccade").symlink_to(self.tree / "saccade")
-        for package, place in setup["package-dir"].items():
-            link = self.tree / package.replace(".", "/")
-            if not link.exists():
-                link.symlink_to(self.tree / place)
 
     def put(self, name: str, text: str) -> None:
         """Replace a source, and forget what was compiled of it."""
@@ -124,7 +116,7 @@ class Copy:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(self.tree)
-        site, compiled = str(self.folder / "site"), str(self.folder / "compiled")
+        site, compiled = str(self.tree / "src"), str(self.folder / "compiled")
         os.environ |= {"PYTHONPATH": site, "PYTHONPYCACHEPREFIX": compiled}
         if own_library:
             os.environ["XDG_CACHE_HOME"] = str(self.folder / "cache")

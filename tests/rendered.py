@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 
 Resources = dict[tuple[str, str], dict[str, Any]]
-_MISSING = "{} is not installed: pip install 'saccade[dev]'"
+_MISSING = "{} is not installed: pip install '.[dev]'"
 # In a process of its own: the library brings the runtime of another language along.
 _HELM = """
 import json, sys

@@ -6,9 +6,9 @@ import importlib.util
 import sys
 from types import ModuleType
 
-from places import ROOT
+from places import PACKAGE
 
-ROUTER = ROOT / "model_repository" / "router"
+ROUTER = PACKAGE / "model_repository" / "router"
 
 
 def router_module(name: str) -> ModuleType:
@@ -22,7 +22,7 @@ def router_module(name: str) -> ModuleType:
 
 def family_module(package: str) -> ModuleType:
     """Files that a family brings: `family.py` beside the router, `router.py` in its own folder."""
-    source = ROOT / "models" / package / "router.py"
+    source = PACKAGE / "models" / package / "router.py"
     spec = importlib.util.spec_from_file_location(f"router_of_{package}", source)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -19,6 +19,7 @@ from saccade.serving.repository.deploy import deploy
 from saccade.serving.repository.options import RepositoryOptions
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "saccade"
 BUDGETS = (1.0, 0.25)
 
 
@@ -62,7 +63,7 @@ def one_try(row: Row, repository: Path, seed: int) -> dict[str, Any]:
 
 def repository_of(build: Path) -> Path:
     """The shipped digits-sum at two budgets, exported once."""
-    return _deployed(build, "digits-sum", ROOT / "models/shipped/digits-sum.safetensors")
+    return _deployed(build, "digits-sum", PACKAGE / "models/shipped/digits-sum.safetensors")
 
 
 def tiny_repository_of(build: Path) -> Path:

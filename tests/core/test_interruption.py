@@ -58,6 +58,23 @@ def test_during_the_imports(number, when):
 
 
 @pytest.mark.parametrize("number", [2, 15])
+def test_interrupt_while_a_dataclass_is_made(tmp_path, number):
+    # Of such a moment Python remembers more than the exception, see interruption.Interrupted.
+    (tmp_path / "commands.py").write_text(
+        "import sys\n"
+        "from saccade import interruption\n"
+        "interruption.raise_on_signals()\n"
+        "try:\n"
+        f"    exec('import os; os.kill(os.getpid(), {number}); str()')\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(interruption.tell())\n"
+    )
+    command = [sys.executable, "-m", "commands"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + number, "saccade: interrupted.\n")
+
+
+@pytest.mark.parametrize("number", [2, 15])
 @pytest.mark.parametrize("how", ["Swallows()", "wraps()"])
 def test_where_it_is_swallowed_or_wrapped(number, how):
     code = _IN_COMMAND.replace("HERE", how).replace("int(sys.argv[1])", str(number))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from quick_gate import FEW_SAMPLES  # noqa: E402
 
@@ -179,7 +179,7 @@ def test_refuses_a_checkpoint_it_cannot_prove(
     with pytest.raises(SaccadeError, match="when it was loaded"):
         export(changed, ExportOptions(out))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingPackage, match=r"pip install 'saccade\[cpu\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'saccade-serving\[cpu\]'"):
         export(changed, ExportOptions(out))
     assert not out.exists() and not list(tmp_path.glob(".out*"))
 

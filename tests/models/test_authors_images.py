@@ -90,7 +90,7 @@ def photograph(name: str) -> bytes:
     if said.get("package"):
         spec = find_spec(said["package"])  # not imported: that takes seconds
         if spec is None or spec.origin is None:
-            pytest.skip(f"{said['package']} is not installed: pip install 'saccade[export]'")
+            pytest.skip(f"{said['package']} is not installed: pip install '.[export]'")
         path = Path(spec.origin).parent / said["path"]
     data = path.read_bytes()
     assert hashlib.sha256(data).hexdigest() == said["sha256"]

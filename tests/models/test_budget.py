@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from places import ROOT
+from places import PACKAGE
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant import budget_option, choose_budgets
@@ -24,7 +24,7 @@ from saccade.models.interface import ComputeBudget, fraction_budget
 from saccade.schema import typed
 from saccade.serving.client.wire import choice
 
-ROUTER = ROOT / "model_repository" / "router"
+ROUTER = PACKAGE / "model_repository" / "router"
 sys.path.insert(0, str(ROUTER))
 try:
     rules: Any = importlib.import_module("choose")

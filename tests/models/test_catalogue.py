@@ -52,7 +52,7 @@ def test_counts_what_a_real_model_has(family: str) -> None:
 # Tracing the others takes far longer, and what counts is the same code.
 @pytest.mark.parametrize("family", ["nac", "sot", "sparo", "captioner"])
 def test_multiply_adds_are_those_of_the_graph(family: str) -> None:
-    pytest.importorskip("onnxruntime", reason="not installed: pip install 'saccade[cpu]'")
+    pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
     from saccade.exporter.graph.catalogue_cost import cost_of_size
 
     known = known_costs()[family]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from places import ROOT
+from places import PACKAGE
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant import known_roles, variant_name
@@ -20,10 +20,10 @@ from saccade.models.entry import EvaluationTask, FamilyEntry, imported
 from saccade.models.families import FAMILIES, entries, entry_of, folded
 from saccade.serving.client import client, operations
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 CALLS = ("segment", "edit", "answer", "caption")
-ROUTER = {path.name for path in (ROOT / "model_repository" / "router").glob("*.py")}
+ROUTER = {path.name for path in (PACKAGE / "model_repository" / "router").glob("*.py")}
 
 
 def references(entry: FamilyEntry) -> list[str]:

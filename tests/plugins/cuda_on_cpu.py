@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from places import ROOT
+from places import PACKAGE, ROOT
 
 from saccade.plugins.contract import Op
 
-NATIVE, HERE = ROOT / "plugins" / "native", ROOT / "tests" / "plugins" / "native"
+NATIVE, HERE = PACKAGE / "plugins" / "native", ROOT / "tests" / "plugins" / "native"
 DTYPES = {"float32": 1, "float16": 10}
 
 

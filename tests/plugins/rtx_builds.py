@@ -12,7 +12,7 @@ from saccade.exporter.runtimes.tensorrt.child import Built, Job, build_in_child
 
 needs_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None,
-    reason="tensorrt_rtx is not installed: pip install 'saccade[rtx]'",
+    reason="tensorrt_rtx is not installed: pip install '.[rtx]'",
 )
 
 

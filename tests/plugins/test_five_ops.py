@@ -6,7 +6,7 @@ import pytest
 from ops_implementations import built_library
 from rtx_builds import build, needs_rtx
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 
 class FiveOps(torch.nn.Module):

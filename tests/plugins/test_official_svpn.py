@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from places import TESTS
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 GOLDEN = TESTS / "golden" / "sot"
 CASES = {

@@ -14,9 +14,9 @@ from ops_implementations import built_library
 
 from saccade.plugins.ops import OPS
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
 ort = pytest.importorskip(
-    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
+    "onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'"
 )
 
 X = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)

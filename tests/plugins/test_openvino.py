@@ -17,10 +17,8 @@ from test_conformance import disagreement
 
 # With it, the import alone writes an identity into the home folder.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-openvino = pytest.importorskip(
-    "openvino", reason="openvino is not installed: pip install 'saccade[dev]'"
-)
-pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
+openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install '.[dev]'")
+pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
 
 from one_node import one_node_model  # noqa: E402
 

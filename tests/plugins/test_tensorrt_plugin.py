@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import PACKAGE, ROOT
 
 from saccade.plugins.native import spills
 from saccade.plugins.ops import OPS
 
-NATIVE = ROOT / "plugins" / "native"
+NATIVE = PACKAGE / "plugins" / "native"
 LIBRARY = NATIVE / "lib" / "libsaccade_tensorrt.so"
 HARNESS = ROOT / "build" / "tensorrt" / "tensorrt_harness"
 REPORT = ROOT / "build" / "tensorrt" / "ptxas.log"
@@ -29,7 +29,7 @@ BUILD = "build it with: make plugins-tensorrt TENSORRT_INCLUDE_DIR=DIR (headers 
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=f"no {LIBRARY.name}: {BUILD}")
 needs_registry = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None,
-    reason="tensorrt_rtx is not installed: pip install 'saccade[rtx]'",
+    reason="tensorrt_rtx is not installed: pip install '.[rtx]'",
 )
 
 # A registry that dislikes a library may abort the process, so it gets its own.
@@ -130,7 +130,7 @@ def test_the_harness_drives_every_plugin(found_by: str) -> None:
     if found_by == "registry":
         libraries = importlib.util.find_spec("tensorrt_rtx_libs")
         if libraries is None or not libraries.submodule_search_locations:
-            pytest.skip("tensorrt_rtx is not installed: pip install 'saccade[rtx]'")
+            pytest.skip("tensorrt_rtx is not installed: pip install '.[rtx]'")
         (folder,) = libraries.submodule_search_locations
         options += ["--registry", str(next(Path(folder).glob("libtensorrt_rtx.so*")))]
     script = ROOT / "tests" / "plugins" / "native" / "harness_cases.py"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from places import TESTS
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from saccade.plugins.ops import sparsemax, svpn, svpn_fast, tvmax  # noqa: E402
 

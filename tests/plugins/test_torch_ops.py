@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from saccade.errors import SaccadeError, ShapeError  # noqa: E402
 from saccade.plugins.native import bindings  # noqa: E402

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from test_torch_ops import CASES, normal, wanted  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402

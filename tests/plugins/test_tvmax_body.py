@@ -11,7 +11,7 @@ from rtx_builds import build, needs_rtx
 
 from saccade.plugins.ops import OPS
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 _AXES = {"Z": "b {0} {0}", "sizes": "b 2", "P": "b {0} {0}", "error": "b"}

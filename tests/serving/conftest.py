@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envoys import envoy_program
+from places import PACKAGE
 from tiny_artefacts import write_repository
 
 from saccade.errors import SaccadeError
@@ -125,7 +126,7 @@ def pb(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module.MetricFamily.COUNTER = 0
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
     monkeypatch.setitem(sys.modules, "image_decoding", image_decoding)
-    router = Path(__file__).resolve().parents[2] / "model_repository" / "router"
+    router = PACKAGE / "model_repository" / "router"
     monkeypatch.syspath_prepend(str(router))
     yield module
     for source in router.glob("*.py"):

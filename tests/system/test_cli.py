@@ -2,7 +2,6 @@
 """The command line as a user meets it: help, answers, exit codes, and the words for wrong input."""
 
 import json
-import signal
 import subprocess
 import sys
 
@@ -148,23 +147,6 @@ def test_interrupt_leaves_nothing(tmp_path):
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_while_a_dataclass_is_made(tmp_path, number):
-    # Of such a moment Python remembers more than the exception, see interruption.Interrupted.
-    (tmp_path / "commands.py").write_text(
-        "import sys\n"
-        "from saccade import interruption\n"
-        "interruption.raise_on_signals()\n"
-        "try:\n"
-        f"    exec('import os; os.kill(os.getpid(), {int(number)}); str()')\n"
-        "except KeyboardInterrupt:\n"
-        "    sys.exit(interruption.tell())\n"
-    )
-    command = [sys.executable, "-m", "commands"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (128 + number, "saccade: interrupted.\n")
 
 
 def test_our_bug_keeps_its_trace(saccade, monkeypatch):

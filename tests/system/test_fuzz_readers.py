@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("msgpack", reason="pip install '.[export]'")
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

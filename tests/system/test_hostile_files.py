@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("msgpack", reason="pip install '.[export]'")
 
 from hostile_files import (  # noqa: E402
     DEEP,

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 from places import TESTS
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
 
 CHECK = TESTS / "killed" / "check.py"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("onnxruntime", reason="not installed: pip install 'saccade[cpu]'")
+pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
 SILENCERS = {"ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "CI"}
 
 

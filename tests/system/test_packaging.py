@@ -2,15 +2,19 @@
 """The wheel holds what the editable install shows, and a missing extra explains itself."""
 
 import importlib.util
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
-from pathlib import Path
+from importlib import metadata
 
 import pytest
-from places import ROOT
+from places import PACKAGE, ROOT
 
-from saccade.errors import MissingPackage, require
+import saccade
+from saccade.errors import DISTRIBUTION, MissingPackage, require
+from saccade.machine import version_of
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +67,14 @@ def test_what_a_zip_file_keeps_of_the_machine_is_put_away(builder, tmp_path):
     assert modes == {((1980, 1, 1, 0, 0, 0), 0o100644)}
 
 
-def packaged(path):
-    """Place of a file of the tree in the package: `saccade.export` is the function."""
-    return Path("exporter", *path.parts[1:]) if path.parts[0] == "export" else path
-
-
 def test_wheel_holds_every_source_file(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
-    for folder in ("plugins", "models", "export", "serving", "model_repository"):
-        for path in (ROOT / folder).rglob("*"):
-            if (
-                path.suffix in {".py", ".html", ".yaml", ".safetensors"}
-                and "__pycache__" not in path.parts
-            ):
-                assert f"saccade/{packaged(path.relative_to(ROOT))}" in inside
+    for path in PACKAGE.rglob("*"):
+        if (
+            path.suffix in {".py", ".html", ".yaml", ".safetensors"}
+            and "__pycache__" not in path.parts
+        ):
+            assert str(path.relative_to(PACKAGE.parent)) in inside
     assert "saccade/py.typed" in inside
 
 
@@ -84,7 +82,6 @@ def test_wheel_runs_without_the_tree(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
         "import sys;"
-        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
         f"sys.path.insert(0, {str(tmp_path)!r});"
         "import saccade.serving.commands.cli as c; print(c.__file__)"
     )
@@ -95,6 +92,44 @@ def test_wheel_runs_without_the_tree(wheel, tmp_path):
     assert done.stdout.startswith(str(tmp_path))
 
 
+def test_a_clone_beside_a_script_does_not_hide_the_package(tmp_path):
+    (tmp_path / "saccade" / "src").mkdir(parents=True)  # where somebody cloned the repository
+    script = tmp_path / "ask.py"
+    script.write_text("from saccade import Client; print(Client.__module__)")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "saccade.serving.client.client\n"), done.stderr
+
+
 def test_missing_extra_names_the_pip_command():
-    with pytest.raises(MissingPackage, match=r"pip install 'saccade\[export\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'saccade-serving\[export\]'"):
         require("a_package_that_is_not_there", extra="export")
+
+
+def test_nothing_tells_to_install_the_other_project_called_saccade(names):
+    told = re.compile(r"""pip install [^\n`]*?(?<![\w/-])saccade(?![\w-])""")
+    texts = (".py", ".md", ".txt", ".toml", ".yaml", ".sh", "Makefile", "Dockerfile")
+    found = {
+        name: match[0]
+        for name in names
+        if name.endswith(texts) and (match := told.search((ROOT / name).read_text()))
+    }
+    assert found == {}
+
+
+def test_the_distribution_is_what_the_messages_name():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
+
+
+def test_versions_are_found_under_either_distribution(monkeypatch):
+    assert version_of("saccade") == saccade.__version__
+
+    def version(name):
+        if name == "onnxruntime-gpu":
+            return "1.31.1"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert version_of("onnxruntime") == "1.31.1"
+    with pytest.raises(metadata.PackageNotFoundError):
+        version_of("onnx")

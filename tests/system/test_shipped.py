@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from saccade.errors import SaccadeError
 from saccade.exporter.evaluation.evaluate import evaluate
@@ -51,6 +51,13 @@ def test_file_knows_what_its_card_claims(path: Path) -> None:
     assert results.scores[0].value >= AT_LEAST[path.stem]
 
 
-def test_a_name_that_is_not_there() -> None:
+def test_one_by_its_name() -> None:
+    assert load("shipped:digits-sum").path == FOLDER / "digits-sum.safetensors"
+    # As the command line takes it.
+    assert load(Path("shipped:digits-sum")).path == FOLDER / "digits-sum.safetensors"
+
+
+@pytest.mark.parametrize("name", ["digits", "../shipped/digits-sum", "", "digits-sum.safetensors"])
+def test_a_name_that_is_not_there(name: str) -> None:
     with pytest.raises(SaccadeError, match=r"There are: .*digits-sum"):
-        shipped_checkpoint("digits")
+        load(f"shipped:{name}")

@@ -98,18 +98,18 @@ def test_the_page_of_licences_is_of_what_is_pinned(script):
 def test_the_bill_is_of_the_wheel_and_of_no_machine(script, tmp_path):
     component = {"bom-ref": "a==1", "name": "a", "type": "library"}
     place = {"type": "distribution", "url": "file:///somewhere"}
-    own = {"bom-ref": "root", "name": "saccade", "version": "0.1.0", "type": "library"}
+    own = {"bom-ref": "root", "name": "saccade-serving", "version": "0.1.0", "type": "library"}
     bill = {
         "metadata": {"component": own},
         "components": [component | {"externalReferences": [place]}, own | {"bom-ref": "saccade"}],
         "dependencies": [{"ref": "root", "dependsOn": ["a==1", "saccade"]}, {"ref": "saccade"}],
     }
-    program, wheel = tmp_path / "cyclonedx-py", tmp_path / "saccade-0.1.0-py3-none-any.whl"
+    program, wheel = tmp_path / "cyclonedx-py", tmp_path / "saccade_serving-0.1.0-py3-none-any.whl"
     program.write_text(f"#!/bin/sh\necho '{json.dumps(bill)}'\n")
     program.chmod(0o755)
     wheel.write_bytes(b"wheel")
     script("sbom").main(wheel, str(program))
-    content = json.loads((tmp_path / "saccade-0.1.0-py3-none-any.cdx.json").read_bytes())
+    content = json.loads((tmp_path / "saccade_serving-0.1.0-py3-none-any.cdx.json").read_bytes())
     (digest,) = content["metadata"]["component"]["hashes"]
     assert digest == {"alg": "SHA-256", "content": hashlib.sha256(b"wheel").hexdigest()}
     assert content["components"] == [component]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from router_code import family_module
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("msgpack", reason="pip install '.[export]'")
 
 import official_files  # noqa: E402
 

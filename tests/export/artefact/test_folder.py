@@ -166,7 +166,7 @@ def test_a_second_reader_is_noticed(place: Path) -> None:
     with pytest.raises(AssertionError, match=r"hashed .*2"):
         walk.check(*MOST["deploy"])
     places = len(walk.places)
-    assert any(place.startswith("export/artefact/folder.py:") for place in walk.places)
+    assert any(place.startswith("exporter/artefact/folder.py:") for place in walk.places)
     with walked(place) as walk:
         ArtefactFolder(place).check_files()
     walk.check(places, len(walk.files))

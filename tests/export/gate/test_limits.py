@@ -14,11 +14,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
-pytest.importorskip(
-    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
-)
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import torch
 from half_typed import add_variant, half_typed

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import onnx
 import onnxruntime

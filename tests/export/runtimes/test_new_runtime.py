@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from places import ROOT, TESTS
+from places import PACKAGE, ROOT, TESTS
 from quick_gate import FEW_SAMPLES
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip(
-    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
-)
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
 
 from tiny_artefacts import rehash
 
@@ -139,6 +137,5 @@ def test_contributing_says_how_many_files():
     for name in named:
         assert (ROOT / name).is_file(), name
     # The proof needs no other edit: nothing of saccade has heard of it.
-    for layer in ("saccade", "plugins", "models", "export", "serving"):
-        for path in (ROOT / layer).rglob("*.py"):
-            assert "fake_runtime" not in path.read_text(), path
+    for path in PACKAGE.rglob("*.py"):
+        assert "fake_runtime" not in path.read_text(), path

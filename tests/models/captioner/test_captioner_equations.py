@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 optimize = pytest.importorskip("scipy.optimize", reason="scipy is not installed")
 
 from saccade.models.captioner.config import PRESETS  # noqa: E402

@@ -205,6 +205,10 @@ ARRAYS = {
     "two channels": ({"images": np.stack([IMAGES] * 2, -1), "labels": LABELS}, "expected .n, h"),
     "a label too few": ({"images": IMAGES, "labels": LABELS[1:]}, "each of the 20 images"),
     "labels with fractions": ({"images": IMAGES, "labels": LABELS / 2}, "whole number"),
+    "labels that are spans of time": (
+        {"images": IMAGES, "labels": LABELS.astype("m8[s]")},
+        "labels are timedelta64",
+    ),
     "labels from -1": ({"images": IMAGES, "labels": LABELS - 1}, "reach from -1 to 0"),
     "labels up to 1001": ({"images": IMAGES, "labels": LABELS + 1000}, "reach from 1000 to 1001"),
     "one class": ({"images": IMAGES, "labels": LABELS * 0}, r"the classes found are \['0'\]"),
@@ -222,6 +226,13 @@ def test_npz_is_refused(case: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", **arrays)
     with pytest.raises(SaccadeError, match=f"(?s){reason}"):
         load_data(tmp_path / "mine.npz", "train")
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u8", ">i8"])
+def test_npz_with_labels_of_any_whole_numbers(dtype: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", images=IMAGES, labels=LABELS.astype(dtype))
+    data = load_data(tmp_path / "mine.npz", "train")
+    assert data.labels.dtype == np.int64 and np.bincount(data.labels).tolist() == [7, 7]
 
 
 def test_npz_with_class_names(tmp_path: Path) -> None:

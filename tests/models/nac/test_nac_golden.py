@@ -7,7 +7,7 @@ import json
 import pytest
 from places import TESTS
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 
 FOLDER = TESTS / "golden" / "nac"

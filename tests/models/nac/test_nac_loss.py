@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: no digits")
 
 from torch.nn import functional as F  # noqa: E402

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from saccade.errors import SaccadeError
 from saccade.models.official.reading import read_tensors
 
-msgpack = pytest.importorskip("msgpack", reason="pip install 'saccade[export]'")
+msgpack = pytest.importorskip("msgpack", reason="pip install '.[export]'")
 
 WEIGHTS = {"a/kernel": torch.arange(6.0).reshape(2, 3), "a/bias": torch.tensor([1.5, -2.0, 0.0])}
 NESTED = {"a": {name[2:]: value.numpy() for name, value in WEIGHTS.items()}}

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from saccade.models.data.tetrominoes import tetromino_batch  # noqa: E402
 from saccade.models.interface import component_named  # noqa: E402

@@ -6,7 +6,7 @@ import json
 import pytest
 from places import TESTS
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 GOLDEN = TESTS / "golden" / "sot"
 CASES = json.loads((GOLDEN / "manifest.json").read_text())["cases"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from places import TESTS
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 from saccade.errors import SaccadeError  # noqa: E402
 from saccade.models.sot.training import patch_side, task  # noqa: E402

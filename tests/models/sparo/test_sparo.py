@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import torch
 from fixed_fold import folded_in_order
@@ -325,7 +325,7 @@ def test_configurations_that_cannot_be_are_refused(changes, field):
 
 
 def test_a_component_becomes_a_graph():
-    ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
+    ort = pytest.importorskip("onnxruntime", reason="pip install '.[cpu]'")
     tracing = pytest.importorskip("saccade.exporter.graph.tracing")
     model = Sparo(FORMS["codebook"]).eval()
     folded = model.fold()

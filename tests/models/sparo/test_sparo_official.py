@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from places import TESTS
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import torch
 from safetensors.torch import load_file

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from places import TESTS
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import torch
 from golden_cases import tvmax_vqa as cases

@@ -22,12 +22,8 @@ from saccade.serving.bench.bench import BenchReport, bench
 from saccade.serving.bench.in_process import BATCHES, Calls
 from saccade.serving.bench.options import BenchOptions
 
-pytest.importorskip(
-    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
-)
-pytest.importorskip(
-    "matplotlib", reason="matplotlib is not installed: pip install 'saccade[bench]'"
-)
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
+pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install '.[bench]'")
 
 VARIANTS = ["nac-b1000-fp32", "nac-b0500-fp32", "nac-b0250-fp32", "nac-b0125-fp32"]
 SHORT: dict[str, Any] = {"seconds": 0.1, "rounds": 1, "concurrency": (1, 4)}
@@ -52,7 +48,7 @@ def watched(
     tiny_folder: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[BenchReport, FolderWalk]:
     """One run with everything on, shared by the tests that read what it wrote."""
-    pytest.importorskip("pytriton", reason="no server: pip install 'saccade[serve]'")
+    pytest.importorskip("pytriton", reason="no server: pip install '.[serve]'")
     place = tmp_path_factory.mktemp("served")
     folder = shutil.copytree(tiny_folder, place / "nac")
     with walked(Path(folder)) as walk:
@@ -230,7 +226,7 @@ def test_a_changed_artefact_is_refused(folder: Path, data: Path, tmp_path: Path)
 
 def test_a_missing_package_names_the_extra(folder: Path, data, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingPackage, match=r"saccade\[bench\]"):
+    with pytest.raises(MissingPackage, match=r"saccade-serving\[bench\]"):
         bench(folder, BenchOptions(tmp_path / "report", str(data)))
 
 

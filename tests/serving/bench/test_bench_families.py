@@ -19,9 +19,9 @@ from saccade.serving.bench.bench import BenchReport, bench
 from saccade.serving.bench.options import BenchOptions
 from saccade.serving.bench.report import render
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("onnxruntime", reason="not installed: pip install 'saccade[cpu]'")
-pytest.importorskip("matplotlib", reason="not installed: pip install 'saccade[bench]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="not installed: pip install '.[cpu]'")
+pytest.importorskip("matplotlib", reason="not installed: pip install '.[bench]'")
 
 SIZES = {
     "sparo": "sparo-tiny", "slot-attention": "slot-attention-tiny", "vqa": "vqa-tiny",

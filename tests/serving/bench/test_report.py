@@ -16,9 +16,7 @@ from places import ROOT
 from saccade.errors import SaccadeError
 from saccade.serving.bench import report
 
-pytest.importorskip(
-    "matplotlib", reason="matplotlib is not installed: pip install 'saccade[bench]'"
-)
+pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install '.[bench]'")
 
 
 def point(rate: float, milliseconds: float) -> dict[str, Any]:

@@ -33,9 +33,9 @@ from saccade.serving.repository.installation import check_installation, find_ins
 from saccade.serving.repository.options import RepositoryOptions
 from saccade.worker import WorkerEnded
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("matplotlib", reason="matplotlib is missing: pip install 'saccade[bench]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install 'saccade[cpu]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("matplotlib", reason="matplotlib is missing: pip install '.[bench]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")
 
 PASSED = ["nac-b1000-fp32", "nac-b1000-int8", "nac-b0500-fp32"]
 FAILED = "nac-b0500-int8"

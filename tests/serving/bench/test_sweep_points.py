@@ -17,8 +17,8 @@ from saccade.serving.bench.sweep.point_process import Refusal, Task
 from saccade.serving.bench.sweep.state import differences, open_repository
 from saccade.worker import Worker
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install 'saccade[cpu]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")
 
 
 def task_in(

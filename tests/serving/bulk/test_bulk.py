@@ -23,6 +23,7 @@ from tiny_artefacts import FULL, HALF, artefacts, manifest_of, onnx_model
 
 from saccade.errors import GateFailed, MissingPackage, SaccadeError
 from saccade.exporter.artefact.manifest import read_manifest, write_manifest
+from saccade.serving.bulk import place as place_module
 from saccade.serving.bulk.bulk import bulk
 from saccade.serving.bulk.options import BulkOptions
 from saccade.serving.bulk.place import Place
@@ -405,6 +406,38 @@ def test_from_the_command_line(
     assert "holds another job" in capsys.readouterr().err
 
 
+def test_a_file_is_no_folder_of_answers(run: Callable[..., Any], images: Path) -> None:
+    with pytest.raises(SaccadeError, match=r"notes.txt: is a file, expected a folder.*--out"):
+        run(images, out=str(images / "notes.txt"))
+    with pytest.raises(SaccadeError, match="cannot be written"):
+        run(images, out=str(images / "notes.txt" / "answers"))
+    assert (images / "notes.txt").read_text() == "not an image"
+
+
+@pytest.mark.parametrize("flag", ["input", "out"])
+def test_a_store_that_was_never_reached_is_not_waited_for(
+    flag: str, run: Callable[..., Any], images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def unreachable(root: str) -> Any:
+        asked.append(root)
+        raise OSError("nobody listens")
+
+    monkeypatch.setattr(place_module, "PATIENCE_AT_FIRST_S", 0.0)
+    monkeypatch.setattr(place_module, "PATIENCE_S", 3600.0)
+    connected = place_module._connected
+    monkeypatch.setattr(
+        place_module,
+        "_connected",
+        lambda root: unreachable(root) if root.startswith("s3:") else connected(root),
+    )
+    places = {"input": str(images), flag: "s3://bucket/place?secret_key=abc"}
+    with pytest.raises(SaccadeError, match=rf"s3://bucket/place: cannot.*nobody.*--{flag}") as seen:
+        run(places.pop("input"), **places)
+    assert "abc" not in str(seen.value) and len(asked) == 1
+
+
 @pytest.mark.parametrize(("missing", "runner"), [("pyarrow", "local"), ("ray", "ray")])
 def test_without_the_extra(
     run: Callable[..., Any],
@@ -414,7 +447,7 @@ def test_without_the_extra(
     runner: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingPackage, match=rf"{missing} .*pip install 'saccade\[bulk\]'"):
+    with pytest.raises(MissingPackage, match=rf"{missing} .*pip install 'saccade-serving\[bulk\]'"):
         run(images, runner=runner)
     assert not (images.parent / "out").exists()
 

@@ -27,8 +27,8 @@ from saccade.serving.client.wire import choice
 from saccade.serving.commands.cli import run
 from saccade.serving.repository.deploy import RepositoryOptions, deploy
 
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install 'saccade[cpu]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")
 
 FULL, TWO_THIRDS, SIXTH = (f"sparo-{label}-fp32" for label in ("b1000", "b0667", "b0167"))
 STORED = {"b1000": 1.0, "b0667": 2 / 3, "b0167": 1 / 6}

@@ -13,7 +13,7 @@ from saccade.serving.client.wire import with_deadline
 @pytest.fixture
 def tracer():
     sdk = pytest.importorskip(
-        "opentelemetry.sdk.trace", reason="not installed: pip install 'saccade[trace]'"
+        "opentelemetry.sdk.trace", reason="not installed: pip install '.[trace]'"
     )
     return sdk.TracerProvider().get_tracer("application")
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from saccade.errors import install
 from saccade.serving.commands import doctor as module
 from saccade.serving.commands.doctor import doctor
 
@@ -53,11 +54,11 @@ def test_this_machine_is_described():
 def test_missing_package_names_its_use_and_the_pip_command(pretend):
     pretend(torch=None, scikit_learn=None)
     report = doctor()
-    assert row(report, "torch").advice == "pip install 'saccade[export]'"
+    assert row(report, "torch").advice == install("export")
     assert not row(report, "scikit-learn").good
     assert not report.uses()["export"] and not report.uses()["bench"]
     assert report.exit_code == 0  # one can still call a server
-    assert "pip install 'saccade[export]'" in shown(report)
+    assert "pip install 'saccade-serving[export]'" in shown(report)
 
 
 def test_missing_core_package_is_a_failure(pretend):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
-ort = pytest.importorskip("onnxruntime", reason="pip install 'saccade[cpu]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
+ort = pytest.importorskip("onnxruntime", reason="pip install '.[cpu]'")
 
 import official_files  # noqa: E402
 from joined_repository import join  # noqa: E402

@@ -19,7 +19,7 @@ from saccade.serving.repository.router_folder import router_code
 from saccade.serving.server import print_command
 from saccade.serving.server.print_command import IMAGE, container_arguments
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 
 DOCKER, KSERVE = ROOT / "docker", ROOT / "deploy" / "kserve"
 ON_GPU = Requirements(gpu=True, runtimes=("tensorrt",), rate_limit=True)
@@ -99,11 +99,13 @@ def test_the_images_build_commands_are_understood(tmp_path):
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     configure = native.partition("&&")[0]
-    configure = configure.replace("/src", str(ROOT)).replace("/build", str(tmp_path / "build"))
+    configure = configure.replace("/src", str(ROOT / "src")).replace(
+        "/build", str(tmp_path / "build")
+    )
     done = subprocess.run(shlex.split(configure), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (plugins,) = (run for run in runs if "tensorrt.mk" in run)
-    make = plugins.partition("&& ")[2].replace("/src", str(ROOT))
+    make = plugins.partition("&& ")[2].replace("/src", str(ROOT / "src"))
     (tmp_path / "NvInferRuntime.h").touch()
     script = f'header={tmp_path}/NvInferRuntime.h; CUDA_ARCHITECTURES="75 89"; {make} NVCC=true'
     dry = f"{script} -n --always-make BUILD={tmp_path}/tensorrt"

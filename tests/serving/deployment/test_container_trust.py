@@ -8,7 +8,7 @@ import pytest
 from dockerfiles import instructions
 from places import ROOT
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 
 DOCKER = ROOT / "docker"
 

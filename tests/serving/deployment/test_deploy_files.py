@@ -24,7 +24,7 @@ from saccade.serving.server.print_command import (
 )
 from saccade.serving.server.process import CLOSED
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'saccade[dev]'")
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install '.[dev]'")
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="kubernetes-validate is not installed"
 )

@@ -42,7 +42,7 @@ def clone(tmp_path: Path) -> Path:
     """A folder with what a clone has, and the files that the reader is said to have."""
     place = tmp_path / "clone"
     place.mkdir()
-    for name in ("models", "docs"):
+    for name in ("src", "docs"):
         (place / name).symlink_to(ROOT / name)
     their_clip(tmp_path, place / "vit_b32.pt", place / "vit_b32.json")
     (place / "labels.txt").write_text("a circle\na square\n")

@@ -10,11 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
-pytest.importorskip(
-    "onnxruntime", reason="onnxruntime is not installed: pip install 'saccade[cpu]'"
-)
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[cpu]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
 from broken_by_intent import HOSTILE

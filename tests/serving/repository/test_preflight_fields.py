@@ -17,7 +17,7 @@ def test_the_bundled_server_knows_every_field_that_is_written(example):
     # Preflight refuses any other field, also those that a newer server knows.
     package = util.find_spec("pytriton")
     if package is None or package.origin is None:
-        pytest.skip("nvidia-pytriton is not installed: pip install 'saccade[serve]'")
+        pytest.skip("nvidia-pytriton is not installed: pip install '.[serve]'")
     data = (Path(package.origin).parent / "tritonserver/bin/tritonserver").read_bytes()
     known = fields_of(server_messages(data).message_type)
     written = set(set_fields(parse_config(example.read_text())))

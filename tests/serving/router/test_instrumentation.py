@@ -42,7 +42,7 @@ class Request:
 @pytest.fixture
 def traced(pb, monkeypatch):
     """The router's instrumentation before a receiver; `sent` ends it and gives what came."""
-    pytest.importorskip("opentelemetry.sdk", reason="not installed: pip install 'saccade[trace]'")
+    pytest.importorskip("opentelemetry.sdk", reason="not installed: pip install '.[trace]'")
     with receiving() as receiver:
         monkeypatch.setenv(ENDPOINT, receiver.endpoint)
         made = import_module("instrumentation").Instrumentation("nac", unwatched="saccade_probe")

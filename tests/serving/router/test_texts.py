@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from places import ROOT
+from places import PACKAGE
 
-pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
 
@@ -27,7 +27,7 @@ from saccade.serving.server.addresses import ServeOptions
 from saccade.serving.server.exposure import check_repository, notices
 from saccade.serving.server.print_command import print_command
 
-ROUTER = ROOT / "model_repository" / "router"
+ROUTER = PACKAGE / "model_repository" / "router"
 sys.path.insert(0, str(ROUTER))
 try:
     text_rows = importlib.import_module("texts").text_rows

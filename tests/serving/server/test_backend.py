@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from places import ROOT
+from places import PACKAGE
 
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.serving.repository.model_config import (
@@ -19,7 +19,7 @@ from saccade.serving.repository.model_config import (
 )
 from saccade.serving.repository.runtimes.onnxruntime import config_fields
 
-ROOT = ROOT / "model_repository"
+SOURCES = PACKAGE / "model_repository"
 
 
 def load(path: Path) -> ModuleType:
@@ -59,7 +59,7 @@ def start(pb, tiny_folder, tmp_path):
     (tmp_path / "1" / "model.onnx").hardlink_to(tiny_folder / "nac-b1000-fp32.onnx")
 
     def run(config, kind="CPU"):
-        model = load(ROOT / "onnxruntime_backend" / "model.py").TritonPythonModel()
+        model = load(SOURCES / "onnxruntime_backend" / "model.py").TritonPythonModel()
         place = {"model_repository": str(tmp_path), "model_version": "1"}
         model.initialize({"model_config": json.dumps(config), "model_instance_kind": kind, **place})
         return model
@@ -144,7 +144,7 @@ def test_a_variants_failure_names_it_and_keeps_the_servers_words(pb, words):
     from outcomes import code_of
 
     reason, expected = FAILURES[words]
-    refused = load(ROOT / "router" / "calls.py").failure("nac-b0250-fp32", pb.TritonError(words))
+    refused = load(SOURCES / "router" / "calls.py").failure("nac-b0250-fp32", pb.TritonError(words))
     assert refused.reason == reason
     assert code_of(reason) == ("internal" if reason == "failed" else "unavailable")
     assert expected in str(refused) and "'nac-b0250-fp32'" in str(refused)

@@ -77,7 +77,7 @@ def plain_call(service, identity="", headers=None, data=b"junk", http=False):
 def test_a_trace_goes_from_the_caller_through_router_and_backend(
     service, receiver, eventually, digit
 ):
-    trace = pytest.importorskip("opentelemetry.trace", reason="pip install 'saccade[trace]'")
+    trace = pytest.importorskip("opentelemetry.trace", reason="pip install '.[trace]'")
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     tracer = sdk.TracerProvider().get_tracer("application")
     with Client(service.url, "tiny") as client:
@@ -103,7 +103,7 @@ def test_a_trace_goes_from_the_caller_through_router_and_backend(
 
 
 def test_callers_with_a_client_of_their_own_are_followed(service, receiver, eventually):
-    pytest.importorskip("opentelemetry.sdk", reason="pip install 'saccade[trace]'")
+    pytest.importorskip("opentelemetry.sdk", reason="pip install '.[trace]'")
     for number, http in ((1, False), (2, True)):
         for flag in ("01", "00"):
             identity = f"{number}{flag}" + "a" * 29
@@ -119,7 +119,7 @@ def test_callers_with_a_client_of_their_own_are_followed(service, receiver, even
 
 
 def test_a_receiver_that_refuses_changes_no_answer(service, receiver, digit):
-    pytest.importorskip("opentelemetry.sdk", reason="pip install 'saccade[trace]'")
+    pytest.importorskip("opentelemetry.sdk", reason="pip install '.[trace]'")
     with Client(service.url, "tiny") as client:
         before = client.classify([digit])
         receiver.status = 503
@@ -161,7 +161,7 @@ def test_the_servers_lines_have_the_same_shape(service):
 
 
 def test_the_end_loses_no_span_and_is_said(service, receiver):
-    pytest.importorskip("opentelemetry.sdk", reason="pip install 'saccade[trace]'")
+    pytest.importorskip("opentelemetry.sdk", reason="pip install '.[trace]'")
     identity = "e" * 32
     with pytest.raises(Exception, match="no image"):
         plain_call(service, headers={"traceparent": f"00-{identity}-{PARENT}-01"})

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from one_node import one_node_model
 from ops_implementations import built_library
-from places import ROOT
+from places import PACKAGE
 from router_code import router_module
 
 from saccade.plugins.ops import OPS
 
-BACKEND = ROOT / "model_repository" / "onnxruntime_backend"
+BACKEND = PACKAGE / "model_repository" / "onnxruntime_backend"
 
 
 @pytest.fixture

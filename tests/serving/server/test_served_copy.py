@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("onnx", reason="onnx is not installed: pip install 'saccade[export]'")
-pytest.importorskip("torch", reason="torch is not installed: pip install 'saccade[export]'")
+pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[export]'")
+pytest.importorskip("torch", reason="torch is not installed: pip install '.[export]'")
 
 import tiny_artefacts as tiny
 from tiny_artefacts import FULL, MODEL, examine

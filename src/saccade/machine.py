@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machine of a measurement: CPU, cores, memory, versions, load."""
+
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import saccade
+
+_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "nvidia-pytriton", "tritonclient", "grpcio")
+_SAME_MODULE = {"onnxruntime": "onnxruntime-gpu"}  # distributions of one module
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The host of a measurement, as it goes into every report.
+
+    Units: memory_mib is MiB; load_average is the number of runnable threads over one minute.
+    """
+
+    processor: str
+    cores: int
+    memory_mib: int
+    system: str
+    python: str
+    versions: dict[str, str]
+    load_average: float
+    runtime: str  # that ran the variants, with its version
+
+    @property
+    def device(self) -> str:
+        """The name under which a frontier files its measurements."""
+        return f"{self.processor}, {self.cores} core{'s' if self.cores != 1 else ''}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, device included."""
+        return {**asdict(self), "device": self.device}
+
+
+def this_machine(runtime: str | None = None) -> Machine:
+    """The machine this process runs on, now; without a runtime's label, it is ONNX Runtime's."""
+    versions = _versions()
+    return Machine(
+        processor=_cpu_name(),
+        cores=cores(),
+        memory_mib=memory_bytes() // 2**20,
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        versions=versions,
+        load_average=os.getloadavg()[0],
+        runtime=runtime or f"onnxruntime {versions.get('onnxruntime', 'unknown')} CPU",
+    )
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def version_of(package: str) -> str:
+    """The version of a package that is in use; ONNX Runtime's of either distribution.
+
+    Raises: PackageNotFoundError if it is not installed.
+    """
+    if package == "saccade":  # is installed as saccade-serving
+        return saccade.__version__
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return metadata.version(_SAME_MODULE.get(package, package))
+
+
+def memory_bytes() -> int:
+    """The memory of this machine, whatever component of it this process may use."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    # Both distributions are the module `onnxruntime`; the report speaks of the module.
+    if "onnxruntime-gpu" in versions:
+        versions.setdefault("onnxruntime", versions["onnxruntime-gpu"])
+    return versions
+
+
+def family_of(pid: int) -> list[int]:
+    """A process and its living descendants."""
+    parents = {
+        int(path.name): int(fields[1])
+        for path in Path("/proc").glob("[0-9]*")
+        if (fields := process_fields(int(path.name)))
+    }
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sorted(family)
+
+
+def cpu_seconds(pids: Iterable[int]) -> dict[str, float]:
+    """CPU time that each of these processes has used so far, unless it has ended.
+
+    The key is `<pid> <name>`, so that a server and its helpers can be told apart.
+    """
+    ticks = os.sysconf("SC_CLK_TCK")
+    seconds = {}
+    for pid in pids:
+        if fields := process_fields(pid):
+            seconds[f"{pid} {fields[-1]}"] = (int(fields[11]) + int(fields[12])) / ticks
+    return seconds
+
+
+def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
+    """Memory of each of these processes, shared pages by their share, unless it has ended.
+
+    Without `files` only what it has written: its share of a library is larger as soon as another
+    program that has the same one ends.
+
+    Units: MiB, by `<pid> <name>` as in `cpu_seconds`.
+    """
+    mib = {}
+    counted = ("Pss:",) if files else ("Pss_Anon:", "Pss_Shmem:")
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        kib = [int(line.split()[1]) for line in lines if line.startswith(counted)]
+        if kib and (fields := process_fields(pid)):
+            mib[f"{pid} {fields[-1]}"] = sum(kib) / 1024
+    return mib
+
+
+def process_fields(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the state on, then the name; empty if it ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    # The name in parentheses may itself hold spaces and parentheses.
+    return [*text[text.rindex(")") + 1 :].split(), text[text.index("(") + 1 : text.rindex(")")]]

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade convert`: an authors' checkpoint to one of ours, or a report of what does not fit."""
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from saccade.errors import SaccadeError, require
+from saccade.files import refuse_existing, sha256_of
+from saccade.machine import version_of
+from saccade.models.checkpoint import check_finite, save
+from saccade.models.families import build, outline
+from saccade.models.interface import Component
+from saccade.models.official.authors_images import with_images, with_published
+from saccade.models.official.calibration import calibration_for
+from saccade.models.official.conversion import Converted, Official
+from saccade.models.official.given_files import config_beside, names_from, object_from, weights_in
+from saccade.models.official.reading import read_tensors
+from saccade.models.official.report import ConversionFailed, ConversionReport, compared
+from saccade.models.preprocessing import Preprocessing
+from saccade.path_fields import PathFields
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SAMPLES = 16
+
+
+def largest_change(
+    authors: "nn.Module", exact: "nn.Module", arrays: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The largest change of the logits, or of the first output, in float64.
+
+    Shapes: arrays [n ...], the calibration samples.
+    """
+    import torch
+
+    samples = {name: array[:SAMPLES] for name, array in arrays.items()}
+    answers = []
+    for model in (authors, exact):
+        component: Component = deepcopy(model).double().components()[0]  # type: ignore[operator]
+        given = component.real(samples) if component.real else samples
+        inputs = {spec.name: torch.from_numpy(given[spec.name].copy()) for spec in component.inputs}
+        wide = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+        with torch.no_grad():
+            answers.append(component.run(**wide))
+    name = "logits" if "logits" in component.outputs else component.outputs[0]
+    before, after = (answer[name] for answer in answers)
+    return {
+        "output": name,
+        "samples": min(SAMPLES, len(before)),
+        "largest_change": float((before - after).abs().max()),
+        "largest_value": float(before.abs().max()),
+    }
+
+
+# Ends of names that only files of a source have together; the most particular first.
+_MARKS = {
+    "nac": ("input_latents.codes_", "read_in.read_in_attention.receiver_layernorm.weight"),
+    "sparo-clip": ("visual.sparo.q_emb", "text_sparo.q_emb"),
+    "open-clip": ("visual.conv1.weight", "token_embedding.weight"),
+    "sparo-dino": ("sparo.q_emb", "cls_token"),
+    "tvmax-vqa": ("img_feat_linear.weight", "attflat_img.mlp.linear.weight"),
+    "invariant-slot-attention": ("general_dense_q_0/kernel", "state_init"),
+    "sot": ("cls_token", "classifier.cls_fc.weight", "blocks.0.attn.qkv.weight"),
+    "swin": ("attn.relative_position_bias_table", "mlp.fc1.weight"),
+    "deit": ("dist_token", "patch_embed.proj.weight"),
+    "vit": ("cls_token", "patch_embed.proj.weight"),
+}
+
+
+def looks_like(names: Iterable[str]) -> str | None:
+    """The source that names its tensors so, if any."""
+    names = tuple(names)
+    for source, marks in _MARKS.items():
+        if all(any(name.endswith(mark) for name in names) for mark in marks):
+            return source
+    return None
+
+
+def with_source(error: SaccadeError, source: str, names: Iterable[str]) -> SaccadeError:
+    """The refusal of one source's converter; says so if the file looks like another's."""
+    other = looks_like(names)
+    if other in (None, source) or f"'{other}'" in str(error):
+        return error
+    return SaccadeError(
+        f"{error}\nThe file looks like one of SOURCE '{other}', not of '{source}': "
+        f"saccade convert {other} ..."
+    )
+
+
+@dataclass(frozen=True)
+class Source:
+    """A code whose checkpoints are read: where its `convert` is, and what to say of it."""
+
+    module: str  # of this package or in full; `:name` where it is not its `convert`
+    takes: tuple[str, ...] = ("labels",)  # of the options that not every source knows
+    checkpoint_key: str | None = None  # read where the file has it and the user names none
+    hub_config: str | None = None  # the JSON that lies beside the weights in a hub's folder
+
+
+OPTIONAL = ("labels", "vocabulary", "attention", "lam", "backbone", "deterministic")
+_TRUNK = ("labels", "backbone")
+_TIMM, _OPEN_CLIP = "config.json", "open_clip_config.json"
+
+SOURCES = {
+    "nac": Source("nac", ("labels", "deterministic"), checkpoint_key="model"),
+    "sparo-clip": Source("sparo_clip", ("labels", "vocabulary"), hub_config=_OPEN_CLIP),
+    "open-clip": Source("open_clip", ("labels", "vocabulary"), hub_config=_OPEN_CLIP),
+    "sparo-dino": Source("sparo_dino", checkpoint_key="teacher"),
+    "sot": Source("sot"),
+    "tvmax-vqa": Source("tvmax_vqa", ("labels", "vocabulary", "attention", "lam")),
+    "invariant-slot-attention": Source("invariant_slot_attention", ()),
+    "vit": Source("vit", _TRUNK, hub_config=_TIMM),
+    "deit": Source("vit:convert_deit", _TRUNK, hub_config=_TIMM),
+    "swin": Source("swin", _TRUNK, hub_config=_TIMM),
+}
+
+
+_CLASSIFIERS = ("head.", "head_dist.", "classifier.")
+
+
+@dataclass(frozen=True)
+class ConvertOptions(PathFields):
+    """Options that the file cannot tell, and where the result goes."""
+
+    out: Path  # checkpoint to write, ends in .safetensors
+    config: Path | None = None  # JSON of the authors' model configuration
+    preprocessing: Path | None = None  # JSON with fields of the input that differ
+    labels: Path | None = None  # names of the classes or answers: one a line, or JSON
+    vocabulary: Path | None = None  # words of the text input: one a line, or JSON
+    attention: Literal["softmax", "sparsemax", "tvmax"] | None = None  # of tvmax-vqa's read-out
+    lam: float | None = None  # strength of tvmax's total variation
+    checkpoint_key: str | None = None  # which part of the file to read, such as student
+    backbone: Path | None = None  # the trunk's weights, where the file holds the head alone
+    deterministic: bool = False  # leave out what the authors' code draws in evaluation
+    numerics: Literal["authors", "exact"] = "authors"  # exact: the papers' own formulas
+    calibration: str | None = None  # data name or folder of images; none: generated scenes
+    force: bool = False  # replace what stands at --out
+
+
+def convert(source: str, path: Path, options: ConvertOptions) -> ConversionReport:
+    """Read an authors' checkpoint, compare every key, and write ours if all fit.
+
+    Raises: SaccadeError if the source, the file or an option cannot be used, ConversionFailed
+        with the whole report if keys do not fit; nothing is written then.
+    """
+    _check(source, options)
+    require("torch", extra="export")
+    path = weights_in(path, SOURCES[source].hub_config)
+    official = official_from(source, path, options)
+    converted = _with_preprocessing(with_published(_read(source, official), official), options)
+    config = converted.config.to_dict()
+    planned = outline(converted.family, config)
+    expected = planned.state_dict()
+    notes = converted.notes
+    if options.backbone is not None:
+        notes += (f"trunk from {options.backbone.name}, {sha256_of(options.backbone)}",)
+    report = ConversionReport(
+        source=source,
+        file=path.name,
+        sha256=sha256_of(path),
+        family=converted.family,
+        tensors=len(expected),
+        parameters=sum(parameter.numel() for parameter in planned.parameters()),
+        rows=compared(converted, expected, official.tensors),
+        ignored=dict(converted.ignored),
+        notes=notes,
+        images=converted.preprocessing.described() if converted.preprocessing else "",
+        images_from=converted.images_from,
+    )
+    if report.rows:
+        raise ConversionFailed(report)
+    _check_labels(converted)
+    check_finite(path.name, converted.weights)
+    model = build(converted.family, config, fresh=False)
+    model.load_state_dict(converted.weights)
+    return _write(options, converted, model.eval(), report)
+
+
+def official_from(source: str, path: Path, options: ConvertOptions) -> Official:
+    """The file and everything the user said beside it.
+
+    Raises: SaccadeError if one of the files cannot be read.
+    """
+    tensors = read_tensors(path, options.checkpoint_key, likely=SOURCES[source].checkpoint_key)
+    backbone = None if options.backbone is None else read_tensors(options.backbone)
+    beside = config_beside(path, SOURCES[source].hub_config)
+    config = object_from(options.config, "--config")
+    return Official(
+        path=str(path),
+        tensors=tensors if backbone is None else with_trunk(tensors, backbone),
+        config=config if beside is None else beside | (config or {}),
+        labels=names_from(options.labels, "--labels"),
+        vocabulary=names_from(options.vocabulary, "--vocabulary"),
+        attention=options.attention,
+        lam=options.lam,
+        backbone=backbone,
+        deterministic=options.deterministic,
+    )
+
+
+def with_trunk(
+    tensors: "Mapping[str, Tensor]", backbone: "Mapping[str, Tensor]"
+) -> "dict[str, Tensor]":
+    """The tensors of both; the trunk's own classifier gives way to the head of the first file."""
+    trunk = {key: value for key, value in backbone.items() if not key.startswith(_CLASSIFIERS)}
+    return {**trunk, **tensors}
+
+
+def _read(source: str, official: Official) -> Converted:
+    module, _, name = SOURCES[source].module.partition(":")
+    module = module if "." in module else f"saccade.models.official.{module}"
+    read: Callable[[Official], Converted] = getattr(import_module(module), name or "convert")
+    try:
+        return read(official)
+    except SaccadeError as error:
+        raise with_source(error, source, official.tensors) from error
+
+
+def _check(source: str, options: ConvertOptions) -> None:
+    if source not in SOURCES:
+        raise SaccadeError(f"source '{source}' is unknown. Expected one of: {', '.join(SOURCES)}.")
+    if options.out.suffix != ".safetensors":
+        raise SaccadeError(f"--out is {options.out}, expected a name that ends in .safetensors.")
+    refuse_existing(options.out, force=options.force)
+    for name in OPTIONAL:
+        given = getattr(options, name)
+        if given is not None and given is not False and name not in SOURCES[source].takes:
+            raise SaccadeError(
+                f"--{name} is given, but source '{source}' reads no such thing. Leave it out."
+            )
+    if options.lam is not None and not (options.lam >= 0 and options.attention == "tvmax"):
+        raise SaccadeError(
+            f"--lam is {options.lam} with --attention {options.attention or 'left out'}, expected "
+            "at least 0 with --attention tvmax."
+        )
+
+
+def _with_preprocessing(converted: Converted, options: ConvertOptions) -> Converted:
+    """Preprocessing by the user's word, which wins; the model applies mean and std itself."""
+    given = object_from(options.preprocessing, "--preprocessing")
+    if given is None:
+        return converted
+    if converted.preprocessing is None:
+        raise SaccadeError("--preprocessing is given, but no image comes into this model.")
+    known = converted.preprocessing.to_dict()
+    if unknown := sorted(set(given) - set(known)):
+        raise SaccadeError(
+            f"--preprocessing: unknown keys {unknown}, expected some of {', '.join(known)} "
+            "(interpolation is what was resize). Correct the JSON."
+        )
+    preprocessing = Preprocessing.from_dict(known | given)
+    said = f"{', '.join(given)} from --preprocessing, the rest from {converted.images_from}"
+    return with_images(converted, preprocessing, "--preprocessing", said)
+
+
+def _check_labels(converted: Converted) -> None:
+    classes = getattr(converted.config, "classes", None)
+    if classes is not None and classes != len(converted.labels):
+        raise SaccadeError(
+            f"the file has {classes} classes, found {len(converted.labels)} labels. Name them "
+            "with --labels FILE, one a line in the order of the outputs."
+        )
+
+
+def _write(
+    options: ConvertOptions,
+    converted: Converted,
+    model: "nn.Module",
+    report: ConversionReport,
+) -> ConversionReport:
+    components: tuple[Component, ...] = model.components()  # type: ignore[operator]
+    arrays, said = calibration_for(
+        components,
+        converted.preprocessing,
+        converted.calibration,
+        data=options.calibration,
+        labels=converted.labels,
+    )
+    config = converted.config
+    if options.numerics == "exact":
+        report, config = _exact(converted, model, arrays, report)
+    checkpoint = save(
+        options.out,
+        family=converted.family,
+        config=config.to_dict(),
+        weights=model.state_dict(),
+        preprocessing=converted.preprocessing,
+        labels=converted.labels,
+        calibration=arrays,
+        card=_card(options, report, said),
+        replace=options.force,
+    )
+    notes = (*report.notes, f"calibration: {said}")
+    return replace(report, out=str(options.out), out_sha256=checkpoint.sha256, notes=notes)
+
+
+def _card(options: ConvertOptions, report: ConversionReport, calibration: str) -> dict[str, Any]:
+    return {
+        "data": "the authors'",
+        "source": report.source,
+        "file": report.file,
+        "file_sha256": report.sha256,
+        "numerics": options.numerics,
+        "exact": report.exact,
+        "notes": list(report.notes),
+        "calibration": calibration,
+        "images_from": report.images_from,
+        "versions": {name: version_of(name) for name in ("saccade", "torch", "safetensors")},
+    }
+
+
+def _exact(
+    converted: Converted,
+    model: "nn.Module",
+    arrays: dict[str, np.ndarray],
+    report: ConversionReport,
+) -> tuple[ConversionReport, Any]:
+    """The report with what the papers' formulas change, and the configuration that has them."""
+    if converted.exact is None:
+        note = "exact numerics: this model computes its paper's formulas already"
+        return replace(report, notes=(*report.notes, note)), converted.config
+    exact = build(converted.family, converted.exact.to_dict(), fresh=False)
+    exact.load_state_dict(model.state_dict())
+    return replace(report, exact=largest_change(model, exact.eval(), arrays)), converted.exact

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade train`: a family and options to a checkpoint that says how good it is."""
+
+import math
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from saccade.errors import SaccadeError, require
+from saccade.files import refuse_existing
+from saccade.leftovers import only_writer, remove_leftovers
+from saccade.machine import version_of
+from saccade.models.checkpoint import Checkpoint, save
+from saccade.models.entry import imported
+from saccade.models.families import entry_of
+from saccade.models.training.options import TrainOptions as TrainOptions
+from saccade.models.training.options import overrides_words
+from saccade.models.training.task import Task
+
+if TYPE_CHECKING:
+    from saccade.models.training.loop import FitResult
+
+# Rounded to these, the same run on the same machine gives the same file.
+ABOUT_MINUTES = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 150, 200, 300, 500, 1000)
+_PACKAGES = ("saccade", "torch", "numpy", "safetensors")
+
+
+def train(family: str, options: TrainOptions) -> Checkpoint:
+    """Train a model and write it with samples for calibration, a card and a log beside it.
+
+    Raises: SaccadeError if the family, an option, the data or the place of the output cannot be
+        used, or the loss stops being finite.
+    """
+    _check(options)
+    with only_writer(options.out):
+        _forget_unfinished(options)
+        _check_place(options)
+        return _trained(family, options)
+
+
+def _trained(family: str, options: TrainOptions) -> Checkpoint:
+    make = _task_of(family)
+    torch: Any = require("torch", extra="export")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SaccadeError("--device is cuda, but torch finds no GPU here. Use --device cpu.")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    devices = [torch.cuda.current_device()] if options.device == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(options.seed)
+            checkpoint = _run(make(options), options)
+    except KeyboardInterrupt:
+        if options.state_path.exists():
+            print("The run is kept: give --resume as well to continue it.", file=sys.stderr)
+        raise
+    finally:
+        torch.set_num_threads(threads)
+    options.state_path.unlink(missing_ok=True)
+    return checkpoint
+
+
+def _run(task: Task, options: TrainOptions) -> Checkpoint:
+    import torch
+
+    from saccade.models.training.loop import fit
+
+    fitted = fit(task, options)
+    with torch.no_grad():
+        task.finish()
+        scores = task.report()
+    task.model.cpu()
+    return save(
+        options.out,
+        family=task.family,
+        weights=task.model.state_dict(),
+        card=_card(task, options, fitted, scores),
+        beside={fitted.log.path: fitted.log.content()},
+        **task.saved(),
+    )
+
+
+def _card(
+    task: Task, options: TrainOptions, fitted: "FitResult", scores: dict[str, float]
+) -> dict[str, Any]:
+    return {
+        "data": task.data,
+        "data_sha256": dict(task.data_sha256),
+        "seed": options.seed,
+        "command": command_line(task.family, options, task.data),
+        "recipe": options.recipe,
+        "steps": task.recipe.steps,
+        "batch": task.recipe.batch,
+        "learning_rate": task.recipe.learning_rate,
+        "best_step": fitted.best_step,
+        "validation": scores,
+        "device": _device(options),
+        "about_minutes": min(ABOUT_MINUTES, key=lambda minutes: abs(minutes - fitted.seconds / 60)),
+        "versions": {name: version_of(name) for name in _PACKAGES}
+        | {"python": platform.python_version()},
+    } | dict(task.card)
+
+
+def _device(options: TrainOptions) -> str:
+    if options.device == "cpu":
+        return f"cpu, {options.threads} thread{'s' if options.threads > 1 else ''}"
+    import torch
+
+    return f"cuda, {torch.cuda.get_device_name()}"
+
+
+def _task_of(family: str) -> Callable[[TrainOptions], Task]:
+    """Training task that the family's entry names."""
+    make: Callable[[TrainOptions], Task] = imported(entry_of(family).training)
+    return make
+
+
+def _check(options: TrainOptions) -> None:
+    out = options.out
+    if out.suffix != ".safetensors":
+        raise SaccadeError(f"--out is {out}, expected a name that ends in .safetensors.")
+    limits = {"steps": 1, "batch": 1, "side_px": 4, "seed": 0, "threads": 1}
+    for name, least in limits.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            flag = name.replace("_", "-")
+            raise SaccadeError(f"--{flag} is {value}, expected at least {least}.")
+    rate = options.learning_rate
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        raise SaccadeError(f"--learning-rate is {rate}, expected a number above 0.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaccadeError(f"{out}: cannot be written ({error}). Choose another place.") from error
+    if not os.access(out.parent, os.W_OK):
+        raise SaccadeError(f"{out.parent}: cannot be written. Choose another place with --out.")
+
+
+def _forget_unfinished(options: TrainOptions) -> None:
+    """The log of a run that was killed between writing it and the checkpoint, which comes last."""
+    out, state = options.out, options.state_path
+    if remove_leftovers(out) and not (out.exists() or state.exists()):
+        options.log_path.unlink(missing_ok=True)
+
+
+def _check_place(options: TrainOptions) -> None:
+    out = options.out
+    refuse_existing(out, force=options.force)
+    if out.is_dir():
+        raise SaccadeError(f"--out is the folder {out}, expected a file. Choose another name.")
+    if options.resume:
+        return
+    if options.state_path.exists() and not options.force:
+        raise SaccadeError(
+            f"{options.state_path}: an interrupted run is kept there. "
+            "Continue it with --resume, or start again with --force."
+        )
+    refuse_existing(options.log_path, force=options.force)
+
+
+def command_line(family: str, options: TrainOptions, data: str) -> str:
+    """The command that repeats a training run, without the folders of this machine."""
+    words = ["saccade", "train", family, "--data", data, "--out", options.out.name]
+    given = TrainOptions(out=options.out)
+    if options.recipe != given.recipe:
+        words += ["--recipe", options.recipe]
+    if options.set:
+        words += ["--set", *overrides_words(options.set)]
+    for name in ("steps", "batch", "learning_rate", "precision", "side_px", "device"):
+        if getattr(options, name) != getattr(given, name):
+            words += [f"--{name.replace('_', '-')}", f"{getattr(options, name)}"]
+    words += ["--seed", f"{options.seed}", "--threads", f"{options.threads}"]
+    return shlex.join(words)

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bulk inference: every input of a source answered once, into a Parquet data set."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import saccade
+from saccade.errors import GateFailed, SaccadeError, require
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.files import json_bytes
+from saccade.leftovers import only_writer, temporary_folder
+from saccade.machine import cores
+from saccade.progress import progress
+from saccade.serving.bulk import listing, runners
+from saccade.serving.bulk.answers import form_of, main_role
+from saccade.serving.bulk.options import BulkOptions
+from saccade.serving.bulk.place import EXTRA, Place
+from saccade.serving.bulk.plan import (
+    ANSWERS,
+    ERRORS,
+    MANIFEST,
+    SCHEMA,
+    SUCCESS,
+    VERSION,
+    Plan,
+    check_same,
+    index_of,
+    part_name,
+    read_plan,
+    write_plan,
+)
+from saccade.serving.bulk.shard import QUESTION, Done, Job, view_in
+from saccade.serving.bulk.sources import Columns, Source, Wanted
+from saccade.serving.client.router_view import RouterView
+from saccade.serving.client.wire import choice
+from saccade.serving.repository.deploy import deploy
+from saccade.serving.repository.options import RepositoryOptions
+
+_OWN = ("beam", "max_length", "slots", "seed")
+
+
+@dataclass(frozen=True)
+class BulkReport:
+    """A job that is done."""
+
+    out: str
+    variant: str
+    answers: int
+    errors: int
+    kept: int  # answers and errors of shards that stood there before
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """Inputs a second, of those that this run did."""
+        return (self.answers + self.errors - self.kept) / max(1e-9, self.seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "inputs_per_second": self.per_second}
+
+    def to_text(self) -> str:
+        """For a reader."""
+        new = self.answers + self.errors - self.kept
+        kept = f", {self.kept:,} of them before" if self.kept else ""
+        lines = [
+            f"{self.answers:,} answers by {self.variant}, {self.errors:,} errors{kept}; "
+            f"{new:,} inputs in {self.seconds:.1f} s, {self.per_second:,.0f} a second.",
+            f"{self.out}/{ANSWERS}: one Parquet data set",
+        ]
+        if self.errors:
+            lines.append(f"{self.out}/{ERRORS}: id and reason of what could not be answered")
+        return "\n".join(lines)
+
+
+def bulk(artefact: ArtefactFolder | Path | str, options: BulkOptions) -> BulkReport:
+    """Answer every input of a source once, and write what was answered as Parquet.
+
+    A job that was ended in the middle is gone on with by the same call: shards that are done are
+    not done again.
+
+    Raises: SaccadeError if there is no input, an id is there twice, the place holds another job,
+        the model does not answer that, or a shard cannot be done; GateFailed with more errors than
+        `max_errors`; MissingPackage.
+    """
+    require("pyarrow", extra=EXTRA)
+    if options.runner == "ray":
+        require("ray", extra=EXTRA)
+    artefact, out = ArtefactFolder.open(artefact), Place(options.out)
+    Place(options.input).reach("--input")
+    out.reach("--out")
+    began = time.monotonic()
+    with _only_one(out), temporary_folder("bulk") as place:
+        repository = place / "repository"
+        threads = _threads_each(options)
+        deploy(
+            artefact,
+            RepositoryOptions(
+                out=repository, labels=options.labels, templates=options.templates, threads=threads
+            ),
+        )
+        plan = _planned(artefact, repository, out, options)
+        left, kept = _left(out, plan)
+        job = Job(options.out, str(repository))
+        counts = _run(job, plan, left, kept, options, threads)
+        return _finished(out, plan, counts, sum(kept), began)
+
+
+def _planned(artefact: ArtefactFolder, repository: Path, out: Place, options: BulkOptions) -> Plan:
+    view = view_in(repository, artefact.model)
+    form = form_of(view, options.ask, options.top, options.dtype)
+    parameters = _parameters(options)
+    old = read_plan(out)
+    columns = Columns(options.column, options.id_column, options.question_column)
+    wanted = _wanted(view, form.ask)
+    listed = Source(Place(options.input), columns, wanted).entries()
+    plan = Plan(
+        schema=SCHEMA,
+        version=VERSION,
+        model=artefact.model,
+        variant=_chosen(repository, artefact.model, parameters, tuple(_given(options))),
+        sha256={variant.name: variant.sha256 for variant in artefact.variants},
+        input=options.input,
+        listing_sha256=listing.hash_of(listed),
+        inputs=listed.num_rows,
+        shard=options.shard,
+        batch=options.batch,
+        parameters=parameters,
+        form=form,
+        columns=columns,
+        wanted=wanted,
+    )
+    if old is None:
+        write_plan(out, plan, listed)
+    else:
+        check_same(out, old, plan)
+    return plan
+
+
+def _run(
+    job: Job,
+    plan: Plan,
+    left: list[int],
+    kept: tuple[int, int],
+    options: BulkOptions,
+    threads: int,
+) -> tuple[int, int]:
+    """All answers and errors that there are in the end; `kept` are those of before."""
+    answers, errors = kept
+    _check_errors(errors, options)
+    if not left:
+        return answers, errors
+    began, done_here = time.monotonic(), 0
+    with progress("bulk", plan.inputs) as advance:
+        advance(answers + errors)
+        for done in _runner(job, left, options, threads):
+            answers, errors = answers + done.answers, errors + done.errors
+            done_here += done.answers + done.errors
+            rate = done_here / max(1e-9, time.monotonic() - began)
+            advance(done.answers + done.errors, f"{rate:,.0f} a second, {errors:,} errors")
+            _check_errors(errors, options)
+    return answers, errors
+
+
+def _runner(job: Job, left: list[int], options: BulkOptions, threads: int) -> Iterator[Done]:
+    if options.runner == "ray":
+        return runners.ray(job, left, options, threads)
+    return runners.local(job, left, options.worker_range()[0] or cores())
+
+
+def _check_errors(errors: int, options: BulkOptions) -> None:
+    if options.max_errors is not None and errors > options.max_errors:
+        raise GateFailed(
+            f"{errors} inputs could not be answered, --max-errors allows {options.max_errors}. See "
+            f"{Place(options.out).join(ERRORS)}; what is done is kept, so that the same command "
+            "with a larger --max-errors goes on."
+        )
+
+
+def _left(out: Place, plan: Plan) -> tuple[list[int], tuple[int, int]]:
+    """Shards without a file of answers; of the others how many answers and errors they have."""
+    done = {index_of(name) for name, _ in out.join(ANSWERS).files() if name.startswith("part-")}
+    wrong = {index_of(name) for name, _ in out.join(ERRORS).files() if name.startswith("part-")}
+    inputs = sum(min(plan.shard, plan.inputs - index * plan.shard) for index in done)
+    errors = sum(_errors(out, index) for index in done & wrong)
+    return sorted(set(range(plan.shards)) - done), (inputs - errors, errors)
+
+
+def _errors(out: Place, index: int) -> int:
+    import pyarrow.parquet as pq
+
+    with out.join(f"{ERRORS}/{part_name(index)}").open() as file:
+        return int(pq.ParquetFile(file).metadata.num_rows)
+
+
+def _finished(
+    out: Place, plan: Plan, counts: tuple[int, int], kept: int, began: float
+) -> BulkReport:
+    answers, errors = counts
+    if answers + errors != plan.inputs:
+        raise SaccadeError(
+            f"{out}: {answers} answers and {errors} errors of {plan.inputs} inputs. Somebody "
+            "changed its files: choose another place with --out."
+        )
+    seconds = time.monotonic() - began
+    report = BulkReport(str(out), plan.variant, answers, errors, kept, round(seconds, 3))
+    manifest = {**asdict(plan), **report.to_dict(), "saccade": saccade.__version__}
+    out.join(MANIFEST).write(json_bytes(manifest))
+    out.join(SUCCESS).write(f"{answers + errors}\n".encode())
+    return report
+
+
+def _chosen(repository: Path, model: str, parameters: dict[str, str], own: tuple[str, ...]) -> str:
+    """The variant that the router will take; it says so where there is none."""
+    router: Any = "saccade.model_repository.router"
+    routes = import_module(f"{router}.routes").read_routes(repository / model / "1" / "routes.json")
+    choose = import_module(f"{router}.choose")
+    try:
+        return str(choose.choose(routes, parameters, own).name)
+    except choose.RequestRefused as error:
+        raise SaccadeError(f"--budget {parameters.get('budget')}: {error}") from None
+
+
+def _parameters(options: BulkOptions) -> dict[str, str]:
+    return choice(options.budget) | {name: str(getattr(options, name)) for name in _given(options)}
+
+
+def _given(options: BulkOptions) -> list[str]:
+    return [name for name in _OWN if getattr(options, name) is not None]
+
+
+def _wanted(view: RouterView, ask: str) -> Wanted:
+    component = view.components[main_role(view)]
+    names = [spec["name"] for spec in component["inputs"]]
+    encoded = tuple(name for name in names if name in component["encoded"])
+    optional = component.get("optional", ())
+    question = QUESTION in names and ask == "answer"
+    beside = {*encoded, *optional, *([QUESTION] if question else [])}
+    return Wanted(encoded, tuple(name for name in names if name not in beside), question)
+
+
+@contextmanager
+def _only_one(out: Place) -> Iterator[None]:
+    if not out.is_local:
+        yield
+        return
+    if out.exists() and out.is_file():
+        raise SaccadeError(f"{out}: is a file, expected a folder. Choose another one with --out.")
+    try:
+        out.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaccadeError(
+            f"{out}: cannot be written ({error.strerror}). Choose another place with --out."
+        ) from error
+    with only_writer(out.path):
+        yield
+
+
+def _threads_each(options: BulkOptions) -> int:
+    if options.threads is not None:
+        return options.threads
+    workers = options.worker_range()[1]
+    return max(1, cores() // workers) if workers and options.runner == "local" else 1

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List what is installed, what is missing for which use, and how to get it."""
+
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from saccade.errors import SaccadeError, install
+from saccade.exporter.runtimes.runtime import Packages, runtimes
+from saccade.serving.client.readiness import Readiness
+from saccade.serving.repository.installation import (
+    OLDEST_GLIBC,
+    check_installation,
+    find_installation,
+    glibc_version,
+)
+
+# Distributions by use, as the extras in pyproject.toml group them.
+PACKAGES = {
+    "core": ("numpy", "pillow", "safetensors", "tyro", "rich", "tritonclient", "grpcio"),
+    "export": ("torch", "onnx", "onnxscript", "onnx-graphsurgeon", "msgpack"),
+    "text": ("instant-clip-tokenizer", "tokenizers"),
+    "serve": ("nvidia-pytriton",),
+    "bench": ("scikit-learn", "matplotlib"),
+    "bulk": ("pyarrow", "ray"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that some use needs: what was found, and what to do if it will not do."""
+
+    what: str
+    found: str
+    needed_for: str
+    good: bool
+    advice: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Rows of the machine, and what the server answered if one was asked."""
+
+    rows: tuple[Row, ...]
+    url: str | None = None
+    readiness: tuple[Readiness, ...] = ()
+    trouble: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """1 if the installation contradicts itself, or the server that was asked is not ready."""
+        broken = any(not row.good and row.needed_for == "core" for row in self.rows)
+        asked = self.url is not None and (bool(self.trouble) or not all(self.readiness))
+        return 1 if broken or asked else 0
+
+    def uses(self) -> dict[str, bool]:
+        """Uses that this machine is fit for."""
+        uses: dict[str, bool] = {}
+        for row in self.rows:
+            for use in row.needed_for.split(", "):
+                uses[use] = uses.get(use, True) and (row.good or row.optional)
+        return uses
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "rows": [asdict(row) for row in self.rows],
+            "uses": self.uses(),
+            "url": self.url,
+            "readiness": [readiness.to_dict() for readiness in self.readiness],
+            "trouble": self.trouble,
+            "exit_code": self.exit_code,
+        }
+
+    def to_text(self) -> Any:
+        """A table for a terminal, and below it what each use lacks."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("", "what", "found", "needed for", "how to get it")
+        for row in self.rows:
+            mark = "ok" if row.good else "-" if row.optional else "missing"
+            cells = (mark, row.what, row.found, row.needed_for, row.advice)
+            # As plain text: in `saccade-serving[export]` the brackets would be read as a style.
+            table.add_row(*map(Text, cells))
+        lines = [
+            f"{use}: {'ready' if fit else 'something is missing'}"
+            for use, fit in self.uses().items()
+        ]
+        for readiness in self.readiness:
+            answers = {readiness.model: readiness.router, **readiness.variants}
+            lines += [
+                f"{self.url} {name}: {'answers' if good else readiness.reasons[name]}"
+                for name, good in answers.items()
+            ]
+        if self.trouble:
+            lines.append(self.trouble)
+        return Group(table, *map(Text, lines))
+
+
+def doctor(url: str | None = None) -> DoctorReport:
+    """Examine this machine and, given an address, the server there: one inference a variant."""
+    rows = (*_system(), *_packages(), *_server(), _compiler())
+    if url is None:
+        return DoctorReport(rows)
+    try:
+        return DoctorReport(rows, url, _ask(url))
+    except SaccadeError as error:
+        return DoctorReport(rows, url, trouble=str(error))
+
+
+def _system() -> list[Row]:
+    glibc = glibc_version()
+    python = platform.python_version()
+    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    serves = sys.platform == "linux" and glibc is not None and glibc >= OLDEST_GLIBC
+    libc = f"glibc {'.'.join(map(str, glibc))}" if glibc else "no glibc"
+    return [
+        Row("Python", python, "core", supported, "" if supported else "Python 3.11 to 3.13"),
+        Row(
+            "system",
+            f"{platform.system()} {platform.machine()}, {libc}",
+            "serve",
+            serves,
+            "" if serves else "Linux with glibc 2.35 or newer; elsewhere export and call only",
+        ),
+    ]
+
+
+def _packages() -> list[Row]:
+    rows = [_package(name, use) for use, names in PACKAGES.items() for name in names]
+    needed = [runtime.packages for runtime in reversed(runtimes()) if runtime.packages]
+    return [*rows, *map(_runtime, needed)]
+
+
+def _runtime(packages: Packages) -> Row:
+    """Check of a runtime's packages: one distribution, and not two that write the same files."""
+    names = packages.distributions
+    versions = {name: version for name in names if (version := _version(name))}
+    good = len(versions) == 1
+    advice = packages.conflict if len(versions) > 1 else packages.advice
+    text = (
+        ", ".join(versions.values() if len(names) == 1 else map(" ".join, versions.items())) or "no"
+    )
+    return Row(names[0], text, packages.needed_for, good, "" if good else advice, packages.optional)
+
+
+def _package(name: str, use: str) -> Row:
+    version = _version(name)
+    # What everything needs comes with any extra.
+    advice = "" if version else f"pip install {name}" if use == "core" else install(use)
+    return Row(name, version or "no", use, version is not None, advice)
+
+
+def _server() -> list[Row]:
+    try:
+        installation = find_installation()
+        check_installation(installation)
+    except SaccadeError as error:
+        return [Row("tritonserver", "does not start", "serve", False, str(error))]
+    where = "of nvidia-pytriton (24.10 line)" if installation.bundled else str(installation.binary)
+    return [Row("tritonserver", f"{where}, its libraries and libpython", "serve", True)]
+
+
+def _compiler() -> Row:
+    compiler = next((name for name in ("c++", "g++", "clang++", "cl") if shutil.which(name)), None)
+    advice = "" if compiler else "only costs speed; Debian, Ubuntu: apt-get install g++"
+    return Row(
+        "C++ compiler", compiler or "no", "native kernels", bool(compiler), advice, optional=True
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _ask(url: str) -> tuple[Readiness, ...]:
+    from saccade.serving.client.client import Client, routers_at
+
+    readiness = []
+    for model in routers_at(url):
+        with Client(url, model) as client:
+            readiness.append(client.ready())
+    return tuple(readiness)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server on this machine, and whether it could run: found before it is started."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+from saccade.errors import MissingPackage, SaccadeError, install
+
+STUB = "triton_python_backend_stub"
+OLDEST_GLIBC = (2, 35)
+BUNDLED_LINE = "24.10"
+_ELSEWHERE = (
+    "The server runs on Linux with glibc 2.35 or newer (Ubuntu 22.04, Debian 12). "
+    "Here you can still export, verify, and call a server that runs elsewhere (--url)."
+)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A server that was found: its program, its backends and where its libraries are."""
+
+    binary: Path
+    backends: Path
+    stub: Path
+    libraries: tuple[Path, ...]
+    bundled: bool
+
+    @property
+    def has_onnxruntime(self) -> bool:
+        """True if it brings a compiled backend that runs ONNX files."""
+        return (self.backends / "onnxruntime" / "libtriton_onnxruntime.so").exists()
+
+    def environment(self) -> dict[str, str]:
+        """Environment that the server is started with."""
+        # The first python3 on PATH decides which packages the Python models see.
+        paths = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        libraries = [*map(str, self.libraries), os.environ.get("LD_LIBRARY_PATH", "")]
+        # Of the models the server would take one that is compiled for one that was changed.
+        given = {key: value for key, value in os.environ.items() if key != "PYTHONPYCACHEPREFIX"}
+        return {
+            **given,
+            "PATH": os.pathsep.join(paths) if self.bundled else paths[1],
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+        }
+
+
+def find_installation() -> Installation:
+    """The server of the pip package, or else the one on PATH.
+
+    Raises: SaccadeError on another system, MissingPackage if there is no server.
+    """
+    check_system()
+    package = util.find_spec("pytriton")
+    if package and package.origin:
+        root = Path(package.origin).parent / "tritonserver"
+        if (root / "bin" / "tritonserver").exists():
+            return _bundled(root)
+    program = shutil.which("tritonserver")
+    if not program:
+        raise MissingPackage(
+            "There is no tritonserver: neither the package nvidia-pytriton nor a program of that "
+            f"name on PATH. Install it with: {install('serve')}"
+        )
+    root = Path(program).resolve().parents[1]
+    stub = root / "backends" / "python" / STUB
+    if not stub.exists():
+        raise SaccadeError(
+            f"{program}: this server has no Python backend (expected {stub}), which the router "
+            f"needs. Install the bundled server with: {install('serve')}"
+        )
+    return Installation(Path(program), root / "backends", stub, (root / "lib",), bundled=False)
+
+
+def check_system() -> None:
+    """Refuse a system on which the server cannot run.
+
+    Raises: SaccadeError naming the system found.
+    """
+    if sys.platform != "linux":
+        raise SaccadeError(f"This system is {platform.system()}. {_ELSEWHERE}")
+    glibc = glibc_version()
+    if glibc is None or glibc < OLDEST_GLIBC:
+        version = "none" if glibc is None else ".".join(map(str, glibc))
+        raise SaccadeError(f"This system's glibc is {version}. {_ELSEWHERE}")
+
+
+def glibc_version() -> tuple[int, ...] | None:
+    """The C library's version, None where it is another one."""
+    try:
+        text = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (AttributeError, ValueError, OSError):
+        return None
+    numbers = re.search(r"glibc (\d+)\.(\d+)", text)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
+def check_installation(installation: Installation) -> None:
+    """Find now what would make the server hang or answer nonsense later.
+
+    Raises: SaccadeError if a shared library is missing, MissingPackage if NumPy or ONNX Runtime
+    do not fit.
+    """
+    for program in (installation.binary, installation.stub):
+        missing = missing_libraries(program, installation.environment())
+        if missing:
+            raise SaccadeError(_missing_text(program, missing))
+    if not installation.bundled:
+        return
+    if not (Path(sys.executable).parent / "python3").exists():
+        raise SaccadeError(
+            f"{sys.executable}: there is no python3 beside it, by which the server finds the "
+            "packages. Run saccade from a virtual environment (python3 -m venv)."
+        )
+    numpy = metadata.version("numpy")
+    if int(numpy.split(".")[0]) >= 2:
+        raise MissingPackage(
+            f"numpy {numpy} is installed, with which the bundled server answers with empty "
+            f"outputs; it needs numpy 1.26. Install it with: {install('serve')}"
+        )
+    if util.find_spec("onnxruntime") is None:
+        raise MissingPackage(
+            "onnxruntime is not installed, in which the variants run. "
+            f"Install it with: {install('cpu')}"
+        )
+
+
+def missing_libraries(program: Path, environment: dict[str, str]) -> list[str]:
+    """Shared libraries that the loader would not find for `program`; nothing of it runs."""
+    traced = subprocess.run(
+        [program],
+        env={**environment, "LD_TRACE_LOADED_OBJECTS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return re.findall(r"^\s*(\S+) => not found", traced.stdout, flags=re.MULTILINE)
+
+
+def _missing_text(program: Path, missing: list[str]) -> str:
+    python = next((name for name in missing if name.startswith("libpython")), None)
+    if python:
+        version = python.removeprefix("libpython").partition(".so")[0]
+        return (
+            f"{python} was not found: the server loads this Python as a shared library and would "
+            f"hang without it. Install it (Debian, Ubuntu: apt-get install libpython{version}), "
+            "or use a Python built with --enable-shared."
+        )
+    return (
+        f"{program.name} needs shared libraries that were not found: {', '.join(missing)}. "
+        "Install them, or reinstall the server with: pip install --force-reinstall nvidia-pytriton"
+    )
+
+
+def _bundled(root: Path) -> Installation:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stubs = root / "python_backend_stubs"
+    stub = stubs / version / STUB
+    if not stub.exists():
+        known = ", ".join(sorted((path.name for path in stubs.glob("3.*")), key=_as_numbers))
+        raise SaccadeError(
+            f"This is Python {version}; the bundled server runs models with Python {known}. "
+            "Make a virtual environment with one of those that saccade supports (3.11 to 3.13)."
+        )
+    libraries = (
+        root.parents[1] / "nvidia_pytriton.libs",
+        Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib"),
+        Path(sys.base_prefix) / "lib",
+    )
+    return Installation(
+        root / "bin" / "tritonserver", root / "backends", stub, libraries, bundled=True
+    )
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
