@@ -64,3 +64,21 @@ def test_counts_of_other_commands_stay_and_the_same_trials_go_on():
     ):
         other.take(before, seed=seed)
         assert other.run == 0, "trials at other moments are others"
+
+
+def test_seconds_are_no_difference_and_anything_else_is(tmp_path):
+    sys.path.insert(0, str(CHECK.parent))
+    try:
+        from trial import tree
+    finally:
+        sys.path.remove(str(CHECK.parent))
+
+    def digests(seconds, value):
+        (tmp_path / "m.json").write_text(json.dumps({"build_seconds": seconds, "n": value}))
+        (tmp_path / "m.csv").write_text(f"step,seconds,loss\n1,{seconds},{value}\n")
+        return tree(tmp_path)
+
+    first = digests(0.2, 1)
+    assert digests(1.5e-05, 1) == first
+    other = digests(0.2, 2)
+    assert all(other[name] != first[name] for name in ("m.json", "m.csv"))
