@@ -227,6 +227,7 @@ CLOSINGS = {
         None,
         "saccade repository b/x --out b/x-repository",
     ),
+    "bench --url": ({"folder": None, "options": options(out=Path("b/r"))}, None, ""),
     "sweep": (
         {"options": options(out=Path("b/s"))},
         options(exit_code=0),
@@ -239,7 +240,7 @@ CLOSINGS = {
 @pytest.mark.parametrize("command", CLOSINGS)
 def test_next_command(command):
     given, result, following = CLOSINGS[command]
-    closing = closing_of(command, given, result)
+    closing = closing_of(command.split()[0], given, result)
     assert closing.next.startswith(following)
     assert closing.lines(200)[0].endswith("in 3 min 20 s.")
 

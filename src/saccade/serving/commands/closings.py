@@ -70,6 +70,8 @@ def _built(given: Mapping[str, Any], result: Any) -> Closing:
 
 def _measured(given: Mapping[str, Any], result: Any) -> Closing:
     folder, out = given["folder"], given["options"].out
+    if folder is None:  # a server's: what it serves is a repository already
+        return Closing("figures", out)
     following = f"saccade repository {_q(folder)} --out {_q(_beside(folder, 'repository'))}"
     return Closing(f"open {out / 'report.html'}", out, following)
 
