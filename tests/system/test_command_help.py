@@ -89,6 +89,10 @@ REFUSED = {
     "flag first": (("--force", "export"), ("expected a command first",)),
     "option": (("export", "x", "--out", "y", "--bugdet", "1"), ("--bugdet", "mean --budget?")),
     "option, not the missing": (("export", "x", "--ot", "y"), ("--ot.", "Did you mean --out?")),
+    "option before the file": (
+        ("export", "--buget", "1", "x", "--out", "y"),
+        ("--buget.", "Did you mean --budget?"),
+    ),
     "negated": (("bench", "x", "--out", "y", "--no-serve"), ("mean --no-server?",)),
     "missing": (("export",), ("needs checkpoint", "--out PATH", "For example: saccade export")),
     "whole number": (

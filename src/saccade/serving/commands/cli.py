@@ -114,7 +114,7 @@ def _dispatch(arguments: Sequence[str]) -> Outcome:
     command = known_command(words[0], COMMANDS)
     _refuse_twice(words, "--set")
     try:
-        with in_words(command, flags_of(COMMANDS[command]), first_example(command)):
+        with in_words(command, flags_of(COMMANDS[command]), first_example(command), words):
             return _parsed(_with_signs(words, "--move"))
     except SystemExit as end:
         if not end.code and {"-h", "--help"} & set(words):

@@ -2,7 +2,7 @@
 """What the parser refuses, in a sentence or two: what was found, what was expected, what to do."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -46,8 +46,10 @@ def flags_of(verb: Callable[..., Any]) -> tuple[str, ...]:
 
 
 @contextmanager
-def in_words(command: str, flags: Iterable[str], example: str) -> Iterator[None]:
-    """What the parser refuses within is raised as a SaccadeError.
+def in_words(
+    command: str, flags: Iterable[str], example: str, given: Sequence[str] = ()
+) -> Iterator[None]:
+    """What the parser refuses of the words `given` within is raised as a SaccadeError.
 
     Releases of the parser that do not tell what they refuse print it in their own words.
     """
@@ -57,7 +59,7 @@ def in_words(command: str, flags: Iterable[str], example: str) -> Iterator[None]
     if hook is None:
         yield
         return
-    words = _Words(command, tuple(flags), example)
+    words = _Words(command, tuple(flags), example, given)
 
     def refuse(event: Any) -> None:
         if (words_of := words.known.get(type(event).__name__)) is not None:
@@ -70,8 +72,10 @@ def in_words(command: str, flags: Iterable[str], example: str) -> Iterator[None]
 class _Words:
     """The words for each kind of refusal of one command."""
 
-    def __init__(self, command: str, flags: tuple[str, ...], example: str) -> None:
-        self._called, self._flags = f"saccade {command}", flags
+    def __init__(
+        self, command: str, flags: tuple[str, ...], example: str, given: Sequence[str]
+    ) -> None:
+        self._called, self._flags, self._given = f"saccade {command}", flags, given
         self._example = f"For example: {example}" if example else f"See: {self._called} --help"
         self.known: Mapping[str, Callable[[Any], str]] = {
             "UnrecognizedArgs": lambda event: self._unknown(event.tokens),
@@ -112,6 +116,11 @@ class _Words:
 
     def _value(self, event: Any) -> str:
         argument = event.argument
+        # Before the value that is missing there may be an option that nobody knows.
+        known = {_positive(flag) for flag in self._flags}
+        options = [word for word in self._given if word.startswith("--") and len(word) > 2]
+        if unknown := [word for word in options if _positive(word) not in known]:
+            return self._unknown(unknown)
         metavar = argument.lowered.metavar
         return f"{_name(argument)}: found no value, expected {metavar}. {self._example}"
 
@@ -119,6 +128,11 @@ class _Words:
         if event.argument is None:
             return f"{self._called}: {event.message}. {self._example}"
         return f"{_name(event.argument)}: {event.message}. {self._example}"
+
+
+def _positive(word: str) -> str:
+    """The option of `--no-option=value`, as it is listed."""
+    return word.partition("=")[0].replace("_", "-").removeprefix("--").removeprefix("no-")
 
 
 def _name(argument: Any) -> str:
