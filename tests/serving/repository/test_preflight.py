@@ -16,8 +16,8 @@ pytest.importorskip("torch", reason="torch is not installed: pip install '.[expo
 
 import tiny_artefacts as tiny
 from broken_by_intent import HOSTILE
-from broken_changes import edit, parameter
-from broken_repositories import BROKEN, BROKEN_PLANS, HASHES
+from broken_changes import edit, edit_json, parameter
+from broken_repositories import BROKEN, BROKEN_PLANS, HASHES, ROUTES
 from engine_places import HOPPER
 from half_typed import add_variant, half_typed
 from safetensors.numpy import load, save
@@ -182,6 +182,15 @@ CHOICES = {
         it.dynamic_batching.default_queue_policy, "default_timeout_microseconds", to
     ),
 }
+
+
+def test_speeds_that_a_measurement_does_not_tell_apart_are_names(repository):
+    edit_json(ROUTES, lambda it: it["variants"][0].update(as_fast=[tiny.HALF]))(repository)
+    tiny.rehash(repository)
+    assert not failures(repository, MUCH)
+    edit_json(ROUTES, lambda it: it["variants"][0].update(as_fast=[0.5]))(repository)
+    tiny.rehash(repository)
+    assert "expected a list of names" in failures(repository, MUCH)["routes"][0]
 
 
 @pytest.mark.parametrize("field", FREE)

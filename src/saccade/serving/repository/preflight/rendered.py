@@ -70,6 +70,10 @@ _FIGURE = Bounds(
     "a number or null",
     lambda value: value is None or (type(value) in (int, float) and math.isfinite(value)),
 )
+_NAMES = Bounds(
+    "a list of names",
+    lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+)
 # What an operator may choose. Any other field has to be the one that is written.
 FREE: dict[str, Bounds] = {
     **{
@@ -78,10 +82,11 @@ FREE: dict[str, Bounds] = {
     },
     "max_batch_size": _whole(1, MAX_BATCH),
 }
-_MEASURED = ("score", "lower_bound", "inferences_per_second", "p95_ms", "as_fast")
+_MEASURED = ("score", "lower_bound", "inferences_per_second", "p95_ms")
 FREE_OF_ROUTES: dict[str, Bounds] = {
     **{f"variants.{name}": _TEXT for name in ("score_name", "score_unit")},
     **{f"variants.{name}": _FIGURE for name in _MEASURED},
+    "variants.as_fast": _NAMES,
 }
 
 
