@@ -4,7 +4,6 @@
 import http.client
 import io
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsers import Tab, browser, chromium_or_skip, tab
 from family_folders import family_folder
 from joined_repository import join
 
@@ -28,7 +28,7 @@ from saccade.serving.server.server import ServeOptions, Server
 
 FREE_PORTS = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, "ready_port": 0}
 FAMILIES = ("vqa", "slot-attention", "captioner", "sparo")
-PATIENCE_MS = 60_000
+HARMLESS = ("debug:", "info:", "log:", "warning:")  # lines of a console
 
 
 @pytest.fixture(scope="module")
@@ -151,42 +151,14 @@ def address_in(log: Path, process: "subprocess.Popen[bytes]") -> str:
     pytest.fail(log.read_text())
 
 
-def chromium() -> str:
-    """Program of the browser, or a skip with the line that installs it."""
-    pytest.importorskip("playwright", reason="not installed: pip install playwright")
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
-    return found
-
-
 @contextmanager
-def tab(address: str) -> Iterator[tuple[Any, list[str]]]:
-    """A tab with the page, and what went wrong in it: errors, and requests beyond loopback."""
-    program = chromium()
-    from playwright.sync_api import sync_playwright
-
-    faults: list[str] = []
-
-    def seen(request: Any) -> None:
-        own = (f"http://{address}/", f"ws://{address}/", f"blob:http://{address}/", "data:")
-        if not request.url.startswith(own):
-            faults.append(f"asks {request.url}")
-
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        try:
-            shown = browser.new_page()
-            shown.set_default_timeout(PATIENCE_MS)
-            shown.on("request", seen)
-            shown.on("pageerror", lambda error: faults.append(str(error)))
-            shown.on(
-                "console", lambda said: faults.append(said.text) if said.type == "error" else None
-            )
-            shown.goto(f"http://{address}/")
-            yield shown, faults
-        finally:
-            browser.close()
+def opened(address: str) -> Iterator[Tab]:
+    """The page in a tab; in the end nothing went wrong in it, nor did it ask beyond loopback."""
+    own = (f"http://{address}/", f"ws://{address}/", f"blob:http://{address}/", "data:")
+    with browser() as running, tab(running, f"http://{address}/") as shown:
+        yield shown
+        assert not [fault for fault in shown.faults if not fault.startswith(HARMLESS)]
+        assert not [request for request in shown.requests if not request.startswith(own)]
 
 
 def give(shown: Any, name: str, content: bytes) -> None:
@@ -219,11 +191,12 @@ BAD = {
 
 
 def test_page_in_chromium(server, tmp_path):
-    chromium()
+    chromium_or_skip()
     log = tmp_path / "log"
     with page("--url", server.url, log=log) as address:
         refuses_other_names(address)
-        with tab(address) as (shown, faults):
+        with opened(address) as seen:
+            shown = seen.page
             choose(shown, "nac")
             shown.get_by_text("Drop an image to start").wait_for()
             for name, (content, message) in BAD.items():
@@ -240,7 +213,6 @@ def test_page_in_chromium(server, tmp_path):
             shown.get_by_text("0.125", exact=True).last.wait_for()  # the table of all budgets
             drags_a_slot(shown)
             asks_a_question(shown)
-            assert not faults
     assert "Traceback" not in log.read_text() and "Error" not in log.read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
