@@ -9,7 +9,7 @@ DEPLOY_TOOLS := build/deploy-tools
 DOCS_TOOLS := build/docs-tools
 
 .PHONY: help demo docs test test-fast check bench plugins plugins-tensorrt check-native \
-	check-chaos check-deploy check-fuzz check-killed check-mutations check-notebooks check-scale \
+	check-chaos check-deploy check-first-hour check-fuzz check-killed check-mutations check-notebooks check-scale \
 	check-supply check-wheel wheel
 
 help: ## what there is to make
@@ -67,6 +67,9 @@ check-deploy: $(STAMP) $(DEPLOY_TOOLS)/.installed ## checkov on what kubectl and
 
 check-native: $(STAMP) ## fuzz the kernels under AddressSanitizer and UBSan
 	$(BIN)/python -m pytest -q tests/plugins/native/check_fuzz.py
+
+check-first-hour: $(STAMP) ## README and quickstarts, typed into a fresh clone with an empty home; an hour
+	$(BIN)/python tests/first_hour.py --out benchmarks/results/first_hour.json
 
 check-fuzz: $(STAMP) ## change sound files of every reader 100,000 times: read or refused
 	$(BIN)/python benchmarks/fuzz_readers.py

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The multiply-adds of every named size, which `saccade models` shows.
+"""What `saccade models` shows of every named size, so that it needs no torch to show it.
 
-    python benchmarks/models_cost.py                  # all of them, into model_costs.json
+    python benchmarks/models_cost.py                  # all of them, into catalogue.json
     python benchmarks/models_cost.py sot/sot-tiny     # only these, the others stay as they are
 
 Each is traced with random weights and counted from the graph. No clock is read, so a busy machine
@@ -17,8 +17,11 @@ import torch
 
 from saccade.exporter.graph.catalogue_cost import cost_of_size
 from saccade.files import json_bytes, write_atomically
-from saccade.models.catalogue import COSTS, known_costs, presets
+from saccade.models.catalogue import KNOWN, known_sizes, presets, row
 from saccade.models.families import FAMILIES
+
+# What a row has beside its own name and its family's.
+KEPT = ("parameters", "multiply_adds", "inputs", "outputs", "optional", "settings", "unit")
 
 
 def main() -> None:
@@ -27,15 +30,16 @@ def main() -> None:
     sizes = [(family, name) for family in FAMILIES for name in presets(family)]
     wanted = [tuple(text.split("/")) for text in sys.argv[1:]] or sizes
     for family, name in wanted:
-        cost = cost_of_size(family, name)
-        costs = known_costs()
-        costs.setdefault(family, {})[name] = cost
+        counted = cost_of_size(family, name)["multiply_adds"]
+        found = row(family, name, counted).to_dict()
+        known = known_sizes()
+        known.setdefault(family, {})[name] = {key: found[key] for key in KEPT}
         kept = {
-            family: {name: row for name, row in rows.items() if (family, name) in sizes}
-            for family, rows in costs.items()
+            family: {name: size for name, size in rows.items() if (family, name) in sizes}
+            for family, rows in known.items()
         }
-        write_atomically(COSTS, json_bytes(kept))
-        print(f"{family}/{name}: {cost}", flush=True)
+        write_atomically(KNOWN, json_bytes(kept))
+        print(f"{family}/{name}: {counted}", flush=True)
 
 
 if __name__ == "__main__":

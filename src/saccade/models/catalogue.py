@@ -16,7 +16,8 @@ from saccade.spelling import did_you_mean
 if TYPE_CHECKING:
     from torch import nn
 
-COSTS = Path(__file__).with_name("model_costs.json")  # written by benchmarks/models_cost.py
+# Everything about a size that takes its model to find out; written by benchmarks/models_cost.py.
+KNOWN = Path(__file__).with_name("catalogue.json")
 _READ_WHILE_LISTING = 100_000  # numbers of a tensor that a description may look at
 
 
@@ -63,27 +64,53 @@ def preset_of(family: str, name: str) -> Any:
     return sizes[name]
 
 
-def known_costs() -> dict[str, dict[str, Any]]:
-    """By family and size what was counted from the graphs: parameters, multiply-adds by role."""
-    costs: dict[str, dict[str, Any]] = json.loads(COSTS.read_bytes()) if COSTS.exists() else {}
-    return costs
+def known_sizes() -> dict[str, dict[str, Any]]:
+    """By family and size what was found out once: parameters, multiply-adds, tensors, budgets."""
+    known: dict[str, dict[str, Any]] = json.loads(KNOWN.read_bytes()) if KNOWN.exists() else {}
+    return known
 
 
 def catalogue(family: str | None = None) -> list[Row]:
     """A row for every named size, of one family or of all; no weights are made.
 
+    Torch is needed only for sizes that are not in `known_sizes`.
+
     Raises: SaccadeError if there is no such family.
     """
-    require("torch", extra="export")
     chosen = list(FAMILIES) if family is None else [family]
-    return [row(family, name) for family in chosen for name in presets(family)]
+    known = known_sizes()
+    return [
+        _known_row(each, name, known[each][name])
+        if name in known.get(each, {})
+        else row(each, name)
+        for each in chosen
+        for name in presets(each)
+    ]
 
 
-def row(family: str, name: str) -> Row:
-    """Row of the table for one size.
+def _known_row(family: str, name: str, known: dict[str, Any]) -> Row:
+    tensors = {
+        field: {role: tuple(names) for role, names in known[field].items()}
+        for field in ("inputs", "outputs", "optional")
+    }
+    return Row(
+        family=family,
+        name=name,
+        parameters=known["parameters"],
+        multiply_adds=known["multiply_adds"],
+        settings=tuple(known["settings"]),
+        unit=known["unit"],
+        source=imported(entry_of(family).source),
+        **tensors,
+    )
 
-    Raises: SaccadeError if there is no such family or size.
+
+def row(family: str, name: str, multiply_adds: Mapping[str, int] | None = None) -> Row:
+    """Row of the table for one size, from an outline of its model.
+
+    Raises: SaccadeError if there is no such family or size, MissingPackage without torch.
     """
+    require("torch", extra="export")
     model: Any = _outline(family, preset_of(family, name))
     components: tuple[Component, ...] = model.components()
     budgets = model.budgets()
@@ -91,7 +118,7 @@ def row(family: str, name: str) -> Row:
         family=family,
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        multiply_adds=known_costs().get(family, {}).get(name, {}).get("multiply_adds", {}),
+        multiply_adds=dict(multiply_adds or {}),
         inputs={
             component.role: tuple(f"{spec.name} [{spec.axes}]" for spec in component.inputs)
             for component in components
