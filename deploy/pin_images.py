@@ -27,8 +27,8 @@ def pin(images: list[str]) -> list[Path]:
         pinned = PINNED.fullmatch(image)
         if pinned is None or image.endswith("0" * 64):
             raise ValueError(
-                f"{image!r} is not a saccade-server, -proxy or -bulk image with its digest, expected "
-                "REGISTRY/saccade-server:26.07@sha256:... as `docker push` prints it"
+                f"{image!r} is not a saccade-server, -proxy or -bulk image with its digest, "
+                "expected REGISTRY/saccade-server:26.07@sha256:... as `docker push` prints it"
             )
         chosen[pinned["name"]] = image
     changed = []
