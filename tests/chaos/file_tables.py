@@ -28,7 +28,7 @@ def killed(result: dict[str, Any]) -> str:
     )
     disks = sorted({run["full_disk"] for run in result["runs"].values()} - {"none"})
     said = (
-        f"Of {planned:,} planned trials {run:,} were run, and {effect:,} took effect. In the "
+        f"Of {planned:,} planned trials, {run:,} were run, and {effect:,} took effect. In the "
         "others the command had finished before its moment, or had enough room. Full disks: "
         f"{', '.join(disks) or 'none'}."
     )

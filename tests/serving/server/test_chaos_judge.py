@@ -135,7 +135,7 @@ def test_the_page_shows_what_was_cut_short_or_wrong():
     text = killed({"results": tallies, "runs": runs, "not_run": ["sweep"]})
     assert "| `sweep` | 0 | 0 | 0 | 0 | not run yet |" in text
     assert "| `train` | 50 | - | 12 of 50 | - | **in 1** (m.csv is visible) |" in text
-    assert "Of 100 planned trials 62 were run, and 18 took effect" in text
+    assert "Of 100 planned trials, 62 were run, and 18 took effect" in text
 
 
 def test_the_page_says_which_readers_had_fewer_files():
