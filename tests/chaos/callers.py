@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers in a process of their own: each asks, waits for its answer, and writes down what came.
+"""Callers in a separate process: each sends a request, waits for the answer, and records it.
 
     python -m chaos.callers      an order as one JSON line in, the calls as one JSON line out
 
@@ -42,7 +42,7 @@ class Group:
 
 
 class Callers:
-    """The parent's end: callers run inside the block, `calls` is what they saw, after it."""
+    """The parent's side: callers run inside the block; afterwards `calls` is what they saw."""
 
     def __init__(self, url: str, groups: Mapping[str, Group]) -> None:
         self._order = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judgement of a row by what its row allows: one check for each thing that is wanted."""
+"""Compare what was observed with what the row allows: one check per expectation."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that is wanted, what was found, and whether that will do."""
+    """One expectation, what was found, and whether it passed."""
 
     what: str
     wanted: str
@@ -47,7 +47,7 @@ class Check:
 
 
 def judge(row: Row, seen: Observation, *, strict: bool = True) -> list[Check]:
-    """All checks of a row; those of seconds and of memory only where `strict` says so."""
+    """Return all checks of a row; those of times and memory only if `strict`."""
     pace = max(1.0, seen.start_s / QUIET_START_S)
     checks = []
     for name, notice in (("callers", row.callers), ("others", row.others)):
@@ -75,13 +75,13 @@ def judge(row: Row, seen: Observation, *, strict: bool = True) -> list[Check]:
 
 
 def outage_s(calls: Sequence[Call], seen: Observation) -> float:
-    """Time after the fault's end of the last failed call that had begun before or then."""
+    """Return the seconds from the fault's end to the end of the last failed call."""
     failed = [call.ended for call in calls if call.status != "OK" and call.ended >= seen.began]
     return max(0.0, max(failed, default=seen.ended) - seen.ended)
 
 
 def p99_times(calls: Sequence[Call], seen: Observation) -> float | None:
-    """The 99th percentile of the waits since the fault, in that of before; None of too few."""
+    """Return the 99th percentile of waits since the fault over the one before; None if too few."""
     before = [1e3 * (one.ended - one.began) for one in calls if one.ended < seen.began]
     after = [1e3 * (one.ended - one.began) for one in calls if one.ended >= seen.began]
     if min(len(before), len(after)) < FEWEST:
@@ -90,7 +90,7 @@ def p99_times(calls: Sequence[Call], seen: Observation) -> float | None:
 
 
 def summary(seen: Observation) -> dict[str, Any]:
-    """Plain values for JSON: what callers met, without the calls themselves."""
+    """Return plain values for JSON: what callers saw, without the single calls."""
     groups: dict[str, Any] = {}
     for name, calls in seen.calls.items():
         since = [call for call in calls if call.ended >= seen.began]
@@ -114,7 +114,7 @@ def summary(seen: Observation) -> dict[str, Any]:
 
 
 def plain(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """Checks for JSON."""
+    """Return checks as plain values for JSON."""
     return [asdict(check) for check in checks]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A million requests, and whether anything grows; beside it a control that leaks on purpose.
+"""Send a million requests and check whether anything grows; a control leaks on purpose.
 
 The control serves the same repository with a router that keeps LEAK_BYTES of each request. The
 same judge looks at both, and has to find the one clean and the other leaking.
@@ -29,7 +29,7 @@ from saccade.serving.bench.load import LoadGenerator, Stream
 LEAK_BYTES = 4096
 CONTROL_LEAST = 10_000  # under this the leak itself is below the floor
 ALLOWED_BYTES = 64  # a request
-# Under this nothing can be told from what an allocator keeps back.
+# Less cannot be told apart from what an allocator keeps back.
 FLOOR_MIB = 12.0
 WINDOWS = 30
 LEAST_WINDOW_S, MOST_WINDOW_S = 2.0, 30.0
@@ -54,7 +54,7 @@ class Sample:
 
     @property
     def total_mib(self) -> float:
-        """All processes together."""
+        """Memory of all processes together."""
         return sum(self.memory_mib.values())
 
 
@@ -72,7 +72,7 @@ class Soaked:
 
 
 def run_soak(given: argparse.Namespace) -> bool:
-    """The soak and its control, each written down as it ends."""
+    """Run the soak and its control, and write each result when it is there."""
     repository = given.repository or tiny_repository_of(given.build)
     least = given.control_requests or max(CONTROL_LEAST, given.requests // 20)
     passed = True
@@ -100,9 +100,9 @@ def run_soak(given: argparse.Namespace) -> bool:
 
 
 def soak(repository: Path, requests: int, *, most_s: float = math.inf) -> Soaked:
-    """Requests of all kinds until there were so many, in windows with a look between them.
+    """Send requests of all kinds until there are this many, and sample memory in between.
 
-    After `most_s` seconds it ends with those that there were.
+    After `most_s` seconds it stops with the requests that there were.
     """
     failed: Counter[str] = Counter()
     samples, done, seconds = [], 0, LEAST_WINDOW_S
@@ -114,7 +114,7 @@ def soak(repository: Path, requests: int, *, most_s: float = math.inf) -> Soaked
                 result = load.run(streams, seconds=seconds, warmup_s=0.2)
                 here = sum(len(stream.latencies_ms) for stream in result.streams.values())
                 for name, stream in result.streams.items():
-                    if name == "refused":  # what this stream asks for is an error, of one kind
+                    if name == "refused":  # this stream expects an error, of one kind
                         here += stream.errors.pop("INVALID_ARGUMENT", 0)
                     failed.update(stream.errors)
                 done += here
@@ -131,7 +131,7 @@ def soak(repository: Path, requests: int, *, most_s: float = math.inf) -> Soaked
 
 
 def streams_of(repository: Path) -> list[Stream]:
-    """Callers of the cheapest variant, of the full one, and one that is refused each time."""
+    """Return callers of the cheapest variant, of the full one, and one that is always refused."""
     models = models_of(repository)
     cheap, full, wrong = (
         picture_request(models, variant) for variant in (models.cheap, models.full, models.full)
@@ -144,7 +144,7 @@ def streams_of(repository: Path) -> list[Stream]:
 
 
 def sample(service: Service, requests: int) -> Sample:
-    """Memory and descriptors, now."""
+    """Return memory and descriptors as they are now."""
     living = service.watch.living()
     memory = {
         f"{process.program} {process.model}".strip(): sum(
@@ -156,7 +156,7 @@ def sample(service: Service, requests: int) -> Sample:
 
 
 def judge_soak(result: Soaked) -> list[Check]:
-    """Judgement of a soak: whether anything grew, failed, or was left."""
+    """Return the checks of a soak: whether anything grew, failed, or was left."""
     grown_mib, per_request = growth(result.samples)
     first, last = result.samples[len(result.samples) // 3], result.samples[-1]
     leaks = grown_mib > FLOOR_MIB and per_request > ALLOWED_BYTES
@@ -174,7 +174,7 @@ def judge_soak(result: Soaked) -> list[Check]:
 
 
 def growth(samples: Sequence[Sample]) -> tuple[float, float]:
-    """From the middle third to the last: MiB, and bytes a request.
+    """Return the growth from the middle third to the last: MiB, and bytes per request.
 
     Medians, since an allocator gives back in steps; the first third warms up.
     """
@@ -192,7 +192,7 @@ def growth(samples: Sequence[Sample]) -> tuple[float, float]:
 
 
 def make_leak(repository: Path, leak_bytes: int = LEAK_BYTES) -> None:
-    """Let the router keep some bytes of every request, and describe it as if that were right."""
+    """Make the router keep some bytes of every request, with a description that matches."""
     code = repository / models_of(repository).router / "1" / "model.py"
     code.write_text(code.read_text() + _LEAK.format(times=leak_bytes // 256))
     description = repository / "saccade.json"
