@@ -17,8 +17,8 @@ from chaos.scene import Models, Scene, models_of, picture_request
 from chaos.service import Service
 from chaos.table import NO_CALLERS, START, Row
 
-BEFORE_S = 4.0  # of calls before the fault, to compare with
-MOMENT_S = 1.5  # the fault comes at a random moment of this
+BEFORE_S = 4.0  # of calls before the fault, for comparison
+MOMENT_S = 1.5  # the fault happens at a random moment in this time
 AFTER_S = 1.0
 LATEST_S = 120.0
 LEFT_S = 2.0
@@ -27,7 +27,7 @@ NEEDS_DISK = ("disk_full", "disk_full_at_start")
 
 
 def run_row(row: Row, repository: Path, *, seed: int) -> Observation:
-    """Run a row on its own service, stop the service, and look for leftovers."""
+    """Run a row with its own service, stop it afterward, and look for leftovers."""
     with copied(repository) as own, ExitStack() as stack:
         service = Service(own, *row.serve, wrap=wrapping(row))
         if row.moment == START:
@@ -42,9 +42,9 @@ def run_row(row: Row, repository: Path, *, seed: int) -> Observation:
 def strike(
     row: Row, service: Service, models: Models, *, seed: int, hurry: bool = False
 ) -> Observation:
-    """Apply the fault to a running service, with callers if the row has them.
+    """Inject a row's fault into a running service, under the row's callers.
 
-    In a `hurry` nothing is timed, so that no calls before it are needed to compare with.
+    With `hurry` nothing is timed, so no earlier calls are needed for comparison.
     """
     rng = random.Random(f"{seed} {row.name}")
     scene = Scene(service, models, rng)
@@ -73,11 +73,11 @@ def strike(
 
 
 def groups_of(row: Row, models: Models) -> dict[str, Group]:
-    """Return the victim's callers, and others if the row has any."""
+    """Return the victim's callers, and others if there are any."""
 
     def ask(variant: str, caller: str) -> Group:
         message = picture_request(models, variant)
-        message.id = f"{caller}/1"  # names the caller, so that the service can be fair
+        message.id = f"{caller}/1"  # identifies the caller to the service's fair queues
         return Group(message.SerializeToString())
 
     if row.victim == "all":
@@ -89,12 +89,12 @@ def groups_of(row: Row, models: Models) -> dict[str, Group]:
 
 
 def pace_of(service: Service) -> float:
-    """Return how slow this machine is now, as a multiple of a quiet one."""
+    """Return how many times slower this machine is now than a quiet one."""
     return max(1.0, service.start_s / QUIET_START_S)
 
 
 def untried(row: Row) -> str:
-    """Return why a row cannot be tried here; empty if it can."""
+    """Say why a row cannot be run here; empty if it can."""
     if row.fault in NEEDS_DISK and not namespaces_allowed():
         return "this machine lets nobody mount a small disk"
     return ""
@@ -113,7 +113,7 @@ def copied(repository: Path) -> Iterator[Path]:
 
 
 def _refused(row: Row, service: Service, seed: int) -> Observation:
-    """Run a fault that prevents the start: only its own checks count."""
+    """Run a row whose service must not start; only the fault's own checks count."""
     with tempfile.TemporaryDirectory(prefix="saccade-chaos-") as place:
         service.place = Path(place)
         scene = Scene(service, models_of(service.repository), random.Random(seed))
@@ -123,7 +123,7 @@ def _refused(row: Row, service: Service, seed: int) -> Observation:
 
 
 def _recovered_s(row: Row, service: Service, callers: Callers, ended: float) -> float | None:
-    """Return the seconds from the fault's end until all callers and `/ready` are fine again."""
+    """Return the time from the fault's end until all callers get answers and `/ready` says yes."""
     if not row.survives:
         return None
     latest = LATEST_S * min(2.0, pace_of(service))

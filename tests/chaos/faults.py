@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every fault, by its name in the table."""
+"""All faults, by their names in the table."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full disks, ports in use, and repositories that change or vanish while they are served."""
+"""Full disks, taken ports, and repositories that change or vanish while they are served."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ from chaos.service import serve_command
 
 HELD_S = 3.0
 UPDATE_S = 15.0
-# A small disk that only the service sees; needs no rights if user namespaces are allowed.
+# A small disk that only the service sees; needs no privileges if namespaces are allowed.
 _SMALL_DISK = 'mount -t tmpfs -o size={mib}m disk "$TMPDIR" && exec "$@"'
 _MARK = """
 import pathlib
@@ -29,7 +29,7 @@ def small_disk(mib: int) -> list[str]:
 
 
 def namespaces_allowed() -> bool:
-    """Return True if this machine can mount a small disk for one process."""
+    """True if this machine allows mounting a small disk for one process."""
     with suppress(OSError):
         command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m disk /mnt"]
         return subprocess.run(command, capture_output=True).returncode == 0
@@ -37,12 +37,12 @@ def namespaces_allowed() -> bool:
 
 
 def disk_full_at_start(scene: Scene) -> None:
-    """Start on a disk that has no room for the copy of the server's parts."""
+    """Leave no space for the copy of the server's parts."""
     _refused(scene, [*small_disk(1), *serve_command(scene.service.repository)], "TMPDIR")
 
 
 def disk_full(scene: Scene) -> None:
-    """Fill the small disk of a running service (see the driver) for some seconds."""
+    """Fill the service's small disk (see the driver) for some seconds."""
     inside = Path(f"/proc/{scene.service.process.pid}/root{scene.service.temporary}/filling")
     with suppress(OSError), inside.open("wb") as file:
         while True:
@@ -56,7 +56,7 @@ def disk_full(scene: Scene) -> None:
 
 
 def port_taken_at_start(scene: Scene) -> None:
-    """Start while another program listens on the service's port."""
+    """Let another program listen on the service's port before it starts."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         command = serve_command(scene.service.repository, "--grpc-port", port)
@@ -93,13 +93,13 @@ def change_repository(scene: Scene) -> None:
 
 
 def remove_repository(scene: Scene) -> None:
-    """Remove the repository: the service must not depend on where it was read from."""
+    """Remove the repository: serving must not depend on the folder that it was read from."""
     scene.service.repository.rename(scene.service.repository.with_name("elsewhere"))
     kill_variant(scene)
 
 
 def reload_same(scene: Scene) -> None:
-    """Send the signal for reading the repository again, and wait for the update."""
+    """Send the signal for an update of an unchanged repository, and measure the time."""
     begun = scene.service.servers_begun()
     scene.service.process.send_signal(signal.SIGHUP)
     end = time.monotonic() + UPDATE_S
@@ -110,7 +110,7 @@ def reload_same(scene: Scene) -> None:
 
 
 def reload_broken(scene: Scene) -> None:
-    """Try to update to a broken repository: the old one must stay in service."""
+    """Update to a repository that cannot be served: the old one must still be served."""
     shutil.rmtree(scene.service.repository / scene.models.full)
     scene.service.process.send_signal(signal.SIGHUP)
     time.sleep(HELD_S)
@@ -126,7 +126,7 @@ def _still_serving(scene: Scene) -> None:
 
 
 def _refused(scene: Scene, command: list[str], word: str) -> None:
-    """Check that the command exits with 2 and a message, without a trace or leftovers."""
+    """Check that the command exits with 2, says what is wrong, and leaves nothing."""
     import os
 
     place = scene.service.place / "refused"

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the pages about commands that are killed, and about readers that get changed files."""
+"""Tables about commands that are killed at any moment, and readers of changed files."""
 
 from typing import Any
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 FULL = "ENOSPC"
-EXAMPLES = 100_000  # changed files of each kind that the trials aim at
+EXAMPLES = 100_000  # wanted number of changed files of each kind
 _HEAD = ("command", *SIGNALS, "full disk", "wrong")
 
 
 def killed(result: dict[str, Any]) -> str:
-    """Return a table of commands: how many of the planned trials were run, and what was wrong."""
+    """Return the table of trials per command: planned, run, and what was wrong."""
     lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
     by_command: dict[str, dict[str, dict[str, Any]]] = {}
     for tally in result["results"]:
@@ -53,7 +53,7 @@ def _wrong(tallies: dict[str, dict[str, Any]]) -> str:
 
 
 def fuzzed(readers: dict[str, Any], graphs: dict[str, Any]) -> str:
-    """Return a list of how many changed files the readers got, and how reading them ended."""
+    """Return how many changed files every reader got, and the results."""
     lines = []
     for title, counts in (
         ("Readers of files", readers["readers"]),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/reliability.md, written from the table of faults and the result files.
+"""Write the tables of docs/reliability.md from the table of faults and the result files.
 
-Also the counts of changed files in docs/security.md, and the tables of docs/envoy.md.
+Also writes the counts of changed files in docs/security.md, and the tables of docs/envoy.md.
 """
 
 import json
@@ -27,13 +27,13 @@ _AIMS = {"full speed after it": "capacity after it", "refused at once": "immedia
 
 
 def write() -> None:
-    """Write every marked block of the pages again."""
+    """Fill in every marked block of the pages."""
     for path, names in PAGES.items():
         path.write_text(filled(path.read_text(), names=names))
 
 
 def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE]) -> str:
-    """Return a page's text with its marked blocks filled from the current result files."""
+    """Return a page's text with its marked blocks written from the result files."""
     chaos, overload, commands = (
         _read(results / name) for name in ("chaos.json", "overload.json", "killed.json")
     )
@@ -68,7 +68,7 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
 
 
 def faults(chaos: dict[str, Any]) -> str:
-    """Return the table of faults: what callers may notice, and what they did."""
+    """Return the table of faults: what may be noticed, and what was."""
     lines = [
         "| fault | when | its callers may notice | others may notice | result |",
         "|---|---|---|---|---|",
@@ -107,7 +107,7 @@ def soak(chaos: dict[str, Any]) -> str:
 
 
 def overload_table(overload: dict[str, Any]) -> str:
-    """Return the table of every load that was measured, and of the aims that it missed."""
+    """Return the table of measured loads, and whether the aims were met."""
     if not overload:
         return UNMEASURED
     lines = [
@@ -141,7 +141,7 @@ def overload_table(overload: dict[str, Any]) -> str:
 
 
 def _refusals(overload: dict[str, Any]) -> str:
-    """Return the sentences on what refusing alone costs at the highest load, a bound on goodput."""
+    """Return the cost of refusals alone at the highest load, which limits the goodput."""
     cost, cores = overload.get("refusal"), overload["machine"]["cores"]
     if not cost:
         return ""

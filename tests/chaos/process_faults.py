@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are killed or stopped, or cannot allocate memory."""
+"""Processes that are killed or stopped, or that get no more memory."""
 
 import resource
 import signal
@@ -10,12 +10,12 @@ from chaos.scene import Scene, picture, picture_request
 
 
 def kill_variant(scene: Scene) -> None:
-    """Kill a variant's process, as the kernel does when memory is short."""
+    """Kill a variant as the kernel does when memory is short."""
     scene.service.watch.stub(scene.models.cheap).kill(signal.SIGKILL)
 
 
 def stop_variant(scene: Scene) -> None:
-    """Stop the process: it exists but does nothing."""
+    """Stop a variant, so that it lives but does nothing."""
     _stop(scene, scene.service.watch.stub(scene.models.cheap))
 
 
@@ -25,7 +25,7 @@ def kill_router(scene: Scene) -> None:
 
 
 def stop_router(scene: Scene) -> None:
-    """Stop the process: it exists but does nothing."""
+    """Stop the router, so that it lives but does nothing."""
     _stop(scene, scene.service.watch.stub(scene.models.router))
 
 
@@ -35,12 +35,12 @@ def kill_server(scene: Scene) -> None:
 
 
 def stop_server(scene: Scene) -> None:
-    """Stop the server: it accepts connections but answers nothing."""
+    """Stop the server, so that it accepts connections but does not answer."""
     _stop(scene, scene.service.watch.server())
 
 
 def kill_serve(scene: Scene) -> None:
-    """Kill `saccade serve`: nothing may stay, although nothing is left to clean up."""
+    """Kill `saccade serve`: nothing may be left, although it cannot clean up."""
     scene.service.process.kill()
     scene.service.process.wait()
     left = scene.service.leftovers_after(2.0 * max(1.0, scene.service.start_s / 5))
@@ -54,7 +54,7 @@ def terminate_serve(scene: Scene) -> None:
 
 
 def memory_limit(scene: Scene) -> None:
-    """Make every allocation of the router's process fail while large images arrive."""
+    """Make all allocations of the router's process fail while large images arrive."""
     router = scene.service.watch.stub(scene.models.router)
     free = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     resource.prlimit(router.pid, resource.RLIMIT_AS, (1, resource.RLIM_INFINITY))
@@ -70,5 +70,5 @@ def memory_limit(scene: Scene) -> None:
 
 def _stop(scene: Scene, process: Process) -> None:
     process.kill(signal.SIGSTOP)
-    # Nothing stays stopped when the row is over, whatever the service did.
+    # Whatever the service did, nothing stays stopped after the row.
     scene.until_over.append(lambda: process.kill(signal.SIGCONT))

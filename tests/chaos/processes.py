@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one service as the kernel shows them: which run, which are new, their memory.
+"""The processes of one service as the kernel shows them: which live, which started, their memory.
 
-Nothing here asks saccade: a restart is a process of the server that was not there before.
+This does not rely on saccade: a restart is a new process of the server.
 """
 
 import os
@@ -22,16 +22,16 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Process:
-    """A process; `started` (clock ticks) tells it from a later one of the same number."""
+    """A process; `started` (clock ticks) distinguishes it from a later one with the same id."""
 
     pid: int
     started: int
     program: str
     parent: int
-    model: str = ""  # of a stub, whose model it runs
+    model: str = ""  # the model, if it is a stub
 
     def lives(self) -> bool:
-        """True if it still runs: a zombie does not."""
+        """True if it still runs; a zombie does not."""
         fields = _stat(self.pid)
         return bool(fields) and fields[0] not in "ZX" and int(fields[19]) == self.started
 
@@ -42,7 +42,7 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """Return the process that has this id now; None if there is none."""
+    """Return the process with this id, or None."""
     fields = _stat(pid)
     try:
         words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -75,9 +75,9 @@ def regions_of(pid: int) -> set[Path]:
 
 
 class Watch:
-    """Watches a process and its descendants, many times a second, from a separate thread.
+    """Watches a process and its descendants many times per second from a separate thread.
 
-    `seen` holds every process that was ever there, so that one whose parent has died still counts.
+    `seen` has every process that ever existed, so that one whose parent has died still counts.
     Units: memory is pairs of time.monotonic() and MiB.
     """
 
@@ -97,7 +97,7 @@ class Watch:
         self._thread.join()
 
     def living(self) -> list[Process]:
-        """Return those that run now, whatever their parent, oldest first."""
+        """Return the processes that run now, with any parent; the oldest first."""
         with self._lock:
             alive = {process.pid for process in self.seen.values() if process.lives()}
             for pid in _below({self._root, *alive}):
@@ -110,7 +110,7 @@ class Watch:
     def servers(self) -> list[Process]:
         """Return every process of the server so far.
 
-        A child of it that is about to become a stub looks like it for a moment.
+        A child that is about to become a stub looks like the server for a moment.
         """
         with self._lock:
             servers = [process for process in self.seen.values() if process.program == SERVER]
@@ -118,19 +118,19 @@ class Watch:
         return [server for server in servers if server.parent not in pids]
 
     def stub(self, model: str) -> Process:
-        """Return the process in which a model runs now, the newest if there are two."""
+        """Return the process of a model; the newest if there are two."""
         return [process for process in self.living() if process.model == model][-1]
 
     def server(self) -> Process:
-        """Return the server that runs now, the newest if there are two."""
+        """Return the server that runs now; the newest if there are two."""
         return [server for server in self.servers() if server.lives()][-1]
 
     def memory_mib(self) -> float:
-        """Return the memory of all of them now."""
+        """Return the current memory of all of them."""
         return _sum_mib(self.living())
 
     def peak_mib(self) -> float:
-        """Return the largest memory since the start."""
+        """Return the maximum memory so far."""
         return max((mib for _, mib in self.memory), default=0.0)
 
     def _run(self) -> None:
@@ -162,7 +162,7 @@ def _below(roots: set[int]) -> set[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    # The name in parentheses may itself contain spaces and parentheses.
+    # The name in parentheses may contain spaces and parentheses.
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def proxied(overload: dict[str, Any]) -> str:
-    """Return a table of every load of a file, in the order in which they were run."""
+    """Return the table of all loads in a file, in the order of the runs."""
     lines = [
         "| budgets | deadline | load | through | goodput | answered | late | cut off "
         "| p99 answered | refused after (p50) | generator behind | restarts | memory |",
@@ -30,7 +30,7 @@ def proxied(overload: dict[str, Any]) -> str:
 
 
 def _cost(overload: dict[str, Any]) -> str:
-    """Return a sentence on the proxy's CPU time per request when most are refused."""
+    """Return the CPU time per request in the proxy when most requests are refused."""
     through = [one for one in overload["loads"] if "proxy_cpu_us" in one]
     if not through:
         return ""
@@ -45,7 +45,7 @@ def _cost(overload: dict[str, Any]) -> str:
 
 
 def failover(result: dict[str, Any]) -> str:
-    """Return a table of faults: what was lost, and when traffic moved away and came back."""
+    """Return the table of faults: losses, when traffic moved, when the server was used again."""
     lines = [
         "| fault of one of two servers | times | calls | lost | noticed | moved after "
         "| longest call | used again after |",
