@@ -87,14 +87,14 @@ def test_an_artefact_that_is_a_link_has_the_bytes_of_its_manifest(kind: str, fol
     }
     file.unlink()
     file.symlink_to(targets[kind])
-    with pytest.raises(SaccadeError, match=r"missing, though|was changed after its export"):
+    with pytest.raises(SaccadeError, match=r"missing, but|was changed after its export"):
         ArtefactFolder(folder).check_files()
 
 
 def test_a_manifest_that_names_other_inputs_than_the_file(folder: Path, tmp_path: Path) -> None:
     for name in (FULL, HALF):
         change(folder / f"{name}.manifest.json", ("inputs", 0, "name"), "picture")
-    with pytest.raises(SaccadeError, match="takes 'image', and its manifest names only picture"):
+    with pytest.raises(SaccadeError, match="an input 'image', but its manifest has only picture"):
         deploy(folder, RepositoryOptions(tmp_path / "out"))
 
 
@@ -175,7 +175,7 @@ def test_repository_names_the_value(name: str, repository: Path) -> None:
 
 
 PLANS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda out: (out / f"{FULL}.manifest.json").unlink(), "no manifest beside it"),
+    "no manifest": (lambda out: (out / f"{FULL}.manifest.json").unlink(), "has no manifest with"),
     "one byte more": (
         lambda out: (out / f"{FULL}.plan").write_bytes(b"!" + (out / f"{FULL}.plan").read_bytes()),
         "is not loaded",

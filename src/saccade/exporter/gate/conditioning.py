@@ -44,9 +44,11 @@ def ill_conditioned_rows(
     precision: str,
     floor: float,
 ) -> dict[str, np.ndarray]:
-    """Find rows beyond a threshold whose error is at most four times the unfolded model's own.
+    """Find rows beyond a threshold whose error the unfolded model's own rounding explains.
 
-    `own` are the `row_errors` of that model in float32, here scaled to the roundings of `precision`.
+    Such an error is at most four times that of the model.
+
+    `own` are the `row_errors` of that model in float32, scaled here to those of `precision`.
 
     Shapes: runs as for `figures_of`, each output [n ...]; own and the answer [n], the answer bool.
     """

@@ -70,7 +70,7 @@ def parse_graph(data: bytes, where: str) -> onnx.ModelProto:
     """
     try:
         proto = onnx.load_model_from_string(data)
-    except Exception as error:  # protobuf's own classes share no parent but this one
+    except Exception as error:  # the only common base of protobuf's errors
         raise SaccadeError(f"{where}: is not a complete ONNX model ({error}). {_AGAIN}") from error
     check_graph(proto, where)
     return proto

@@ -50,7 +50,7 @@ def _tried(path: Path) -> tuple[str, str | None]:
         _ask(proto)
     except MissingPackage:
         return digest, None
-    except Exception as error:  # of libraries, whose classes share no parent but this one
+    except Exception as error:  # the only common base of the libraries' errors
         return digest, _reason(path, error)
     return digest, None
 
