@@ -251,7 +251,7 @@ def test_a_module_that_is_installed_in_part(
 @pytest.mark.parametrize(
     ("word", "words"),
     [
-        ("ABORT", f"{FULL}: the process in which TensorRT built it died .killed by SIGABRT"),
+        ("ABORT", f"{FULL}: the process in which TensorRT built it failed .killed by SIGABRT"),
         ("UNKNOWN", "cannot parse .*: node 3 is unknown"),
         ("REFUSE", "TensorRT cannot build it: no tactic for node 7"),
     ],

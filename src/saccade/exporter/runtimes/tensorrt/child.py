@@ -163,7 +163,7 @@ def _death(job: Job, ended: WorkerEnded, messages: list[tuple[str, str]]) -> Sac
         how += ", which the system sends when memory runs out"
     said = _first_error(messages) or (f": {ended.last_words}" if ended.last_words else "")
     return SaccadeError(
-        f"{job.name}: the process in which {NAMES[job.engine]} built it died ({how}){said}. "
+        f"{job.name}: the process in which {NAMES[job.engine]} built it failed ({how}){said}. "
         "Nothing was written. Leave this variant out with --variant, or try the other --engine."
     )
 

@@ -209,7 +209,7 @@ def _check_hashes(manifest: EngineManifest) -> None:
         _CAPABILITY.fullmatch(capability) for capability in capabilities
     ):
         raise Contradiction(
-            f"compute capabilities are {list(capabilities)}, expected some like 8.9"
+            f"compute capabilities are {list(capabilities)}, expected one or more such as 8.9"
         )
 
 
@@ -223,4 +223,4 @@ def _check_profiles(manifest: EngineManifest) -> None:
         shapes = [profile.get(key, ()) for key in ("min", "opt", "max")]
         fits = len(profile) == 3 and all(len(shape) == len(specs[name].shape) for shape in shapes)
         if not fits or not all(0 < a <= b <= c for a, b, c in zip(*shapes, strict=True)):
-            raise Contradiction(f"profile of {name!r} is {profile}, no range")
+            raise Contradiction(f"profile of {name!r} is {profile}, which is not a range")

@@ -104,7 +104,7 @@ def look_inside(plan: Path, manifest: EngineManifest, data: bytes) -> Contents:
         with Worker(loader.__name__) as worker:
             answer = worker.ask(request, Contents, _SECONDS)
     except WorkerEnded as ended:
-        said = f"the process that tried it died ({ended}) {ended.last_words}".strip()
+        said = f"the process that tried it failed ({ended}) {ended.last_words}".strip()
         raise _refused(plan, manifest, said) from ended
     except SaccadeError as error:
         raise _refused(plan, manifest, str(error)) from error
