@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the pages about commands: killed at any moment, and given changed files."""
+"""Tables about commands that are killed at any moment, and readers of changed files."""
 
 from typing import Any
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 FULL = "ENOSPC"
-EXAMPLES = 100_000  # changed files wanted of each kind
+EXAMPLES = 100_000  # wanted number of changed files of each kind
 _HEAD = ("command", *SIGNALS, "full disk", "wrong")
 
 
 def killed(result: dict[str, Any]) -> str:
-    """Of each command how many trials were run of those planned, and what was wrong."""
+    """Return the table of trials per command: planned, run, and what was wrong."""
     lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
     by_command: dict[str, dict[str, dict[str, Any]]] = {}
     for tally in result["results"]:
@@ -53,7 +53,7 @@ def _wrong(tallies: dict[str, dict[str, Any]]) -> str:
 
 
 def fuzzed(readers: dict[str, Any], graphs: dict[str, Any]) -> str:
-    """Number of changed files that every reader was given, and how they ended."""
+    """Return how many changed files every reader got, and the results."""
     lines = []
     for title, counts in (
         ("Readers of files", readers["readers"]),

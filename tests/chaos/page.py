@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/reliability.md, written from the table of faults and the result files.
+"""Write the tables of docs/reliability.md from the table of faults and the result files.
 
-Beside them the counts of changed files in docs/security.md, and the tables of docs/envoy.md.
+Also writes the counts of changed files in docs/security.md, and the tables of docs/envoy.md.
 """
 
 import json
@@ -25,13 +25,13 @@ UNMEASURED = "Not measured yet."
 
 
 def write() -> None:
-    """Fill every marked block of the pages."""
+    """Fill in every marked block of the pages."""
     for path, names in PAGES.items():
         path.write_text(filled(path.read_text(), names=names))
 
 
 def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE]) -> str:
-    """A page's text with its marked blocks as the files say it today."""
+    """Return a page's text with its marked blocks written from the result files."""
     chaos, overload, commands = (
         _read(results / name) for name in ("chaos.json", "overload.json", "killed.json")
     )
@@ -66,7 +66,7 @@ def filled(text: str, results: Path = RESULTS, names: Sequence[str] = PAGES[PAGE
 
 
 def faults(chaos: dict[str, Any]) -> str:
-    """Table of faults: what may be noticed, and what was."""
+    """Return the table of faults: what may be noticed, and what was."""
     lines = [
         "| fault | when | its callers may notice | others may notice | seen |",
         "|---|---|---|---|---|",
@@ -88,7 +88,7 @@ def faults(chaos: dict[str, Any]) -> str:
 
 
 def soak(chaos: dict[str, Any]) -> str:
-    """The soak beside its control."""
+    """Return the table of the soak and its control."""
     if not {"soak", "control"} <= set(chaos):
         return UNMEASURED
     lines = ["| | requests | memory | failed | restarts | judged |", "|---|---|---|---|---|---|"]
@@ -105,7 +105,7 @@ def soak(chaos: dict[str, Any]) -> str:
 
 
 def overload_table(overload: dict[str, Any]) -> str:
-    """Every load that was measured, and whether the aims were met."""
+    """Return the table of measured loads, and whether the aims were met."""
     if not overload:
         return UNMEASURED
     lines = [
@@ -139,7 +139,7 @@ def overload_table(overload: dict[str, Any]) -> str:
 
 
 def _refusals(overload: dict[str, Any]) -> str:
-    """Cost of refusing alone at the highest load: a bound of what can be had."""
+    """Return the cost of refusals alone at the highest load, which limits the goodput."""
     cost, cores = overload.get("refusal"), overload["machine"]["cores"]
     if not cost:
         return ""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/envoy.md: loads through the proxy beside those without, and failovers."""
+"""The tables of docs/envoy.md: loads with and without the proxy, and failovers."""
 
 from typing import Any
 
 
 def proxied(overload: dict[str, Any]) -> str:
-    """Every load of a file, in the order in which they were run."""
+    """Return the table of all loads in a file, in the order of the runs."""
     lines = [
         "| budgets | deadline | load | through | goodput | answered | late | cut off "
         "| p99 answered | refused after (p50) | behind | restarts | memory |",
@@ -30,7 +30,7 @@ def proxied(overload: dict[str, Any]) -> str:
 
 
 def _cost(overload: dict[str, Any]) -> str:
-    """CPU time of a request in the proxy where most are refused."""
+    """Return the CPU time per request in the proxy when most requests are refused."""
     through = [one for one in overload["loads"] if "proxy_cpu_us" in one]
     if not through:
         return ""
@@ -45,7 +45,7 @@ def _cost(overload: dict[str, Any]) -> str:
 
 
 def failover(result: dict[str, Any]) -> str:
-    """Each fault: what was lost, when traffic had moved, when the server was asked again."""
+    """Return the table of faults: losses, when traffic moved, when the server was used again."""
     lines = [
         "| fault of one of two | times | calls | lost | noticed | moved after | longest call "
         "| asked again after |",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of faults: what happens, to whom, when, under which load, and who may notice.
 
-A row says what is wanted, whether or not it holds today: the driver finds out.
+A row describes the wanted result, which may or may not be met today; the driver checks it.
 """
 
 from dataclasses import dataclass
@@ -9,20 +9,19 @@ from dataclasses import dataclass
 NEVER = frozenset[str]()
 RETRY = frozenset({"UNAVAILABLE"})
 LATE = RETRY | {"DEADLINE_EXCEEDED"}
-# The server sees only after up to 2 s that a process has died under a call: by then the caller's
-# own time may have run out.
+# It takes the server up to 2 s to see that a process died during a call, and by then the caller's
+# timeout may have expired.
 DYING = LATE
-# What the sender of a bad request may hear: that it is his own, or that there is no room.
+# Answers to the sender of a bad request: the request is wrong, or there is no capacity.
 REFUSED = frozenset({"INVALID_ARGUMENT", "UNIMPLEMENTED", "RESOURCE_EXHAUSTED"})
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Limits on what callers may notice: statuses instead of answers, for how long, how much
-    slower.
+    """Limits on what callers may notice: statuses instead of answers, for how long, and slowdown.
 
     Units: for_s is seconds after the fault's end on a quiet machine (one start takes QUIET_START_S
-    there); p99_times is the 99th percentile of their waits, in that of before the fault.
+    there); p99_times is the 99th percentile of their waits over that before the fault.
     """
 
     statuses: frozenset[str] = NEVER
@@ -34,9 +33,9 @@ class Notice:
 class Row:
     """One fault and who may notice what of it.
 
-    `victim` is whose callers are its callers: those of the cheapest variant, of the full one, or
-    all. `servers` is how many further processes of the server may begin, `hears` what the fault's
-    own requests may be answered. Units: memory_mib is MiB more than before, once it is over.
+    `victim` tells which callers count as affected: those of the cheapest variant, of the full one,
+    or all. `servers` is how many more server processes may start. `hears` are the statuses that the
+    fault's own requests may get. Units: memory_mib is MiB more than before, after it is over.
     """
 
     name: str
@@ -136,9 +135,9 @@ ROWS = (
 
 
 def rows(names: tuple[str, ...] = (), *, short: bool = False) -> tuple[Row, ...]:
-    """The rows of these names, all of them without any; those of the short form where asked.
+    """Return the rows with these names, by default all; with `short`, those of the short form.
 
-    Raises: KeyError naming a row that there is not.
+    Raises: KeyError naming an unknown row.
     """
     known = {row.name: row for row in ROWS}
     chosen = [known[name] for name in names] if names else list(ROWS)
