@@ -20,7 +20,7 @@ class DocstringLabels(griffe.Extension):
         obj.docstring.value = labelled(obj.docstring.value)
 
     def on_attribute(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
-        """Use the comment after a field, or above it, as the help of an option."""
+        """Use the comment after a field, which may span lines, as the help of an option."""
         if attr.docstring is None and attr.lineno is not None:
             lines = attr.lines_collection[attr.filepath][attr.lineno - 1 : attr.endlineno]
             found = [match[1] for line in lines if (match := _COMMENT.search(line))]
