@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"budget": (1, 0.02)}, "keeps none of 16 modules"),
     "same modules": ({"budget": (0.5, 0.49)}, "both keep 8 of 16"),
     "name": ({"name": "NAC_1"}, "--name"),
-    "threshold unknown": ({"threshold": {"error": 1.0}}, "It has: relative_error"),
+    "threshold unknown": ({"threshold": {"error": 1.0}}, "expected one of: relative_error"),
     "threshold negative": ({"threshold": {"relative_error": -1.0}}, "at least 0"),
 }
 

@@ -72,7 +72,7 @@ def test_the_plugin_library_is_registered_where_a_graph_calls_for_it(
     assert by_name[FULL].plugins == {library.name: sha256_of(library)}
     assert by_name[HALF].plugins == {}
     library.write_bytes(b"others")
-    with pytest.raises(SaccadeError, match="plugin libraries was"):
+    with pytest.raises(SaccadeError, match="found plugin libraries"):
         rebuild(folder, BuildOptions(locked=True))
 
 
@@ -83,7 +83,7 @@ def test_a_timing_cache_is_made_extended_and_asked_for(folder: Path, tmp_path: P
     assert {manifest.timing_cache_sha256 for manifest in engines.manifests} == {sha256_of(cache)}
     sizes = [calls_of(engines.folder, manifest)[-2] for manifest in engines.manifests]
     assert sizes == [["set_timing_cache", size, False] for size in (0, 1)]
-    with pytest.raises(SaccadeError, match=r"timing cache was .* and is None here"):
+    with pytest.raises(SaccadeError, match="found timing cache None, but the original"):
         rebuild(folder, BuildOptions(locked=True))
     assert not rebuild(folder, BuildOptions(locked=True, timing_cache=cache)).identical
     assert cache.read_bytes() == b"++"

@@ -177,7 +177,7 @@ def _refuse_link(path: Path) -> None:
         raise SaccadeError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
     if not stat.S_ISREG(mode):
         raise SaccadeError(
-            f"{path}: is a link or no regular file, expected the file itself. {AGAIN}"
+            f"{path}: is a link or not a regular file, expected the file itself. {AGAIN}"
         )
 
 

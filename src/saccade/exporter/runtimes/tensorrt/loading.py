@@ -67,7 +67,8 @@ def check_fits(plan: Path, manifest: EngineManifest, gpu: Gpu | None) -> None:
     if version != manifest.version:
         raise SaccadeError(
             f"{plan}: was built with {module} {manifest.version}, but {version} is installed, and "
-            f"only the version that built a plan can read it. Install that version. {AGAIN}"
+            "only the version that built a plan can read it. Install that version, or build again "
+            "with: saccade build ARTEFACT"
         )
     wanted = ", ".join(manifest.compute_capabilities)
     if gpu is None:
@@ -89,7 +90,8 @@ def check_fits(plan: Path, manifest: EngineManifest, gpu: Gpu | None) -> None:
         if (actual := sha256_of(TENSORRT_LIBRARY)) != digest:
             raise SaccadeError(
                 f"{plan}: was built with another {name} (SHA-256 {digest[:12]}..., here "
-                f"{actual[:12]}...). Put that library back. {AGAIN}"
+                f"{actual[:12]}...). Put that library back, or build again with: "
+                "saccade build ARTEFACT"
             )
 
 

@@ -186,7 +186,7 @@ def _job(
     ):
         if then != now:
             raise SaccadeError(
-                f"{name}: {what} was {then} in the original build and is {now} here, so the bytes "
+                f"{name}: found {what} {now}, but the original build had {then}, so the bytes "
                 "cannot be the same. Restore the original, or build it again with --force."
             )
     return Job(
