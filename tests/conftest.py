@@ -20,7 +20,7 @@ if sys.dont_write_bytecode:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background processes without this, and so would our child processes.
+    # A shell ignores SIGINT in background processes, and child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

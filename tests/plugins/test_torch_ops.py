@@ -239,12 +239,12 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "mixed half types": (
         lambda: svpn_fast(torch.zeros(2, 3).bfloat16(), torch.zeros(3)),
         SaccadeError,
-        "v0 is float32 on cpu, input Q is bfloat16",
+        "v0 is float32 on cpu, but input Q is bfloat16",
     ),
     "mixed types": (
         lambda: svpn_fast(torch.zeros(2, 3), torch.zeros(3).double()),
         SaccadeError,
-        "v0 is float64 on cpu, input Q is float32",
+        "v0 is float64 on cpu, but input Q is float32",
     ),
 }
 

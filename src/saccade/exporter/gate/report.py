@@ -135,7 +135,7 @@ def _problem(name: str, parity: Parity) -> str:
 
 
 def loosened(parity: Parity) -> str:
-    """Return the threshold to raise so that this file passes."""
+    """Return the name of the first threshold to raise so that this file passes."""
     first = exceeded(parity.figures, parity.thresholds)[0]
     tight = [one for one in _OF_ROWS if one in parity.overridden]
     return tight[0] if first == "sensitive_rows" and tight else first

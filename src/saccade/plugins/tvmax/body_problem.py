@@ -93,9 +93,9 @@ class Problem:
         return graph("Gather", row, graph("Add", cell, self.first), axis=0)
 
     def without(self, graph: BodyGraph, cells: str) -> "Problem":
-        """Exclude all cells but `cells`: edges to excluded cells are removed, each for lam off z.
+        """Exclude all cells but `cells`; each removed edge lowers z of the remaining cell by lam.
 
-        If a removed cell's x is below that of its neighbor, this does not change the neighbor.
+        If an excluded cell's x is below that of its neighbor, the neighbor's x does not change.
         """
         limit = self.shifts.between(graph, cells, self.limit)
         lost = graph("Sum", *self.shifts.around(graph, graph("Sub", self.limit, limit)))

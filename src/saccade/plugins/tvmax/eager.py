@@ -120,7 +120,8 @@ def warn_above(
     if bool((error > tolerance).any()):
         warnings.warn(
             f"{name}: after max_iterations={max_iterations}, some grids may be more than "
-            f"{tolerance:g} from the answer; `error` has the bounds. Raise either value.",
+            f"{tolerance:g} from the answer; `error` has the bounds. Raise max_iterations or the "
+            "tolerance.",
             ToleranceWarning,
             stacklevel=2,
         )
