@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `saccade models` shows of every named size, so that it needs no torch to show it.
+"""Write what `saccade models` shows of every named size, so that it needs no torch to show it.
 
     python benchmarks/models_cost.py                  # all of them, into catalogue.json
-    python benchmarks/models_cost.py sot/sot-tiny     # only these, the others stay as they are
+    python benchmarks/models_cost.py sot/sot-tiny     # only these; the others do not change
 
-Each is traced with random weights and counted from the graph. No clock is read, so a busy machine
-changes nothing; the largest need a few GB and minutes.
+Each is traced with random weights and counted from the graph. Nothing is timed, so a busy machine
+does not matter. The largest need a few GB and some minutes.
 """
 
 import os
@@ -25,7 +25,7 @@ KEPT = ("parameters", "multiply_adds", "inputs", "outputs", "optional", "setting
 
 
 def main() -> None:
-    """Count and write after each, so that a run may be cut and go on."""
+    """Count and write after each size, so that an interrupted run can be resumed."""
     torch.set_num_threads(1)
     sizes = [(family, name) for family in FAMILIES for name in presets(family)]
     wanted = [tuple(text.split("/")) for text in sys.argv[1:]] or sizes

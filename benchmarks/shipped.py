@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints that come with the package: trained, described, exported and timed.
+"""Train, describe, export and time the checkpoints that come with the package.
 
-    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run goes on
+    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run is resumed
     python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
-    python benchmarks/shipped.py table [NAME]        # every one: parity and speed
+    python benchmarks/shipped.py table [NAME]        # parity and speed, by default of all
 
 `train` writes to build/shipped, `ship` to src/saccade/models/shipped, `table` to
 results/shipped.json. digits_sum.py compares the digits-sum model with its twins.
@@ -45,7 +45,7 @@ MODELS = {
         "nac",
         "A Neural Attentive Circuit of 256 modules that reads four handwritten digits on a canvas "
         "and answers their sum modulo 10.",
-        {"data": "digits-sum", "recipe": "quick"},  # of images both recipes are the same
+        {"data": "digits-sum", "recipe": "quick"},  # for images, both recipes are the same
         (EvaluateOptions(data="digits-sum", task="top1", budget=DIGITS_SUM_BUDGETS),),
         notes="Training canvases show training digits only, test canvases test digits only, and "
         "the test canvases share 599 of them: the intervals say how sure the score on these "
@@ -112,7 +112,7 @@ MODELS = {
 
 
 def trained(name: str) -> None:
-    """Train by the shipped recipe; go on where a run was interrupted."""
+    """Train with the shipped recipe; resume an interrupted run."""
     model = MODELS[name]
     given = {"recipe": "shipped"} | model.training
     options = TrainOptions(BUILT / f"{name}.safetensors", **given)
@@ -121,10 +121,12 @@ def trained(name: str) -> None:
 
 
 def ship(name: str) -> None:
-    """Score what was trained on test data and put it beside the others, with its card."""
+    """Score the trained model on test data, and add it with its card to the shipped ones."""
     model, built = MODELS[name], load(BUILT / f"{name}.safetensors")
     if built.path.stat().st_size > MOST_BYTES:
-        raise SystemExit(f"{built.path}: {built.path.stat().st_size} bytes, at most {MOST_BYTES}.")
+        raise SystemExit(
+            f"{built.path}: {built.path.stat().st_size} bytes, expected at most {MOST_BYTES}."
+        )
     results = [
         result for wanted in model.evaluations for result in evaluate(built.path, wanted).results
     ]
@@ -133,7 +135,7 @@ def ship(name: str) -> None:
 
 
 def table(name: str, seconds: float) -> None:
-    """Measure one checkpoint, or all; the others' rows stay as they are."""
+    """Measure one checkpoint or all; the rows of the others do not change."""
     rows = json.loads(RESULT.read_text())["models"] if RESULT.exists() else {}
     for path in sorted(SHIPPED.glob("*.safetensors" if name == "all" else f"{name}.safetensors")):
         rows[path.stem] = row(path, seconds)
@@ -142,7 +144,7 @@ def table(name: str, seconds: float) -> None:
 
 
 def line(name: str, entry: dict[str, Any]) -> str:
-    """A row of the table in docs/benchmarks.md: whole model, worst parity, fastest batch."""
+    """Return a row of the table in docs/benchmarks.md: full model, worst parity, fastest batch."""
     whole = entry["variants"][0]
     inside, score = whole["in_process"], whole["score"]
     one, best = (
@@ -160,7 +162,7 @@ def line(name: str, entry: dict[str, Any]) -> str:
 
 
 def row(path: Path, seconds: float) -> dict[str, Any]:
-    """Parity and speed of every variant of one checkpoint, exported now."""
+    """Export one checkpoint and measure parity and speed of every variant."""
     checkpoint = load(path)
     with tempfile.TemporaryDirectory() as place:
         exported = export(path, ExportOptions(out=Path(place) / "exported", name=path.stem))
@@ -176,16 +178,16 @@ def row(path: Path, seconds: float) -> dict[str, Any]:
 
 
 def figures(manifest: Manifest) -> dict[str, float]:
-    """Figures that the gate measured."""
+    """Return the gate's figures."""
     return {"multiply_adds": manifest.cost.multiply_adds.total, **manifest.parity.figures}
 
 
 def main() -> None:
-    """One of the three things."""
+    """Run one of the three commands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("train", "ship", "table"))
     parser.add_argument("name", choices=[*MODELS, "all"], nargs="?", default="all")
-    parser.add_argument("--seconds", type=float, default=1.5, help="measured time a point")
+    parser.add_argument("--seconds", type=float, default=1.5, help="measured time per point")
     options = parser.parse_args()
     if options.action == "table":
         table(options.name, options.seconds)

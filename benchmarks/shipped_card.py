@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The card of a shipped checkpoint: where it comes from, and what it scores."""
+"""Write the card of a shipped checkpoint: its origin and scores."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,19 +17,19 @@ RESULTS = Path(__file__).with_name("results")
 
 @dataclass(frozen=True)
 class Shipped:
-    """Recipe of a shipped checkpoint, and the parts of its card that no figure says."""
+    """The recipe of a shipped checkpoint, and the parts of its card that are not figures."""
 
     family: str
     what: str  # a sentence
     training: dict[str, Any] = field(default_factory=dict)  # fields of TrainOptions
     evaluations: tuple[EvaluateOptions, ...] = (EvaluateOptions(),)
-    seeds: str = ""  # a comparison of compare.py that trained several seeds by this recipe
-    chosen: str = ""  # why this seed of them
+    seeds: str = ""  # comparison of compare.py with several seeds of this recipe
+    chosen: str = ""  # why this seed was chosen
     notes: str = ""  # below the figures
 
 
 def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> str:
-    """Card of the file: all that its reader has to know."""
+    """Return the card of the file."""
     parameters = sum(parameter.numel() for parameter in built.build().parameters())
     lines = [
         f"# {built.path.name}",
@@ -62,7 +62,7 @@ def card(model: Shipped, built: Checkpoint, results: list[EvaluationResult]) -> 
 
 
 def remarks(model: Shipped, results: list[EvaluationResult]) -> list[str]:
-    """Remarks on how the answers were made, and the scores of the recipe's other seeds."""
+    """Return remarks on how answers were generated, and the scores of other seeds."""
     lines = [
         f"Captions: {result.protocol}, as those of validation."
         for result in results
@@ -82,7 +82,7 @@ def remarks(model: Shipped, results: list[EvaluationResult]) -> list[str]:
 
 
 def origin(built: Checkpoint) -> dict[str, str]:
-    """Origin of the file."""
+    """Return the origin of the file."""
     said = built.card
     digests = (f"{part} `{digest}`" for part, digest in said["data_sha256"].items())
     return {
@@ -104,7 +104,7 @@ def origin(built: Checkpoint) -> dict[str, str]:
 
 
 def circuit(built: Checkpoint) -> dict[str, str]:
-    """The learned links of a NAC; nothing of other families."""
+    """Return the learned links of a NAC; empty for other families."""
     if built.family != "nac":
         return {}
     links = links_of(built.build())
@@ -116,7 +116,7 @@ def circuit(built: Checkpoint) -> dict[str, str]:
 
 
 def shown(score: Score) -> str:
-    """A score with its interval; shares in per cent."""
+    """Return a score with its interval; shares as percentages."""
     factor, unit = (100, " %") if score.unit == "share" else (1, "")
     text = f"{factor * score.value:.4g}{unit}"
     if score.interval is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU seconds of commands that should end at once: helps, and requests that are refused.
+"""Measure CPU seconds of commands that should exit immediately: helps and refused requests.
 
-Each runs in a process of its own, in turns. Writes benchmarks/results/startup.json.
+Each runs in a separate process, in turn. Writes benchmarks/results/startup.json.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SHIPPED = "shipped:digits-sum"
 
 
 def commands(place: Path) -> dict[str, list[str]]:
-    """Command lines by what is wrong with them; files that they name are made in `place`."""
+    """Return command lines by what is wrong with them; their files are created in `place`."""
     text, folder, out = place / "text.txt", place / "folder", str(place / "out")
     text.write_text("no checkpoint")
     folder.mkdir()
@@ -77,15 +77,15 @@ def answers(words: Sequence[str]) -> bool:
 
 
 def cpu_s(words: Sequence[str]) -> float:
-    """CPU seconds of one command and its children.
+    """Return the CPU seconds of one command and its children.
 
-    Raises: RuntimeError if it ended otherwise than a help or a refusal does.
+    Raises: RuntimeError if it exited differently from a help or a refusal.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "saccade", *words], capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != (0 if answers(words) else 2):
-        raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+        raise RuntimeError(f"{words} exited with {done.returncode}: {done.stderr.decode()[-500:]}")
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broken repositories: what is wrong -> how, the check that has to see it, and its words."""
+"""Broken repositories: what is wrong -> the change, the check that must fail, and its message."""
 
 import shutil
 
@@ -29,7 +29,7 @@ from tiny_artefacts import FULL, HALF, MODEL
 ROUTES = f"{MODEL}/1/routes.json"
 MANIFEST = f"{FULL}/{FULL}.manifest.json"
 
-# All hashes fit: what is wrong has to be seen itself.
+# All hashes match: the fault itself has to be detected.
 BROKEN = {
     "an empty model": (write(f"{FULL}/1/model.onnx", b""), "files", "is empty"),
     "a truncated model": (truncate(f"{FULL}/1/model.onnx"), "model", "not a complete ONNX model"),
@@ -295,7 +295,7 @@ BROKEN_PLANS = {
         "fields", "'KIND_CPU', expected 'KIND_GPU'",
     ),
 }  # fmt: skip
-# Nothing but the hashes, or what they are of.
+# Only hashes, or the files that they belong to.
 HASHES = {
     "changed": (write(f"{FULL}/labels.txt", b"a\nb\nc\n"), "labels.txt has the SHA-256"),
     "missing": (remove(f"{FULL}/1/model.onnx"), "model.onnx is missing"),

@@ -177,7 +177,7 @@ def test_an_older_manifest_squashes_and_says_so(tmp_path: Path) -> None:
     )
     (said,) = folder.images_text()
     assert "squashed to 8 x 8 px (bicubic), its shape not kept" in said
-    assert "The manifest has version 3, which knew no other way than to squash" in said
+    assert "The manifest has version 3, which could only squash images" in said
 
 
 @pytest.mark.parametrize("version", [3, 4])

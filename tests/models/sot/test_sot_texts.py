@@ -73,10 +73,10 @@ def test_a_text_classifier_is_trained_and_scored(trained, states):
         options = EvaluateOptions(data=str(states), task=task, budget=("exact",))
         (results,) = evaluate(trained.path, options).results
         assert results.scores[0].value > least and len(results.samples) == 60, task
-    with pytest.raises(SaccadeError, match="takes token states, which are not generated here"):
+    with pytest.raises(SaccadeError, match="takes token states, which saccade cannot generate"):
         evaluate(trained.path, EvaluateOptions())
     other = written(states.with_name("wide.npz"), tokens=np.zeros((TEXTS, MOST, 3), np.float32))
-    with pytest.raises(SaccadeError, match=r"\(6, 3\) \(tokens, width\), the model wants \(6, 10"):
+    with pytest.raises(SaccadeError, match=r"\(6, 3\) \(tokens, width\), expected \(6, 10"):
         evaluate(trained.path, EvaluateOptions(data=str(other)))
 
 

@@ -190,7 +190,7 @@ def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words
 def test_a_captioner_needs_both_of_its_components(folder):
     (first, *_) = ArtefactFolder(folder).manifests
     alone = replace(first, variant=replace(first.variant, family="captioner", role="encode"))
-    with pytest.raises(SaccadeError, match="found the component encode, expected encode and step"):
+    with pytest.raises(SaccadeError, match=r"only encode, expected .* encode and step"):
         grouped([alone])
     step = replace(alone, variant=replace(alone.variant, role="step"))
     assert set(grouped([alone, step])[0].components) == {"encode", "step"}
