@@ -17,12 +17,14 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from saccade.errors import SaccadeError as SaccadeError
+    from saccade.exporter.evaluation.calibrate import calibrate as calibrate
     from saccade.exporter.evaluation.evaluate import evaluate as evaluate
     from saccade.exporter.evaluation.options import EvaluateOptions as EvaluateOptions
     from saccade.exporter.exported import ExportOptions as ExportOptions
     from saccade.exporter.exported import export as export
     from saccade.exporter.gate.bisect import bisect as bisect
     from saccade.exporter.gate.gate import verify as verify
+    from saccade.exporter.policy.options import CalibrateOptions as CalibrateOptions
     from saccade.exporter.runtimes.build import build as build
     from saccade.exporter.runtimes.options import BuildOptions as BuildOptions
     from saccade.models.catalogue import catalogue as list_models  # noqa: F401
@@ -87,6 +89,7 @@ _HOME = {
     "BenchOptions": "saccade.serving.bench.options",
     "BuildOptions": "saccade.exporter.runtimes.options",
     "BulkOptions": "saccade.serving.bulk.options",
+    "CalibrateOptions": "saccade.exporter.policy.options",
     "CaptionOptions": "saccade.serving.client.call_options",
     "Checkpoint": "saccade.models.checkpoint",
     "ChooseOptions": "saccade.serving.bench.sweep.choice",
@@ -117,6 +120,7 @@ _HOME = {
     "bisect": "saccade.exporter.gate.bisect",
     "build": "saccade.exporter.runtimes.build",
     "bulk": "saccade.serving.bulk.bulk",
+    "calibrate": "saccade.exporter.evaluation.calibrate",
     "caption": "saccade.serving.commands.calls",
     "choose": "saccade.serving.bench.sweep.choice",
     "classify": "saccade.serving.commands.calls",

@@ -30,6 +30,7 @@ ORDER = (
     {"models.official"},
     {"exporter.artefact"},
     {"exporter.runtimes"},
+    {"exporter.policy"},
     {"exporter.graph"},
     {"exporter.runtimes.tensorrt"},
     {"exporter.gate"},

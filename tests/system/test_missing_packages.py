@@ -65,6 +65,7 @@ def lines(artefact, out):
         "bench": ([artefact, "--out", f"{out}/r"], "bench"),
         "sweep": ([shipped, "--out", f"{out}/w"], "export"),
         "choose": ([artefact, "--budget", "1"], None),
+        "calibrate": ([artefact, "--data", "digits"], "bench"),
         "plan": ([artefact, "--rps", "1", "--slo-ms", "9"], None),
         "repository": ([artefact, "--out", f"{out}/repo"], None),
         "preflight": ([f"{out}/repo"], None),

@@ -20,6 +20,9 @@ class EvaluationTask:
     roles: tuple[str, ...] = ()  # of components without which it cannot be asked
     # module:function of (variants, options, indices of samples), their answers for a reader
     examples: str = ""
+    # module:function of (model, options, split), the logits that an answer is the largest of;
+    # none: an answer is nothing that one variant could give in place of another
+    decide: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 """Score visual question answering: accuracy by kind, and the share of ignored image."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from saccade.errors import SaccadeError
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.decisions import Decisions
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
@@ -32,6 +34,23 @@ def vqa(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     scores.append(mean("zero attention", zero_share(answers["attention"])))
     samples = right.astype(np.float64)
     return EvaluationResult(model.name, "vqa", asked.data, asked.sha256, tuple(scores), samples)
+
+
+def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
+    """The logits of one question per scene: two about one image would not be independent.
+
+    Raises: SaccadeError for a split other than `test`, or if the model has other answers.
+    """
+    if split != "test":
+        raise SaccadeError(
+            f"--split {split}: questions are generated for the test scenes. Pass --split test."
+        )
+    asked = asked_scenes(model.images(), options)
+    _, first = np.unique(asked.owner, return_index=True)
+    questions = [asked.questions[at] for at in first]
+    one = replace(asked, owner=asked.owner[first], questions=questions)
+    logits = _answers(model, one)["logits"]
+    return Decisions(logits, _truth(model, one), asked.data, asked.sha256)
 
 
 def _answers(model: EvaluatedModel, asked: SceneQuestions) -> dict[str, np.ndarray]:

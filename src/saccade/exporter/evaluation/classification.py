@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score top-1 and top-5 accuracy on labelled data."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from saccade.errors import SaccadeError, ShapeError
 from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.evaluation.decisions import Decisions
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
@@ -15,6 +18,7 @@ from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.data.listops import CLASS_NAMES, VOCABULARY, Grammar, listops
 from saccade.models.data.token_states import token_states
+from saccade.models.data.user_data import is_unlabelled, unlabelled_images
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 
@@ -56,7 +60,31 @@ def test_inputs(model: EvaluatedModel, options: EvaluateOptions) -> Labelled:
 
     Raises: SaccadeError if the data does not fit it.
     """
-    return _expressions(model, options) or labelled_inputs(model, options, "test")
+    return split_inputs(model, options, "test")
+
+
+def split_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
+    """The samples of one split, whatever the model takes.
+
+    Raises: SaccadeError if the data does not fit it.
+    """
+    return _expressions(model, options, split) or labelled_inputs(model, options, split)
+
+
+def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
+    """The logits of one split, with the labels where the data has some.
+
+    Raises: SaccadeError if the data's classes are not the model's.
+    """
+    if options.data is not None and is_unlabelled(Path(options.data)):
+        images = unlabelled_images(Path(options.data), model.images())
+        logits = model.component("")({"image": images})["logits"]
+        digest = hashlib.sha256(images.tobytes()).hexdigest()
+        return Decisions(logits, None, Path(options.data).name, digest)
+    data = split_inputs(model, options, split)
+    check_classes(model, data.class_names, data.name)
+    logits = model.component("")(data.inputs)["logits"]
+    return Decisions(logits, data.labels, data.name, data.sha256)
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
@@ -110,7 +138,7 @@ def check_classes(model: EvaluatedModel, names: tuple[str, ...], data: str) -> N
         )
 
 
-def _expressions(model: EvaluatedModel, options: EvaluateOptions) -> Labelled | None:
+def _expressions(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled | None:
     """Return ListOps expressions for a model that reads characters, otherwise None."""
     if all(spec.name != "characters" for spec in model.component("").inputs):
         return None
@@ -120,7 +148,7 @@ def _expressions(model: EvaluatedModel, options: EvaluateOptions) -> Labelled | 
             "Leave out --data."
         )
     grammar = Grammar(max_tokens=int(model.runtime_metadata["max_tokens"]))
-    drawn = listops("test", options.limit, grammar=grammar)
+    drawn = listops(split, options.limit, grammar=grammar)
     inputs = {"characters": drawn.characters, "length": drawn.length}
     return Labelled(inputs, drawn.labels, CLASS_NAMES, "listops", drawn.sha256)
 

@@ -8,13 +8,14 @@ import numpy as np
 
 from saccade.exporter.artefact.variant_files import VariantFiles
 from saccade.exporter.evaluation.classification import labelled_images
+from saccade.exporter.evaluation.decisions import Decisions
 from saccade.exporter.evaluation.evaluated_model import EvaluatedModel
 from saccade.exporter.evaluation.examples import Asked, Samples, labelled_answers
 from saccade.exporter.evaluation.load_inputs import Inputs, images_of
 from saccade.exporter.evaluation.options import EvaluateOptions
 from saccade.exporter.evaluation.scenes import described_scenes
 from saccade.files import read_lines
-from saccade.models.data.datasets import load_data
+from saccade.models.data.datasets import Dataset, load_data
 from saccade.models.scores.classification import correct
 from saccade.models.scores.results import EvaluationResult, proportion
 from saccade.models.scores.retrieval import cosines, ranks
@@ -29,9 +30,7 @@ from saccade.models.sparo.zero_shot import (
 
 def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResult:
     """Score top-1 (and top-5) of labels that are given only as words."""
-    data = labelled_images(model, options, "test")
-    images = model.component("image")({"image": data.images})["embedding"]
-    logits = _class_logits(model, options, data.class_names, images)
+    logits, data = _zero_shot(model, options, "test")
     right = correct(logits, data.labels)
     scores = (
         proportion("zero-shot top-1", right),
@@ -39,6 +38,20 @@ def zero_shot(model: EvaluatedModel, options: EvaluateOptions) -> EvaluationResu
     )
     samples = right.astype(np.float64)
     return EvaluationResult(model.name, "zero-shot", data.name, data.sha256, scores, samples)
+
+
+def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decisions:
+    """The logits of the data's class names, given as words."""
+    logits, data = _zero_shot(model, options, split)
+    return Decisions(logits, data.labels, data.name, data.sha256)
+
+
+def _zero_shot(
+    model: EvaluatedModel, options: EvaluateOptions, split: str
+) -> tuple[np.ndarray, Dataset]:
+    data = labelled_images(model, options, split)
+    images = model.component("image")({"image": data.images})["embedding"]
+    return _class_logits(model, options, data.class_names, images), data
 
 
 def _class_logits(

@@ -18,17 +18,31 @@ _TOWERS = ("text",)
 # A task's name is that of its function, with hyphens.
 _FUNCTIONS = (
     EvaluationTask(
-        f"{_HERE}.classification:top1", _LABELLED, (), f"{_HERE}.classification:labelled_examples"
+        f"{_HERE}.classification:top1",
+        _LABELLED,
+        (),
+        f"{_HERE}.classification:labelled_examples",
+        f"{_HERE}.classification:decide",
     ),
     EvaluationTask(
-        f"{_HERE}.matching:zero_shot", _PAIRED, _TOWERS, f"{_HERE}.matching:zero_shot_examples"
+        f"{_HERE}.matching:zero_shot",
+        _PAIRED,
+        _TOWERS,
+        f"{_HERE}.matching:zero_shot_examples",
+        f"{_HERE}.matching:decide",
     ),
     EvaluationTask(f"{_HERE}.matching:retrieval", _PAIRED, _TOWERS),
     EvaluationTask(f"{_HERE}.embedding:knn", _LABELLED),
     EvaluationTask(f"{_HERE}.embedding:probe", _LABELLED),
     EvaluationTask(f"{_HERE}.matching:hard_negatives", _PAIRED, _TOWERS),
     EvaluationTask(f"{_HERE}.segmentation:ari", _SCENES, (), f"{_HERE}.segmentation:ari_examples"),
-    EvaluationTask(f"{_HERE}.answering:vqa", _ASKED, (), f"{_HERE}.answering:vqa_examples"),
+    EvaluationTask(
+        f"{_HERE}.answering:vqa",
+        _ASKED,
+        (),
+        f"{_HERE}.answering:vqa_examples",
+        f"{_HERE}.answering:decide",
+    ),
     EvaluationTask(
         f"{_HERE}.captioning:caption", _CAPTIONED, (), f"{_HERE}.captioning:caption_examples"
     ),

@@ -20,6 +20,7 @@ from saccade.exporter.gate.metrics import FLOORS, exceeded, figures_of, row_erro
 from saccade.exporter.gate.report import GateReport, VariantReport
 from saccade.exporter.graph.samples import GATE_SIZES, GateSizes, Samples, samples_of
 from saccade.exporter.graph.trial import tried
+from saccade.exporter.policy.certificate import check_certificates
 from saccade.exporter.runtimes.runners import (
     Runner,
     half_runner,
@@ -262,7 +263,8 @@ def verify(
             own = Counted(advance, f"{name} ({number + 1} of {len(manifests)})")
             rows.append(_verify_variant(folder, manifest, reference, wrong, own))
             own.up_to(_STEPS)
-    return GateReport(folder.path, tuple(rows), folder.images_text(), folder)
+    certificates = check_certificates(folder.path, folder.variants)
+    return GateReport(folder.path, tuple(rows), tuple(certificates), folder.images_text(), folder)
 
 
 def _verify_variant(

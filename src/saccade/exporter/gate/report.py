@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from saccade.exporter.artefact.folder import ArtefactFolder
 from saccade.exporter.artefact.manifest import Parity
 from saccade.exporter.gate.metrics import FLOORS, THRESHOLDS, exceeded
+from saccade.exporter.policy.certificate import CertificateReport
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.text import Text
 
 
 # Figures whose thresholds decide which samples count as sensitive.
@@ -53,14 +55,15 @@ class GateReport:
 
     folder: Path
     variants: tuple[VariantReport, ...]
+    policies: tuple[CertificateReport, ...] = ()
     images: tuple[str, ...] = ()  # the preprocessing of images, in words
     # The folder as read and hashed, for later steps; None if only the figures are known.
     artefacts: ArtefactFolder | None = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
-        """True if every variant passed."""
-        return all(variant.passed for variant in self.variants)
+        """True if every variant and every policy passed."""
+        return all(one.passed for one in (*self.variants, *self.policies))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object; a figure that is not a number is null."""
@@ -70,11 +73,12 @@ class GateReport:
             "table": THRESHOLDS,
             "images": list(self.images),
             "variants": [_row_dict(variant) for variant in self.variants],
+            "policies": [policy.to_dict() for policy in self.policies],
         }
 
     @property
     def exit_code(self) -> int:
-        """0 if every variant passed, otherwise 1."""
+        """0 if every variant and every policy passed, otherwise 1."""
         return 0 if self.passed else 1
 
     def to_text(self) -> "Group":
@@ -112,6 +116,7 @@ class GateReport:
             table.add_row(f"at most, {precision}", *cells)
         notes = [
             *(Text(problem, "red") for problem in problems),
+            *(_certificate(policy) for policy in self.policies),
             *(Text(words) for name, words in _LEGEND.items() if name in names),
             *map(Text, self.images),
         ]
@@ -139,6 +144,15 @@ def loosened(parity: Parity) -> str:
     first = exceeded(parity.figures, parity.thresholds)[0]
     tight = [one for one in _OF_ROWS if one in parity.overridden]
     return tight[0] if first == "sensitive_rows" and tight else first
+
+
+def _certificate(report: CertificateReport) -> "Text":
+    from rich.text import Text
+
+    if report.policy is None or report.problem is not None:
+        return Text(f"policy {report.name}: {report.problem}", "red")
+    risk, bound = report.policy.risk, report.policy.bound
+    return Text(f"policy {report.name}: risk {risk:g} certified again, bound {bound:.4f}")
 
 
 def _words(name: str) -> str:

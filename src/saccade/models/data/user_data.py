@@ -50,6 +50,35 @@ def folder(
     return np.stack(images), labels[part].astype(np.int64), names
 
 
+def is_unlabelled(path: Path) -> bool:
+    """Return whether these are images alone: a folder without class folders, or an .npz."""
+    if path.is_dir():
+        return any(entry.suffix.lower() in _SUFFIXES for entry in _visible(path))
+    try:
+        return path.suffix == ".npz" and "labels" not in array_names(path)
+    except (OSError, ValueError):
+        return False  # the reader of the labels says what is wrong
+
+
+def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
+    """Read the images of such a folder, in the order of their names, or of such an .npz.
+
+    Shapes: -> uint8 [n h w c], of the size that the model takes.
+    Raises: SaccadeError for what is no image, ShapeError for an .npz of another size.
+    """
+    if path.is_dir():
+        wanted = preprocessing.wanted()
+        return np.stack([_read_image(file, wanted) for file in _class_files(path)])
+    images = _npz_images(path, npz_arrays(path, ("images",))["images"])
+    expected = (preprocessing.height_px, preprocessing.width_px, preprocessing.channels)
+    if images.shape[1:] != expected:
+        raise ShapeError(
+            f"{path}: images are {images.shape[1:]} (height, width, channels), the model wants "
+            f"{expected}. Pass images of that size, or a folder of image files."
+        )
+    return images
+
+
 def npz(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """One split of an .npz with `images`, `labels` and, if it likes, `class_names`.
 
@@ -58,6 +87,18 @@ def npz(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]
     """
     arrays = npz_arrays(path, ("images", "labels"))
     images, labels = arrays["images"], arrays["labels"]
+    images = _npz_images(path, images)
+    check_whole(path, "labels", labels, len(images), "images")
+    part, names = labelled_part(path, labels, arrays.get("class_names"), split)
+    return np.ascontiguousarray(images[part]), labels[part].astype(np.int64), names
+
+
+def _npz_images(path: Path, images: np.ndarray) -> np.ndarray:
+    """The images with an axis of channels.
+
+    Shapes: [n h w] or [n h w c] uint8 -> [n h w c].
+    """
+    shape = images.shape
     if images.dtype != np.uint8:
         raise SaccadeError(
             f"{path}: images are {images.dtype}, expected uint8 from 0 to 255. Convert them, for "
@@ -66,12 +107,10 @@ def npz(path: Path, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]
     images = images[..., None] if images.ndim == 3 else images
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
         raise ShapeError(
-            f"{path}: images are {arrays['images'].shape}, expected (n, h, w), (n, h, w, 1) or "
+            f"{path}: images are {shape}, expected (n, h, w), (n, h, w, 1) or "
             "(n, h, w, 3), none of them 0."
         )
-    check_whole(path, "labels", labels, len(images), "images")
-    part, names = labelled_part(path, labels, arrays.get("class_names"), split)
-    return np.ascontiguousarray(images[part]), labels[part].astype(np.int64), names
+    return images
 
 
 def labelled_part(
@@ -158,8 +197,8 @@ def npz_arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         raise SaccadeError(f"{path}: not an .npz of plain arrays ({error}). {write}") from error
     if missing := [name for name in wanted if name not in arrays]:
         raise SaccadeError(
-            f"{path}: found arrays {names!r:.200}, expected {', '.join(wanted[:-1])} "
-            f"and {wanted[-1]} ({missing[0]} is missing). {write}"
+            f"{path}: found arrays {names!r:.200}, expected {', '.join(wanted)} "
+            f"({missing[0]} is missing). {write}"
         )
     return arrays
 

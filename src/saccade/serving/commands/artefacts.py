@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 
 from saccade.errors import SaccadeError
 from saccade.exporter.exported import ExportOptions
+from saccade.exporter.policy.options import CalibrateOptions
 from saccade.exporter.runtimes.options import BuildOptions
 from saccade.exporter.runtimes.runtime import runtime_named
 from saccade.serving.bench.options import BenchOptions, MeasureOptions
@@ -113,6 +114,21 @@ def choose(
     from saccade.serving.bench.sweep.choice import choose
 
     return choose(folder, options)
+
+
+def calibrate(
+    folder: Annotated[
+        Positional[Path], arg(help="what `saccade export` wrote and `saccade bench` measured.")
+    ],
+    options: CalibrateOptions,
+) -> Result:
+    """Certify chains of variants in which easy samples stop early, and write them as policies.
+
+    Exit 1 if the data does not certify one of the risks.
+    """
+    from saccade.exporter.evaluation.calibrate import calibrate
+
+    return calibrate(folder, options)
 
 
 def plan(

@@ -37,8 +37,8 @@ from saccade.verbosity import note
 _VERBS: tuple[Verb, ...] = (
     models.train, models.convert, models.models, models.select, models.evaluate,
     artefacts.export, artefacts.verify, artefacts.build, artefacts.bench, artefacts.sweep,
-    artefacts.choose, artefacts.plan, artefacts.repository, artefacts.preflight, artefacts.serve,
-    artefacts.proxy, artefacts.bulk,
+    artefacts.choose, artefacts.calibrate, artefacts.plan,
+    artefacts.repository, artefacts.preflight, artefacts.serve, artefacts.proxy, artefacts.bulk,
     calls.classify, calls.embed, calls.segment, calls.answer, calls.caption, calls.edit, calls.show,
     explore,
     artefacts.inspect, artefacts.demo, artefacts.ops, artefacts.doctor,

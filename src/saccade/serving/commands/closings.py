@@ -85,6 +85,13 @@ def _swept(given: Mapping[str, Any], result: Any) -> Closing:
     )
 
 
+def _calibrated(given: Mapping[str, Any], result: Any) -> Closing:
+    count = len(result.policies)
+    what = f"{count} {'policy' if count == 1 else 'policies'} certified"
+    following = f"saccade verify {_q(given['folder'])}" if count else ""
+    return Closing(what, result.path, following)
+
+
 def _deployed(given: Mapping[str, Any], result: Any) -> Closing:
     out = given["options"].out
     return Closing("model repository", out, f"saccade preflight {_q(out)}")
@@ -126,6 +133,7 @@ CLOSINGS: Mapping[str, Callable[[Mapping[str, Any], Any], Closing]] = {
     "build": _built,
     "bench": _measured,
     "sweep": _swept,
+    "calibrate": _calibrated,
     "repository": _deployed,
     "preflight": _checked,
     "demo": _demonstrated,

@@ -59,6 +59,11 @@ saccade choose build/digits-sum --min-score 0.92
 # the best variant that answers within 5 ms
 saccade choose build/digits-sum --max-latency-ms 5
 
+# answer easy images with less; lose at most 1 % of the answers
+saccade calibrate build/digits-sum --data digits-sum
+# several policies, for requests to choose from
+saccade calibrate build/digits-sum --data digits-sum --risk 0.005,0.01,0.02
+
 # replicas for 500 requests per second
 saccade plan build/digits-sum --rps 500 --slo-ms 20
 # with one replica to spare

@@ -10,7 +10,7 @@ from saccade.serving.commands.examples import examples
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Make a model": ("train", "convert", "models", "select", "evaluate"),
     "Export and prove": ("export", "verify", "build"),
-    "Measure and choose": ("bench", "sweep", "choose", "plan"),
+    "Measure and choose": ("bench", "sweep", "choose", "calibrate", "plan"),
     "Serve": ("repository", "preflight", "serve", "proxy", "bulk"),
     "Ask a server": ("classify", "embed", "segment", "answer", "caption", "edit"),
     "Look": ("show", "explore", "inspect", "demo", "ops", "doctor", "completion"),

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade calibrate`: chains of variants that stop early, certified on the user's own data."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from saccade.errors import SaccadeError, require
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import Entry
+from saccade.exporter.artefact.variant import PRECISIONS
+from saccade.exporter.evaluation.decisions import Decide, Decisions
+from saccade.exporter.evaluation.evaluate import trained_on
+from saccade.exporter.evaluation.evaluated_model import EvaluatedModel, subjects_of_folder
+from saccade.exporter.evaluation.options import EvaluateOptions
+from saccade.exporter.evaluation.tasks import tasks_of
+from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
+from saccade.exporter.policy.certify import Certified, NotCertified, certify, least_samples
+from saccade.exporter.policy.options import CalibrateOptions
+from saccade.exporter.policy.policy import (
+    Policy,
+    PolicyFile,
+    Source,
+    policy_of,
+    write_policies,
+)
+from saccade.exporter.runtimes.runtime import runtime_named
+from saccade.models.data.datasets import SPLITS
+from saccade.models.data.user_data import is_unlabelled
+from saccade.models.entry import imported
+from saccade.progress import Report, bar, progress_of, reporting
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The policies that were certified and written, and the risks that were not."""
+
+    path: Path | None  # None: nothing was certified, so nothing was written
+    content: PolicyFile | None
+    refused: tuple[NotCertified, ...]
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The certified policies, in the order of the risks."""
+        return () if self.content is None else self.content.policies
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "path": None if self.path is None else str(self.path),
+            "calibration": None if self.content is None else self.content.to_dict(),
+            "refused": [vars(one) for one in self.refused],
+        }
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a risk was not certified."""
+        return 1 if self.refused else 0
+
+    def to_text(self) -> Any:
+        """A row per policy, for a terminal."""
+        from saccade.exporter.evaluation.calibration_text import rendered
+
+        return rendered(self.content, self.refused)
+
+
+def calibrate(
+    folder: ArtefactFolder | Path | str,
+    options: CalibrateOptions,
+    *,
+    progress: Report | None = bar,
+) -> Calibration:
+    """Certify the cheapest chain of variants for each risk, and write the policies.
+
+    The policies and the answers they were made from are written beside `frontier.json`. A
+    certificate holds for traffic that is like the data, and for no other.
+
+    Raises: SaccadeError if the model's family cannot stop early, nothing was measured, the data
+        does not fit or is too small for any certificate. GateFailed is not raised: a risk that the
+        data does not certify is in `refused`.
+    """
+    folder = ArtefactFolder.open(folder)
+    task, decide = _task(folder)
+    require("scipy.stats", extra="bench")
+    measured = _measured(folder, options.device)
+    full = _full(folder, measured)
+    runtime = runtime_named(options.runtime)
+    runtime.require()
+    if options.data is None:
+        options = replace(options, data=trained_on(folder.checkpoint))
+    with reporting(progress):
+        models = subjects_of_folder(folder, runtime, kernels=options.op_library)
+        models = [model for model in models if model.name in measured]
+        decisions = _decisions(models, decide, options)
+    data = decisions[0]
+    _check_samples(data, options)
+    files = {variant.name: variant for variant in folder.variants}
+    variants = [
+        VariantAnswers(
+            model.name, files[model.name].sha256, _seconds(measured[model.name]), decided.logits
+        )
+        for model, decided in zip(models, decisions, strict=True)
+    ]
+    answers = answers_of(variants, data.labels, full=full, seed=options.seed)
+    certified = certify(
+        answers,
+        options.risk,
+        confidence=options.confidence,
+        against=options.against,
+        steps=options.steps,
+    )
+    refused = tuple(one for one in certified if isinstance(one, NotCertified))
+    passed = [one for one in certified if isinstance(one, Certified)]
+    if not passed:
+        return Calibration(None, None, refused)
+    arrays = answers.to_npz()
+    content = PolicyFile(
+        name=options.name,
+        model=folder.model,
+        task=task,
+        against=options.against,
+        confidence=options.confidence,
+        most_steps=options.steps,
+        data=data.data,
+        data_sha256=data.data_sha256,
+        split=options.split,
+        seed=options.seed,
+        samples=answers.n,
+        learn=answers.learn,
+        runtime=measured[full].runtime,
+        device=measured[full].device,
+        full=full,
+        variants=_sources(answers),
+        answers_sha256=hashlib.sha256(arrays).hexdigest(),
+        policies=tuple(policy_of(_name(options, one.risk), one, answers) for one in passed),
+    )
+    folder.check_files()
+    path = write_policies(folder.path, content, arrays)
+    return Calibration(path, content, refused)
+
+
+def _task(folder: ArtefactFolder) -> tuple[str, Decide]:
+    """The first task of the family in which a variant decides, and its logits.
+
+    Raises: SaccadeError for a family without such a task.
+    """
+    family = folder.manifests[0].variant.family
+    for name, task in tasks_of(family).items():
+        if task.decide:
+            decide: Decide = imported(task.decide)
+            return name, decide
+    raise SaccadeError(
+        f"{folder}: family '{family}' cannot stop early: its variants answer with what has no "
+        "single right class, so that there is no answer to compare. Calibrate a classifier, a "
+        "zero-shot or a question-answering model."
+    )
+
+
+def _measured(folder: ArtefactFolder, device: str | None) -> dict[str, Entry]:
+    """What was measured of each variant on one machine, by the variant's name.
+
+    Raises: SaccadeError if nothing was, or on several machines of which none is named.
+    """
+    shas = {variant.sha256: variant.name for variant in folder.variants}
+    entries = folder.frontier.entries if folder.frontier else ()
+    entries = tuple(entry for entry in entries if entry.sha256 in shas)
+    machines = sorted({(entry.device, entry.runtime) for entry in entries})
+    chosen = [one for one in machines if device in (None, one[0])]
+    if not entries:
+        raise SaccadeError(
+            f"{folder}: nothing was measured, but a policy is the cheapest by measured time. "
+            f"Run: saccade bench {folder}"
+        )
+    if len(chosen) != 1:
+        listed = "; ".join(f"{own} ({runtime})" for own, runtime in machines)
+        raise SaccadeError(
+            f"{folder}: was measured on {listed}, expected one of them. Name it with --device."
+        )
+    return {
+        shas[entry.sha256]: entry for entry in entries if (entry.device, entry.runtime) == chosen[0]
+    }
+
+
+def _full(folder: ArtefactFolder, measured: Mapping[str, Entry]) -> str:
+    """The variant that the others are compared with: of the largest budget, the most precise.
+
+    Raises: SaccadeError if it was not measured.
+    """
+    largest = max(variant.main.variant.budget for variant in folder.variants)
+    full = min(
+        (variant for variant in folder.variants if variant.main.variant.budget == largest),
+        key=lambda variant: PRECISIONS.index(variant.main.variant.precision),
+    )
+    if full.name not in measured:
+        raise SaccadeError(
+            f"{folder}: {full.name}, the full model, was not measured. Run: saccade bench {folder}"
+        )
+    return full.name
+
+
+def _seconds(entry: Entry) -> float:
+    """Time per sample in the batch that is fastest."""
+    point = entry.in_process[f"batch_{entry.best_batch}"]
+    return 1 / float(point["inferences_per_second"])
+
+
+def _decisions(
+    models: Sequence[EvaluatedModel], decide: Decide, options: CalibrateOptions
+) -> list[Decisions]:
+    """The logits of each variant on all samples."""
+    asked = EvaluateOptions(
+        data=options.data,
+        limit=options.limit,
+        templates=options.templates,
+        seed=options.seed,
+        runtime=options.runtime,
+        op_library=options.op_library,
+    )
+    found = []
+    with progress_of("calibrate", len(models)) as advance:
+        for model in models:
+            advance(0, note=model.name)
+            found.append(_decided(model, decide, asked, options.split))
+            advance()
+    return found
+
+
+def _decided(
+    model: EvaluatedModel, decide: Decide, asked: EvaluateOptions, split: str
+) -> Decisions:
+    """One variant's logits; of all splits, or of data that has no splits, in one array."""
+    if split != "all" or (asked.data is not None and is_unlabelled(Path(asked.data))):
+        one = decide(model, asked, split)
+        return replace(one, logits=one.logits[: asked.limit], labels=_first(one.labels, asked))
+    parts = [decide(model, asked, part) for part in SPLITS]
+    labels = [part.labels for part in parts if part.labels is not None]
+    hashes = "".join(part.data_sha256 for part in parts)
+    return Decisions(
+        np.concatenate([part.logits for part in parts])[: asked.limit],
+        _first(np.concatenate(labels), asked),
+        parts[0].data,
+        hashlib.sha256(hashes.encode()).hexdigest(),
+    )
+
+
+def _first(labels: np.ndarray | None, asked: EvaluateOptions) -> np.ndarray | None:
+    return None if labels is None else labels[: asked.limit]
+
+
+def _check_samples(data: Decisions, options: CalibrateOptions) -> None:
+    """Stop where no outcome could be certified.
+
+    Raises: SaccadeError for missing labels, and for too few samples.
+    """
+    if options.against == "labels" and data.labels is None:
+        raise SaccadeError(
+            f"--against labels: {data.data} has no labels. Sort the images into one folder per "
+            "class, or pass --against full, which needs no labels."
+        )
+    smallest = min((risk for risk in options.risk if risk > 0), default=None)
+    if smallest is None:
+        return
+    needed, found = least_samples(smallest, options.confidence), len(data.logits)
+    if found < needed:
+        raise SaccadeError(
+            f"{data.data}: has {found:,} samples, expected at least {needed:,}: fewer cannot "
+            f"certify a risk of {smallest:g} at a confidence of {options.confidence:g}, even if "
+            "not one answer is lost. Pass more data, or a larger --risk."
+        )
+
+
+def _sources(answers: Answers) -> tuple[Source, ...]:
+    columns = (answers.names, answers.sha256, answers.seconds, answers.temperatures)
+    return tuple(Source(*row) for row in zip(*columns, strict=True))
+
+
+def _name(options: CalibrateOptions, risk: float) -> str:
+    return options.name if len(options.risk) == 1 else f"{options.name}-{risk:g}"

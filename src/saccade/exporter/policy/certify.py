@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learn then Test: the cheapest chain of variants whose risk is certified.
+
+Source: Angelopoulos et al. 2021 (arXiv 2110.01052), fixed-sequence testing on a sequence that was
+learned from other samples.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
+
+import numpy as np
+
+from saccade.exporter.policy.answers import LEARN_SHARE, MEASURES, Answers
+from saccade.exporter.policy.bounds import (
+    betting_bound,
+    betting_p_value,
+    binomial_bound,
+    binomial_p_value,
+    samples_needed,
+)
+from saccade.exporter.policy.chains import Chain, front
+
+Against = Literal["full", "labels"]
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A chain whose risk is at most `risk`, with the confidence of the test.
+
+    Units:  risk, bound and observed are shares of samples; `bound` is the upper confidence bound
+            on the samples that certify, `observed` the mean loss there. `seconds` is the mean time
+            per sample on all samples.
+    """
+
+    risk: float
+    chain: Chain
+    bound: float
+    observed: float
+    seconds: float
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class NotCertified:
+    """No chain that is cheaper than the full model passed; what was reached, and what would do.
+
+    `samples` is the number of calibration samples at which the best chain would pass if its risk
+    is what was observed; None if no number would do.
+    """
+
+    risk: float
+    bound: float
+    samples: int | None
+
+
+def least_samples(risk: float, confidence: float) -> int:
+    """Return how many calibration samples certify a risk if not one answer is lost."""
+    needed = samples_needed(0.0, risk, confidence)
+    assert needed is not None
+    return _in_all(needed)
+
+
+def certify(
+    answers: Answers,
+    risks: Sequence[float],
+    *,
+    confidence: float,
+    against: Against,
+    steps: int,
+) -> list[Certified | NotCertified]:
+    """Find for each risk the cheapest chain that passes, each at this confidence of its own.
+
+    The learning samples order the candidates from the most expensive to the cheapest; the testing
+    samples go through them in that order and stop at the first that fails. A risk of 0 is that of
+    the full model itself, which needs no test.
+
+    Raises: SaccadeError if labels are needed and missing.
+    """
+    table = answers.differs if against == "full" else answers.lost
+    test = _Test(confidence, against)
+    chains = front(answers.learning, table[:, : answers.learn], steps)
+    testing = answers.testing
+    tried = [
+        _Tried(chain, chain.losses(testing, table[:, answers.learn :]), chain.seconds(answers))
+        for chain in chains
+    ]
+    return [_chosen(answers, tried, risk, test) for risk in risks]
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A candidate with its losses on the testing samples."""
+
+    chain: Chain
+    losses: np.ndarray
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Test:
+    """The test that fits the losses: 0 and 1 against the full model; -1, 0, 1 against labels."""
+
+    confidence: float
+    against: Against
+
+    def passes(self, losses: np.ndarray, risk: float) -> bool:
+        """Return whether "the risk is above `risk`" is rejected."""
+        level = 1 - self.confidence
+        if self.against == "full":
+            return binomial_p_value(int(losses.sum()), len(losses), risk) <= level
+        return betting_p_value(losses, risk, level) <= level
+
+    def bound(self, losses: np.ndarray) -> float:
+        """Return the upper confidence bound on the mean loss."""
+        if self.against == "full":
+            return binomial_bound(int(losses.sum()), len(losses), self.confidence)
+        return betting_bound(losses, self.confidence)
+
+
+def _chosen(
+    answers: Answers, tried: Sequence[_Tried], risk: float, test: _Test
+) -> Certified | NotCertified:
+    full_seconds = answers.seconds[answers.full]
+    passed = takewhile(lambda one: test.passes(one.losses, risk), tried)
+    cheaper = [one for one in passed if one.seconds < full_seconds]
+    if cheaper:
+        best = min(cheaper, key=lambda one: one.seconds)
+        return _certified(answers, best.chain, risk, best.losses, test.bound(best.losses))
+    if risk == 0:
+        full = Chain((answers.full,), MEASURES[0], ())
+        return _certified(answers, full, risk, np.zeros(1), 0.0)
+    nearest = min(
+        (one for one in tried if one.seconds < full_seconds),
+        key=lambda one: test.bound(one.losses),
+        default=tried[-1],
+    )
+    rate = max(0.0, float(nearest.losses.mean()))
+    needed = samples_needed(rate, risk, test.confidence)
+    in_all = None if needed is None else _in_all(needed)
+    return NotCertified(risk, test.bound(nearest.losses), in_all)
+
+
+def _certified(
+    answers: Answers, chain: Chain, risk: float, losses: np.ndarray, bound: float
+) -> Certified:
+    return Certified(
+        risk=risk,
+        chain=chain,
+        bound=bound,
+        observed=float(losses.mean()),
+        seconds=chain.seconds(answers),
+        shares=chain.shares(answers),
+    )
+
+
+def _in_all(tested: int) -> int:
+    """The calibration samples of which so many certify."""
+    return math.ceil(tested / (1 - LEARN_SHARE))

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies beside `frontier.json`: a JSON file per calibration, and its answers."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from saccade import limits
+from saccade.archives import ArchiveRefused, read_arrays
+from saccade.errors import SaccadeError
+from saccade.exporter.artefact.variant_files import VariantFiles
+from saccade.exporter.policy.answers import MEASURES, Answers
+from saccade.exporter.policy.certify import Certified
+from saccade.exporter.policy.options import MOST_STEPS, check_policy_name
+from saccade.files import json_bytes, read_bounded, sha256_of, write_together
+from saccade.json_text import parse_json
+from saccade.schema import AGAIN, Count, Natural, Positive, Probability, Range, Share, typed
+
+SCHEMA = "saccade.policies"
+VERSION = 1
+SUFFIX = ".policy.json"
+ANSWERS_SUFFIX = ".policy.npz"
+_CALIBRATE = "Calibrate again with: saccade calibrate FOLDER --data DATA"
+Risk = Annotated[float, Range(0, 1, below=True)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One variant of a chain: it answers if its confidence is at least the threshold."""
+
+    variant: str
+    sha256: str
+    threshold: float | None  # None: the last step, which always answers
+    temperature: Positive
+    share: Share  # of the calibration samples that end here
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A chain of variants whose risk is certified.
+
+    Units:  risk, bound and observed are shares of samples, seconds are per sample.
+    """
+
+    name: str
+    risk: Risk
+    bound: Annotated[float, Range(-1, 1)]  # upper confidence bound on the samples that certify
+    observed: Annotated[float, Range(-1, 1)]  # mean loss of the samples that certify
+    measure: Literal["top1", "margin", "entropy"]
+    steps: tuple[Step, ...]
+    seconds: Positive
+    full_seconds: Positive
+
+
+@dataclass(frozen=True)
+class Source:
+    """A variant that took part in the calibration."""
+
+    variant: str
+    sha256: str
+    seconds: Positive  # per sample, as `saccade bench` measured it
+    temperature: Positive
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """The policies of one calibration, and all that their certificates follow from."""
+
+    name: str
+    model: str
+    task: str
+    against: Literal["full", "labels"]
+    confidence: Probability
+    most_steps: Annotated[int, Range(1, MOST_STEPS)]
+    data: str
+    data_sha256: str
+    split: str
+    seed: Natural
+    samples: Count
+    learn: Count  # of the samples; the others certify
+    runtime: str
+    device: str
+    full: str  # the variant that the others are compared with
+    variants: tuple[Source, ...]  # the cheapest first
+    answers_sha256: str
+    policies: tuple[Policy, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object, schema and version included."""
+        return {"schema": SCHEMA, "version": VERSION, **asdict(self)}
+
+    @property
+    def risks(self) -> tuple[float, ...]:
+        """The risks that were certified."""
+        return tuple(policy.risk for policy in self.policies)
+
+
+def policy_of(name: str, certified: Certified, answers: Answers) -> Policy:
+    """Return a certified chain under a name, with the hashes of its variants."""
+    chain = certified.chain
+    thresholds = (*chain.thresholds, None)
+    steps = tuple(
+        Step(
+            answers.names[at],
+            answers.sha256[at],
+            threshold,
+            answers.temperatures[at],
+            round(share, 6),
+        )
+        for at, threshold, share in zip(chain.steps, thresholds, certified.shares, strict=True)
+    )
+    return Policy(
+        name=name,
+        risk=certified.risk,
+        bound=round(certified.bound, 6),
+        observed=round(certified.observed, 6),
+        measure=chain.measure,
+        steps=steps,
+        seconds=float(f"{certified.seconds:.9g}"),
+        full_seconds=answers.seconds[answers.full],
+    )
+
+
+def write_policies(folder: Path, content: PolicyFile, answers: bytes) -> Path:
+    """Write the file and the answers beside it, both or neither; an older one of the name goes."""
+    path = folder / (content.name + SUFFIX)
+    write_together(
+        {
+            folder / (content.name + ANSWERS_SUFFIX): answers,
+            path: json_bytes(content.to_dict()),
+        }
+    )
+    return path
+
+
+def read_policies(path: Path) -> PolicyFile:
+    """Read a policy file and check every key.
+
+    Raises: SaccadeError for a foreign file, an unknown version, an unknown, missing or wrong key,
+        or steps that make no chain.
+    """
+    try:
+        content = parse_json(read_bounded(path, limits.JSON_BYTES))
+        schema, version = content.pop("schema"), content.pop("version")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SaccadeError(
+            f"{path}: is not a policy file ({error!r:.200}). {_CALIBRATE}"
+        ) from error
+    if (schema, version) != (SCHEMA, VERSION):
+        raise SaccadeError(
+            f"{path}: is {schema!r:.80} version {version!r:.20}, expected {SCHEMA!r} version "
+            f"{VERSION}. {_CALIBRATE}"
+        )
+    try:
+        found: PolicyFile = typed(PolicyFile, content, f"{path}: ")
+        _check_chains(found, path)
+    except SaccadeError as error:
+        raise SaccadeError(str(error).replace(AGAIN, _CALIBRATE)) from error
+    return found
+
+
+def policy_files(folder: Path) -> list[Path]:
+    """Return the policy files of an artefact folder, by name."""
+    return sorted(folder.glob("*" + SUFFIX))
+
+
+def check_variants(content: PolicyFile, path: Path, variants: Mapping[str, VariantFiles]) -> None:
+    """Check that the variants of a calibration are still those of the folder.
+
+    Raises: SaccadeError that names the first one that is missing or has other bytes.
+    """
+    for source in content.variants:
+        if (there := variants.get(source.variant)) is None:
+            raise SaccadeError(
+                f"{path}: was calibrated with {source.variant}, which is not in the folder. "
+                f"{_CALIBRATE}"
+            )
+        if there.sha256 != source.sha256:
+            raise SaccadeError(
+                f"{path}: was calibrated with {source.variant} of SHA-256 "
+                f"{source.sha256[:12]}..., the folder has {there.sha256[:12]}.... {_CALIBRATE}"
+            )
+
+
+def read_answers(content: PolicyFile, path: Path) -> Answers:
+    """Read the answers that a policy file was made from.
+
+    Raises: SaccadeError if they are missing, changed, or do not fit the file.
+    """
+    place = path.with_name(content.name + ANSWERS_SUFFIX)
+    if not place.is_file():
+        raise SaccadeError(
+            f"{place}: missing; it contains the answers that {path.name} was certified with. "
+            f"Put it back. {_CALIBRATE}"
+        )
+    if (digest := sha256_of(place)) != content.answers_sha256:
+        raise SaccadeError(
+            f"{place}: SHA-256 is {digest[:12]}..., {path.name} names "
+            f"{content.answers_sha256[:12]}.... {_CALIBRATE}"
+        )
+    try:
+        arrays = read_arrays(place)
+    except (OSError, ArchiveRefused) as error:
+        raise SaccadeError(f"{place}: cannot be read ({error}). {_CALIBRATE}") from error
+    return _answers(content, arrays, place)
+
+
+def _answers(content: PolicyFile, arrays: Mapping[str, np.ndarray], place: Path) -> Answers:
+    v, n = len(content.variants), content.samples
+    shapes = {"classes": (v, n), "confidence": (len(MEASURES), v, n), "labels": (n,)}
+    kinds = {"classes": "i", "confidence": "f", "labels": "i"}
+    found = {name: (array.shape, array.dtype.kind) for name, array in arrays.items()}
+    expected = {
+        name: (shape, kinds[name])
+        for name, shape in shapes.items()
+        if name in found or name != "labels"
+    }
+    if found != expected or not content.learn < n:
+        raise SaccadeError(
+            f"{place}: contains {found}, expected {expected}, and fewer than {n} samples to learn "
+            f"from. {_CALIBRATE}"
+        )
+    names = tuple(source.variant for source in content.variants)
+    return Answers(
+        names=names,
+        sha256=tuple(source.sha256 for source in content.variants),
+        seconds=tuple(source.seconds for source in content.variants),
+        temperatures=tuple(source.temperature for source in content.variants),
+        full=names.index(content.full),
+        learn=content.learn,
+        classes=arrays["classes"],
+        confidence=arrays["confidence"],
+        labels=arrays.get("labels"),
+    )
+
+
+def _check_chains(content: PolicyFile, path: Path) -> None:
+    sources = {source.variant: source for source in content.variants}
+    if content.name + SUFFIX != path.name:
+        raise SaccadeError(f"{path}: is the file of {content.name + SUFFIX!r}. Rename it back.")
+    if content.full not in sources or len(sources) < len(content.variants):
+        raise SaccadeError(
+            f"{path}: compares with {content.full!r:.80}, expected one of "
+            f"{', '.join(sources)}, each named once. {_CALIBRATE}"
+        )
+    names = [policy.name for policy in content.policies]
+    if not names or len(set(names)) < len(names):
+        raise SaccadeError(
+            f"{path}: has the policies {', '.join(names) or 'none'}, expected one or more of "
+            f"different names. {_CALIBRATE}"
+        )
+    for policy in content.policies:
+        check_policy_name(policy.name)
+        *early, last = [step.threshold for step in policy.steps] or [0.0]
+        alike = all(
+            step.variant in sources
+            and (step.sha256, step.temperature)
+            == (sources[step.variant].sha256, sources[step.variant].temperature)
+            for step in policy.steps
+        )
+        if last is not None or None in early or not alike:
+            raise SaccadeError(
+                f"{path}: policy {policy.name} is no chain: expected steps of calibrated variants, "
+                f"each but the last with a threshold. {_CALIBRATE}"
+            )

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`saccade calibrate`: what it writes, that it can be computed again, and what it refuses."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tiny_artefacts import ENTRY, FULL, HALF, LABELS, artefacts, manifest_of, onnx_model
+
+pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
+pytest.importorskip("onnxruntime", reason="onnxruntime is missing: pip install '.[cpu]'")
+
+from PIL import Image
+
+from saccade.errors import SaccadeError
+from saccade.exporter.artefact.folder import ArtefactFolder
+from saccade.exporter.artefact.frontier import entry_of
+from saccade.exporter.artefact.manifest import ParentEntry, write_manifest
+from saccade.exporter.evaluation.calibrate import calibrate
+from saccade.exporter.policy.certificate import check_certificates
+from saccade.exporter.policy.options import CalibrateOptions
+from saccade.exporter.policy.policy import read_policies
+from saccade.files import json_bytes
+from saccade.serving.commands import cli
+
+SAMPLES = 900
+RATES = {FULL: 100.0, HALF: 1_000.0}  # per second
+
+
+def nearly(model: onnx.ModelProto, noise: float) -> onnx.ModelProto:
+    """The same model with other weights in its last layer."""
+    for tensor in model.graph.initializer:
+        if tensor.name == "classify":
+            weights = onnx.numpy_helper.to_array(tensor)
+            drawn = np.random.default_rng(5).normal(size=weights.shape).astype(np.float32)
+            changed = onnx.numpy_helper.from_array(weights + noise * drawn, "classify")
+            tensor.CopyFrom(changed)
+    return model
+
+
+def measured(folder: Path, **changes: Any) -> None:
+    """Write speeds of the variants into the frontier, as `saccade bench` would."""
+    there = ArtefactFolder(folder)
+    entries = [
+        entry_of(
+            {
+                **ENTRY,
+                "variant": variant.name,
+                "sha256": variant.sha256,
+                "budget": variant.main.variant.budget,
+                "in_process": {
+                    "threads": 1,
+                    "best_batch": 1,
+                    "batch_1": {
+                        **ENTRY["in_process"]["batch_1"],
+                        "inferences_per_second": RATES[variant.name],
+                    },
+                },
+                **changes,
+            }
+        )
+        for variant in there.variants
+    ]
+    there.merge(entries)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two variants of which the smaller one answers nearly as the full one does."""
+    place = artefacts(tmp_path / "tiny")
+    parent = ArtefactFolder(place).manifests[0].parent
+    data = nearly(onnx_model(0), 1.0).SerializeToString()
+    manifest = manifest_of("b0500", data, ParentEntry(parent.name, parent.sha256))
+    (place / manifest.file.name).write_bytes(data)
+    write_manifest(place, manifest)
+    measured(place)
+    return place
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Images without labels."""
+    path = tmp_path / "images.npz"
+    drawn = np.random.default_rng(0).integers(0, 256, (SAMPLES, 4, 4, 1), dtype=np.uint8)
+    np.savez(path, images=drawn)
+    return path
+
+
+@pytest.fixture
+def labelled(tmp_path: Path, images: Path) -> Path:
+    path = tmp_path / "labelled.npz"
+    labels = np.arange(SAMPLES) % len(LABELS)
+    np.savez(path, images=np.load(images)["images"], labels=labels, class_names=np.array(LABELS))
+    return path
+
+
+def options(data: Path, **changes: Any) -> CalibrateOptions:
+    return CalibrateOptions(**{"data": str(data), "risk": (0.05,), **changes})
+
+
+def test_a_policy_is_written_and_certified_again(folder, images):
+    done = calibrate(folder, options(images), progress=None)
+    (policy,) = done.policies
+    assert done.exit_code == 0 and done.path == folder / "auto.policy.json"
+    assert [step.variant for step in policy.steps][-1] in (FULL, HALF)
+    assert policy.steps[0].variant == HALF and policy.seconds < policy.full_seconds == 1 / 100
+    assert policy.observed <= policy.bound <= policy.risk == 0.05
+    assert read_policies(done.path) == done.content
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert report.passed and report.name == "auto"
+
+
+def test_several_risks_are_policies_of_one_file(folder, images):
+    done = calibrate(folder, options(images, risk=(0, 0.05, 0.2), name="night"), progress=None)
+    names = [policy.name for policy in done.policies]
+    assert names == ["night-0", "night-0.05", "night-0.2"]
+    assert [step.variant for step in done.policies[0].steps] == [FULL]
+
+
+def test_a_folder_of_photographs_needs_no_labels(folder, tmp_path):
+    place = tmp_path / "photographs"
+    place.mkdir()
+    rng = np.random.default_rng(0)
+    for count in range(120):
+        shape = (int(rng.integers(5, 40)), int(rng.integers(5, 40)), 3)
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(place / f"{count:03}.png")
+    done = calibrate(folder, options(place, risk=(0.3,)), progress=None)
+    assert done.content.samples == 120 and done.content.data == "photographs"
+
+
+def test_against_labels_counts_what_is_lost(folder, labelled):
+    done = calibrate(
+        folder, options(labelled, against="labels", split="all", risk=(0.1,)), progress=None
+    )
+    assert done.content.samples == SAMPLES and done.content.against == "labels"
+    assert check_certificates(folder, ArtefactFolder(folder).variants)[0].passed
+
+
+def test_what_is_not_certified_is_not_written(folder, images):
+    data = nearly(onnx_model(0), 20.0).SerializeToString()  # agrees by chance alone
+    parent = ArtefactFolder(folder).manifests[0].parent
+    (folder / f"{HALF}.onnx").write_bytes(data)
+    write_manifest(folder, manifest_of("b0500", data, parent))
+    measured(folder)
+    done = calibrate(folder, options(images, risk=(0.011,), confidence=0.99), progress=None)
+    assert done.exit_code == 1 and done.path is None
+    assert not list(folder.glob("*.policy.*"))
+    assert done.refused[0].bound > 0.011
+
+
+def edited(path: Path, change: Callable[[dict], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_bytes(json_bytes(content))
+
+
+def of_step(**values: Any) -> Callable[[dict], None]:
+    return lambda content: content["policies"][0]["steps"][0].update(values)
+
+
+CHANGES: dict[str, tuple[Callable[[dict], None], str]] = {
+    "threshold": (of_step(threshold=0.0), "steps is .* but the calibration gives"),
+    "bound": (lambda c: c["policies"][0].update(bound=0.001), "bound is 0.001"),
+    "confidence": (lambda c: c.update(confidence=0.999), "do not certify|but the calibration"),
+    "risk": (lambda c: c["policies"][0].update(risk=0.012), "do not certify|but the calibration"),
+    "measure": (lambda c: c["policies"][0].update(measure="guess"), "measure: found 'guess'"),
+    "no last": (lambda c: c["policies"][0]["steps"].pop(), "is no chain"),
+    "other variant": (of_step(variant="tiny-b0250-fp32"), "is no chain"),
+    "other model": (lambda c: c["variants"][0].update(sha256="0" * 64), "is no chain"),
+    "no policies": (lambda c: c.update(policies=[]), "has the policies none"),
+    "answers": (lambda c: c.update(answers_sha256="0" * 64), "SHA-256 is"),
+    "samples": (lambda c: c.update(samples=10_000), "contains .* expected"),
+    "version": (lambda c: c.update(version=9), "version 9, expected"),
+    "unknown key": (lambda c: c.update(mood="good"), "mood"),
+    "name": (lambda c: c.update(name="other"), "is the file of 'other.policy.json'"),
+    "full": (lambda c: c.update(full="nobody"), "compares with 'nobody'"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_policy_does_not_pass(folder, images, change):
+    path = calibrate(folder, options(images), progress=None).path
+    apply, words = CHANGES[change]
+    edited(path, apply)
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert not report.passed
+    assert re.search(words, report.problem, re.S), report.problem
+
+
+def test_a_policy_of_other_variants_does_not_pass(folder, images):
+    calibrate(folder, options(images), progress=None)
+    parent = ArtefactFolder(folder).manifests[0].parent
+    data = nearly(onnx_model(0), 0.2).SerializeToString()
+    (folder / f"{HALF}.onnx").write_bytes(data)
+    write_manifest(folder, manifest_of("b0500", data, parent))
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert "the folder has" in report.problem and "saccade calibrate" in report.problem
+
+
+def test_answers_that_are_gone_or_changed_do_not_pass(folder, images):
+    calibrate(folder, options(images), progress=None)
+    answers = folder / "auto.policy.npz"
+    answers.write_bytes(answers.read_bytes() + b"x")
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert "SHA-256 is" in report.problem
+    answers.unlink()
+    (report,) = check_certificates(folder, ArtefactFolder(folder).variants)
+    assert "missing" in report.problem
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--risk", "1"], "--risk is 1, expected a share of at least 0 and below 1"),
+        (["--risk", "-0.1"], "--risk is -0.1, expected"),
+        (["--risk", "nan"], "--risk is nan, expected"),
+        (["--risk", "0.1,0.1"], "each of them once"),
+        (["--confidence", "1"], "--confidence is 1, expected"),
+        (["--steps", "9"], "--steps is 9, expected 1 to 4"),
+        (["--name", "../x"], "--name is '../x', expected"),
+        (["--against", "labels"], "has no labels"),
+        (["--risk", "0.001"], "has 900 samples, expected at least 4,9"),
+        (["--device", "elsewhere"], "was measured on here .*Name it with --device"),
+    ],
+)
+def test_wrong_input_is_refused(folder, images, words, found, capsys):
+    assert cli.run(["calibrate", str(folder), "--data", str(images), *words]) == 2
+    assert re.search(found, capsys.readouterr().err)
+    assert not list(folder.glob("*.policy.*"))
+
+
+def test_speeds_have_to_be_measured(folder, images):
+    (folder / "frontier.json").unlink()
+    with pytest.raises(SaccadeError, match=r"nothing was measured, .*Run: saccade bench"):
+        calibrate(folder, options(images), progress=None)
+
+
+def test_images_of_another_size_are_refused(folder, tmp_path):
+    path = tmp_path / "large.npz"
+    np.savez(path, images=np.zeros((SAMPLES, 5, 5, 1), np.uint8))
+    with pytest.raises(
+        SaccadeError, match=r"images are \(5, 5, 1\) .* the model wants \(4, 4, 1\)"
+    ):
+        calibrate(folder, options(path), progress=None)

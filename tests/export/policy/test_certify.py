@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guarantee: over many calibrations, a certified risk is exceeded as rarely as is promised."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from populations import FULL, population
+
+pytest.importorskip("scipy", reason="scipy is missing: pip install '.[bench]'")
+
+from scipy import stats
+
+from saccade.exporter.policy.answers import Answers, VariantAnswers, answers_of
+from saccade.exporter.policy.certify import Certified, NotCertified, certify, least_samples
+from saccade.exporter.policy.chains import Chain, front
+from saccade.model_repository.router.confidence import confidence
+
+TRIALS = 40
+CONFIDENCE = 0.9
+# At a chance of 1 - CONFIDENCE, more than this comes once in 10,000 times.
+MOST_EXCEEDED = int(stats.binom.ppf(1 - 1e-4, TRIALS, 1 - CONFIDENCE))
+RISK, SAMPLES = 0.03, 600
+
+
+@pytest.fixture(scope="module")
+def everybody() -> tuple[list[VariantAnswers], np.ndarray]:
+    return population(8_000, seed=1)
+
+
+def drawn(everybody: tuple[list[VariantAnswers], np.ndarray], seed: int) -> Answers:
+    """The calibration set that one user happens to have."""
+    variants, labels = everybody
+    rows = np.random.default_rng(seed).choice(len(labels), SAMPLES)
+    some = [replace(variant, logits=variant.logits[rows]) for variant in variants]
+    return answers_of(some, labels[rows], full=FULL, seed=seed)
+
+
+def true_risk(everybody: tuple, chain: Chain, temperatures: tuple, against: str) -> float:
+    """The risk of a chain on the whole population."""
+    variants, labels = everybody
+    classes = np.stack([variant.logits.argmax(-1) for variant in variants])
+    wrong = (classes != labels).astype(float)
+    table = classes != classes[-1] if against == "full" else wrong - wrong[-1]
+    left, lost = np.ones(len(labels), bool), 0.0
+    for step, threshold in zip(chain.steps, (*chain.thresholds, -1.0), strict=True):
+        sure = confidence(chain.measure, variants[step].logits, temperatures[step])
+        lost += float(table[step, left & (sure >= threshold)].sum())
+        left &= sure < threshold
+    return lost / len(labels)
+
+
+@pytest.mark.parametrize("against", ["full", "labels"])
+def test_certified_risk_is_rarely_exceeded(everybody, against):
+    exceeded = certified = 0
+    for seed in range(TRIALS):
+        answers = drawn(everybody, seed)
+        (found,) = certify(answers, (RISK,), confidence=CONFIDENCE, against=against, steps=3)
+        if isinstance(found, Certified):
+            certified += 1
+            exceeded += true_risk(everybody, found.chain, answers.temperatures, against) > RISK
+    assert certified > TRIALS / 2, "a test that certifies nothing promises nothing"
+    assert exceeded <= MOST_EXCEEDED
+
+
+def test_thresholds_that_nobody_tested_exceed_it(everybody):
+    """The control: the cheapest chain that does well on the samples that chose it."""
+    exceeded = 0
+    for seed in range(TRIALS):
+        answers = drawn(everybody, seed)
+        learning = answers.learning
+        chains = front(learning, learning.differs, 3)
+        good = [one for one in chains if one.losses(learning, learning.differs).mean() <= RISK]
+        chain = min(good, key=lambda one: one.seconds(learning))
+        exceeded += true_risk(everybody, chain, answers.temperatures, "full") > RISK
+    assert exceeded > MOST_EXCEEDED
+
+
+def test_larger_risks_cost_no_more(everybody):
+    answers = drawn(everybody, 0)
+    found = certify(answers, (0, 0.02, 0.05, 0.2), confidence=0.9, against="full", steps=3)
+    seconds = [one.seconds for one in found]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
+    assert found[0].chain.steps == (answers.full,) and found[0].bound == 0.0
+    assert all(one.observed <= one.bound <= one.risk for one in found)
+
+
+def test_certificate_does_not_look_at_the_samples_that_choose(everybody):
+    """The bound is that of the testing samples alone."""
+    answers = drawn(everybody, 5)
+    (found,) = certify(answers, (0.05,), confidence=0.9, against="full", steps=2)
+    losses = found.chain.losses(answers.testing, answers.differs[:, answers.learn :])
+    assert found.observed == losses.mean()
+    assert len(losses) == SAMPLES - answers.learn == 360
+
+
+def test_what_is_not_certified_says_what_would_do(everybody):
+    answers = drawn(everybody, 0)
+    (found,) = certify(answers, (0.001,), confidence=0.95, against="full", steps=3)
+    assert isinstance(found, NotCertified)
+    assert found.bound > 0.001 and found.samples >= least_samples(0.001, 0.95) > SAMPLES
+
+
+def test_least_samples_certify_if_nothing_is_lost():
+    # ln(0.05) / ln(0.99) = 298.07 samples test, and they are 60 % of all.
+    assert least_samples(0.01, 0.95) == 499
