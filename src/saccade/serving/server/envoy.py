@@ -83,7 +83,7 @@ class Proxy:
         return ("envoy", "-c", str(self.file), "--concurrency", "1", *drain)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "file": str(self.file),
             "listen": self.listen,
