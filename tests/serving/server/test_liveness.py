@@ -200,7 +200,7 @@ def test_what_waits_is_said_and_harms_nobody(liveness, prober, board):
     prober.came = [Probe("m", lanes=({**LANE, "waiting": 212, "waiting_s": 1.42},))]
     assert liveness.look() is None
     readiness = board.readiness()
-    assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests wait, about 1.4 s"}
+    assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests waiting, about 1.4 s"}
     prober.came = [Probe("m", lanes=(LANE,))]
     liveness.look()
     assert board.readiness().busy == {}

@@ -184,7 +184,7 @@ def test_requirements_are_read_from_the_configs(written, config, requirements):
 @pytest.mark.parametrize(
     "config, container, options, words",
     [
-        (CPU, True, {"grpc_port": 0}, ("--grpc-port 0", "Give a port")),
+        (CPU, True, {"grpc_port": 0}, ("--grpc-port 0", "Pass a port")),
         (CPU, True, {"http_port": 8001}, ("--http-port and --grpc-port are both 8001",)),
         (CPU, True, {"host": "0.0.0.0"}, ("0.0.0.0", "proxy", "--accept-risk")),
         (CPU, False, {"host": "0.0.0.0"}, ("0.0.0.0", "24.10", "--accept-risk")),
