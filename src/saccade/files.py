@@ -131,7 +131,7 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
 
 
 def write_together(files: Mapping[Path, bytes], *, replace: bool = True) -> None:
-    """Write files that belong together: none appears before all are written, in the given order.
+    """Write files that belong together: none appears before all are written, and the last one last.
 
     Raises: as `write_atomically`.
     """

@@ -10,10 +10,10 @@ class CallOptions:
     """Options for sending images to a running server."""
 
     model: str  # name of the router in the repository
-    # use the largest variant with at most this budget; or a budget's name, such as fast or t2
+    # use the largest variant within this budget: a number, or a name such as fast or t2
     budget: float | str | None = None
     url: str = "127.0.0.1:8001"  # the server's gRPC address
-    timeout_s: float = 10.0  # deadline of one request
+    timeout_s: float = 10.0  # deadline of each request, in seconds
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def verify(
 
 
 def build(artefact: Artefacts, options: BuildOptions) -> Result:
-    """Build a TensorRT engine for every variant, and check the types in its network."""
+    """Build a TensorRT engine for every variant, after checking the types in its network."""
     if options.locked:
         from saccade.exporter.runtimes.tensorrt.locked import rebuild
 
@@ -118,7 +118,7 @@ def choose(
 def plan(
     folder: Annotated[
         Positional[Path],
-        arg(help="measured artefact folder or sweep; figures from the planned kind of machine"),
+        arg(help="artefact folder or sweep that was measured on the kind of machine to plan for"),
     ],
     options: PlanOptions,
 ) -> Result:
@@ -165,7 +165,7 @@ def serve(
     options: ServeOptions,
     print_command: Annotated[
         bool,
-        arg(help="only print the command that serves it without the supervisor"),
+        arg(help="print a command that serves it without supervision, and exit"),
     ] = False,
     container: Annotated[
         bool, arg(help="with --print-command: print the command for NVIDIA's container")

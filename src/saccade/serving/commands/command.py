@@ -81,7 +81,8 @@ Repository = Annotated[
 ]
 Image = Annotated[Positional[Path], arg(help="a PNG, JPEG or WebP file")]
 Images = Annotated[
-    Positional[tuple[Path, ...]], arg(help="PNG, JPEG or WebP files, or folders that contain them")
+    Positional[tuple[Path, ...]],
+    arg(help="PNG, JPEG or WebP files, or folders that contain them", help_behavior_hint=""),
 ]
 
 

@@ -146,7 +146,7 @@ def _options_rule() -> Callable[[Struct], Fields | None]:
 
 def _with_help(field: Any) -> Any:
     """Return the field with a help text for its flag, which is `--no-x` if it is on by default."""
-    if not (field.default in (None, (), {}) or isinstance(field.default, bool)):
+    if not (field.default in (None, "", (), {}) or isinstance(field.default, bool)):
         return field
     kind = Annotated[field.type, tyro.conf.arg(help_behavior_hint="")]
     if field.default is not True:

@@ -31,7 +31,7 @@ class ProxyOptions:
     listen: str = "127.0.0.1:8443"  # address and port; beyond loopback with --tls or --accept-risk
     tls: Path | None = None  # folder with tls.crt and tls.key; clients then have to use TLS
     in_flight: int = 32  # concurrent requests per server; more are refused
-    replicas: int = 0  # total number of servers, if a name has several addresses; 0: one per name
+    replicas: int = 0  # number of servers, if a name stands for several; 0: one per address
     max_message_mib: int = 32  # size limit of a request; larger ones are refused
     memory_mib: int = 1024  # memory of the proxy, which buffers each request completely
     longest_s: int = 600  # time limit of a request, even if its caller sets a longer deadline

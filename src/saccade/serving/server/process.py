@@ -166,7 +166,7 @@ class ServerProcess:
         return bool(new)
 
     def abandon(self, stub: Stub) -> None:
-        """Forget a stub that is dead, or should be, and release its shared memory."""
+        """Forget a stub, kill it if it is still alive, and remove its shared memory."""
         self._stubs = tuple(one_stub for one_stub in self._stubs if one_stub != stub)
         if is_alive(stub):
             with suppress(ProcessLookupError):

@@ -32,7 +32,7 @@ class ExploreOptions:
     url: str | None = None  # gRPC address of a running server, instead of an artefact
     port: int = 0  # port of the page, on this machine only; 0 takes a free one
     open: bool = False  # open the page in your browser
-    timeout_s: float = 30.0  # deadline of one request to the server
+    timeout_s: float = 30.0  # deadline of each request to the server, in seconds
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
