@@ -84,7 +84,7 @@ def saccade(capsys, *arguments):
 def test_exit_codes_and_answers(capsys, repository, tmp_path):
     words = ("preflight", repository, "--server-version", "26.07")
     code, out, _ = saccade(capsys, *words)
-    assert code == 0 and "ready to serve" in out
+    assert code == 0 and "fit to be served" in out
     other_answer(repository)
     tiny.rehash(repository)
     code, out, _ = saccade(capsys, *words, "--json")

@@ -148,9 +148,9 @@ def _instances(config: Any, options: RepositoryOptions | None) -> None:
 
 
 def _queue(config: Any, options: RepositoryOptions | None) -> None:
-    # By default there is no queue policy. In version 24.10, any policy (a size or a timeout) makes
-    # one request in a few hundred wait 500 ms if there is one instance: the batcher waits for a
-    # free instance and sometimes misses that one is free. The router's lanes bound what waits.
+    # By default no queue policy. In the 24.10 line any of them (a size, a timeout) makes one in a
+    # few hundred requests wait 500 ms where there is one instance: the batcher then waits for a
+    # free instance, and now and then misses that there is one. The router's lanes bound what waits.
     if options is None:
         return
     batching = config.dynamic_batching

@@ -62,10 +62,6 @@ class PreflightReport:
             for reason in finding.reasons:
                 lines.append(f"{_MARKS[finding.verdict]:6} {where}{finding.check}: {reason}")
         count = sum(finding.verdict == "passed" for finding in self.findings)
-        verdict = "ready to serve" if self.passed else f"{_checks(len(self.failed))} failed"
-        lines.append(f"{self.repository}: {verdict} ({_checks(count)} passed, for {self.server}).")
+        verdict = "fit to be served" if self.passed else f"{len(self.failed)} checks failed"
+        lines.append(f"{self.repository}: {verdict} ({count} checks passed, for {self.server}).")
         return "\n".join(lines)
-
-
-def _checks(count: int) -> str:
-    return f"{count} check{'s' * (count != 1)}"
