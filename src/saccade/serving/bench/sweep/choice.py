@@ -273,7 +273,7 @@ def _lines(choice: Choice) -> list[str]:
     else:
         lines = [f"{choice.chosen}: {choice.why}."]
         if choice.runner_up is not None:
-            lines.append(f"Runner-up: {choice.runner_up}.")
+            lines.append(f"Without it: {choice.runner_up}.")
     flag = f"--{choice.parameter.replace('_', '-')}"
     for change in choice.changes:
         lines.append(f"{flag} {change['when']} {change['value']:g}: {change['variant'] or 'none'}.")
@@ -283,7 +283,7 @@ def _lines(choice: Choice) -> list[str]:
 
 
 def _row(variant: dict[str, Any], choice: Choice) -> tuple[str, ...]:
-    mark = {choice.chosen: "chosen", choice.runner_up: "runner-up"}.get(variant["variant"], "")
+    mark = {choice.chosen: "chosen", choice.runner_up: "without it"}.get(variant["variant"], "")
     if not mark and variant["dominated_by"]:
         mark = f"dominated by {variant['dominated_by']}"
     memory = variant["memory_bytes"]
