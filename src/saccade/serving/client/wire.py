@@ -49,7 +49,7 @@ def choice(budget: Budget | None = None, **other_rules: BudgetLike | None) -> di
         # The range of a score depends on the model; the router checks it.
         allowed = _RULES[name].range
         if not allowed.holds(value):
-            raise SaccadeError(f"{name}: found {value:g}, expected {allowed.words}.")
+            raise SaccadeError(f"{name} is {value:g}, expected {allowed.words}.")
     # As text, because the protocol would guess whether a number is an integer or a double.
     return {name: repr(value) for name, value in chosen.items()}
 
@@ -60,7 +60,7 @@ def _number(name: str, value: BudgetLike) -> float | str:
     except ValueError:
         if isinstance(value, str):
             return value
-        raise SaccadeError(f"{name}: found {value!r:.60}, expected a number.") from None
+        raise SaccadeError(f"{name} is {value!r:.60}, expected a number.") from None
 
 
 def image_calls(
