@@ -19,7 +19,7 @@ _COMMANDS_OF_A_LINE = re.compile(f"[\t\n{_CODES}]")
 
 
 def escaped(text: str) -> str:
-    """Escape the terminal commands in a text of one or more lines."""
+    """Escape the terminal commands in text of one or more lines."""
     return _COMMANDS.sub(_written_out, text)
 
 

@@ -14,7 +14,7 @@ LABEL_CHARACTERS = 1_000
 WEIGHTS_BYTES = 16 * 2**30
 TENSORS = 100_000
 PARAMETERS = 2**32
-AXES = 16  # NumPy holds 32, torch computes with 25
+AXES = 16  # NumPy supports 32, torch 25
 NAME_CHARACTERS = 1_000
 
 # A configuration of a model.

@@ -151,7 +151,7 @@ def memory_mib(pids: Iterable[int], *, files: bool = True) -> dict[str, float]:
 
 
 def process_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat from the state on, then the name; empty if gone."""
+    """Return the fields of /proc/<pid>/stat from its state, then the name; empty if gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a verb: a bar on a terminal's standard error, or calls to a function of yours.
+"""Progress of a verb: a bar on a terminal's standard error, or calls to your own function.
 
 Every verb that takes long has a `progress` argument: a function that is called with each `Step`,
 None for no output, or the default, `bar`.

@@ -68,7 +68,7 @@ class WorkerNotStarted(SaccadeError):
 
 
 class WorkRefused(Exception):
-    """Refusal by a program that does not know SaccadeError, with a kind of its own."""
+    """Refusal by a program that does not know SaccadeError and has its own kinds of errors."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)

@@ -32,7 +32,7 @@ class EmbedOptions(CallOptions):
     """Options of embed: where to write the embeddings."""
 
     out: Path = Path("embeddings.npz")  # file for vectors, names, the variant and its hash
-    texts: Path | None = None  # instead of images: a text file with one text per line
+    texts: Path | None = None  # instead of images: a file with one caption or sentence per line
     truncate: bool = False  # cut texts that are longer than the model reads
     append: bool = False  # add to an existing file from the same variant
     force: bool = False  # replace an existing file at --out

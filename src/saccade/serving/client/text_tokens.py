@@ -18,8 +18,8 @@ def text_tokens(
     """Return the token ids of each text for the text component; log how many texts were cut.
 
     Shapes: -> [n context_length] int64.
-    Raises: SaccadeError if the model takes no text, or if a text is too long and `truncate` is
-        false.
+    Raises: SaccadeError if the model takes no text, or if one of the texts is too long and
+        `truncate` is false.
     """
     from saccade.models.sparo.text_tokens import encode_texts
 

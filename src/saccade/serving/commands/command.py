@@ -39,7 +39,7 @@ Verb = Callable[..., Result]
 
 @dataclass(frozen=True)
 class Answer:
-    """Result that consists of plain data and, optionally, a text and an exit code."""
+    """Result that consists of plain data and, optionally, text and an exit code."""
 
     data: Any
     text: Any = None

@@ -28,7 +28,7 @@ class HangUp:
     """Handler of SIGHUP: read the repository again, unless the terminal was closed.
 
     The system sends the same signal when a terminal is closed, but removes the terminal from the
-    process first, so the two cases can be distinguished. A closed terminal ends the command, as
+    process first, so the two cases can be distinguished. A closed terminal stops the command, as
     usual, or is ignored if SIGHUP was ignored before (nohup).
     """
 

@@ -53,7 +53,7 @@ LOGGER = logging.getLogger("saccade.serve")
 
 LIVENESS_INTERVAL_S = 0.25
 # The server keeps the dead instance of each reloaded model: about 1 MiB, a region of shared memory
-# and some 36 threads. After this many reloads, a new server replaces it.
+# and about 36 threads. After this many reloads, a new server replaces it.
 RELOADS_A_PROCESS = 20
 
 
