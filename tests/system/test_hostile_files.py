@@ -216,7 +216,7 @@ def test_json(text: str, tmp_path: Path) -> None:
 def test_a_field_that_is_there_twice_is_in_doubt(tmp_path: Path) -> None:
     path = tmp_path / "x.manifest.json"
     path.write_bytes(b'{"schema": "saccade.manifest", "variant": {"sha256": "a", "sha256": "b"}}')
-    with pytest.raises(SaccadeError, match="the field 'sha256' is there twice"):
+    with pytest.raises(SaccadeError, match="found the field 'sha256' twice"):
         read_manifest(path)
 
 

@@ -259,7 +259,7 @@ def test_a_text_longer_than_the_context_is_cut_only_if_asked(
         text_tokens(["a red circle"], metadata)
     cut = text_tokens(["a red circle", "a red", "a"], metadata, truncate=True)
     np.testing.assert_array_equal(cut, [[1, 4, 5, 2], [1, 4, 5, 2], [1, 4, 2, 0]])
-    assert "1 of 3 texts cut to 4 tokens" in caplog.text
+    assert "1 of 3 texts were cut to 4 tokens" in caplog.text
     questions = {"words": WORDS, "vocabulary": "listed", "question_length": 2}
     with pytest.raises(SaccadeError, match="has 3 words, expected 1 to 2"):
         question_tokens(questions, "a red circle?")

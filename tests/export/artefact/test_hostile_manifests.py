@@ -142,10 +142,10 @@ def frontier(folder: Path) -> Path:
 
 REPOSITORIES: dict[str, tuple[str, Any, str]] = {
     "variants as a text": ("variants", "abc", "variants: found 'abc', expected a list"),
-    "variants of numbers": ("variants", [1], "variants: [0]: found 1, expected a text"),
-    "a model that is null": ("model", None, "model: found None, expected a text"),
+    "variants of numbers": ("variants", [1], "variants: [0]: found 1, expected a string"),
+    "a model that is null": ("model", None, "model: found None, expected a string"),
     "files as a list": ("files", [], "files: found [], expected an object"),
-    "files whose hash is a number": ("files", {"a": 1}, "files: a: found 1, expected a text"),
+    "files whose hash is a number": ("files", {"a": 1}, "files: a: found 1, expected a string"),
     "samples as an object": ("samples", {}, "samples: found {}, expected a list"),
     "a runtime that is a list": ("runtime", [], "runtime is []"),
 }

@@ -179,7 +179,7 @@ def test_the_command_line_writes_masks_and_pictures(served, tmp_path, capsys):
     with Image.open(tmp_path / "raw.png") as raw:
         assert raw.size == (16, 16)
     assert run(["edit", str(scene), "--out", str(tmp_path / "same.png"), *where]) == 2
-    assert "found no change" in capsys.readouterr().err and not (tmp_path / "same.png").exists()
+    assert "Found no change" in capsys.readouterr().err and not (tmp_path / "same.png").exists()
     before = (tmp_path / "edited.png").read_bytes()
     code = run(["edit", str(scene), "--remove", "--out", str(tmp_path / "edited.png"), *where])
     assert code == 2 and (tmp_path / "edited.png").read_bytes() == before

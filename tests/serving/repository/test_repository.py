@@ -213,7 +213,7 @@ def test_force_does_not_replace_what_is_read(folder, place):
     (folder.parent / "link").symlink_to(folder)
     out = folder.parent / "link" if place == "link" else folder / place
     before = sorted(folder.iterdir())
-    with pytest.raises(SaccadeError, match=r"would remove .*artefacts, which is read"):
+    with pytest.raises(SaccadeError, match=r"would remove the input .*artefacts"):
         deploy(folder, RepositoryOptions(out, force=True))
     assert sorted(folder.iterdir()) == before
 

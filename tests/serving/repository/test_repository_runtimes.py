@@ -286,6 +286,6 @@ def test_a_full_disk_leaves_nothing(artefacts, out, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("saccade.serving.repository.components.shutil.copyfile", full)
-    with pytest.raises(SaccadeError, match=r"No space left on device.*Make room"):
+    with pytest.raises(SaccadeError, match=r"No space left on device.*Free space"):
         deploy(artefacts, RepositoryOptions(out))
     assert not list(out.parent.iterdir())

@@ -126,7 +126,7 @@ def test_a_model_that_stands_still_is_dead_after_three_deadlines(liveness, clock
 def test_a_model_that_answers_others_is_busy(liveness, clock, prober, board):
     prober.statistics = True
     assert looks(liveness, clock, prober, 20) is None
-    assert board.readiness() and "it goes on" in board.readiness().busy["v"]
+    assert board.readiness() and "making progress" in board.readiness().busy["v"]
 
 
 def test_a_model_that_computes_is_busy_but_not_for_ever(liveness, clock, prober, board, stub):
@@ -200,7 +200,7 @@ def test_what_waits_is_said_and_harms_nobody(liveness, prober, board):
     prober.came = [Probe("m", lanes=({**LANE, "waiting": 212, "waiting_s": 1.42},))]
     assert liveness.look() is None
     readiness = board.readiness()
-    assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests wait, about 1.4 s"}
+    assert readiness and readiness.to_dict()["busy"] == {"v": "212 requests waiting, about 1.4 s"}
     prober.came = [Probe("m", lanes=(LANE,))]
     liveness.look()
     assert board.readiness().busy == {}

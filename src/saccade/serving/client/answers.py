@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of the client: labels, captions, segmentations, each with its variant."""
+"""Answers that the client returns: labels, captions and segmentations, each with its variant."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +17,14 @@ class Classification:
     variant: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         labels = [{"label": label, "probability": value} for label, value in self.labels]
         return {"labels": labels, "variant": self.variant}
 
 
 @dataclass(frozen=True)
 class Caption:
-    """The sentence of one image, and where the model looked for each of its words.
+    """The caption of one image, and where the model looked for each word.
 
     Shapes: attention float32 [words h w].
     """
@@ -34,17 +34,17 @@ class Caption:
     variant: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the attention stays out."""
+        """Return plain values for JSON, without the attention."""
         return {"caption": self.text, "steps": len(self.attention), "variant": self.variant}
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The slots of one image: what they hold, where they are, and which pixels are theirs.
+    """The slots of one image: their content, their positions, and the pixels of each.
 
-    Shapes: masks float32 [k h w], summing to 1 over the slots; slots [k d], positions and
-            scales [k 2], reconstruction [h w c], each where the model has it.
-    Units:  positions are in [-1, 1], y then x as the model's grid has them.
+    Shapes: masks float32 [k h w], which sum to 1 over the slots; slots [k d]; positions and
+            scales [k 2]; reconstruction [h w c]. Each is present if the model has it.
+    Units:  positions are in [-1, 1], y before x, as in the model's grid.
     """
 
     masks: np.ndarray
@@ -56,14 +56,14 @@ class Segmentation:
 
     @property
     def owners(self) -> np.ndarray:
-        """The slot of each pixel.
+        """Return the slot of each pixel.
 
         Shapes: -> uint8 [h w].
         """
         return self.masks.argmax(axis=0).astype(np.uint8)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: shares of the picture, positions and scales of the slots."""
+        """Return plain values for JSON: each slot's share of the image, position and scale."""
         counts = np.bincount(self.owners.ravel(), minlength=len(self.masks))
         slots = [
             {
@@ -78,7 +78,7 @@ class Segmentation:
 
 
 def classifications(result: Any) -> list[Classification]:
-    """Answers to a request for labels."""
+    """Read the answer to a request for labels."""
     rows = output(result, "probabilities")
     return [
         Classification(tuple(_label(entry) for entry in row), variant)
@@ -89,7 +89,7 @@ def classifications(result: Any) -> list[Classification]:
 def ranked(
     probabilities: np.ndarray, labels: tuple[str, ...], top: int, variant: str
 ) -> list[Classification]:
-    """The best labels of each row.
+    """Return the best labels of each row.
 
     Shapes: probabilities [n labels].
     """
@@ -101,7 +101,7 @@ def ranked(
 
 
 def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
-    """Answers to a request to segment; `names` are the outputs it asked for."""
+    """Read the answer to a request for slots; `names` are the requested outputs."""
     arrays = {name: output(result, name) for name in names}
     return [
         Segmentation(
@@ -117,13 +117,13 @@ def segmentations(result: Any, names: tuple[str, ...]) -> list[Segmentation]:
 
 
 def captions(result: Any) -> list[Caption]:
-    """Answers to a request for captions."""
+    """Read the answer to a request for captions."""
     rows = zip(
         texts(result, "caption"), output(result, "attention"), texts(result, "variant"), strict=True
     )
     answers = []
     for text, attention, variant in rows:
-        # Behind a caption's end the steps of its longer mates are zeros.
+        # After the end of a caption, the steps up to the longest caption are zeros.
         steps = int(attention.any(axis=(1, 2)).sum())
         answers.append(Caption(text, attention[:steps], variant))
     return answers
@@ -134,6 +134,6 @@ def _row(array: np.ndarray | None, index: int) -> np.ndarray | None:
 
 
 def _label(entry: bytes) -> tuple[str, float]:
-    # `probability:index:label`, and no label where the model has none.
+    # `probability:index:label`; there is no label if the model has none.
     probability, index, *label = entry.decode().split(":", 2)
     return (label[0] if label else index), float(probability)
