@@ -48,7 +48,7 @@ BROKEN = {
     "an op that no server has": (edit_onnx(call_a_foreign_op), "model", "com.example::Softmax"),
     "a renamed input": (
         edit_onnx(lambda it: setattr(it.graph.input[0], "name", "picture")),
-        "tensors", "'picture' is in its model.onnx only",
+        "tensors", "'picture' is only in its model.onnx",
     ),
     "other dims": (
         edit(lambda it: it.input[0].dims.__setitem__(0, 8)),
