@@ -87,7 +87,7 @@ BROKEN = {
         "fields", r"op_library_filename is \['/opt/x/lib.so'\], expected \['libsaccade_onnx",
     ),
     "a configuration that is none": (
-        write(f"{FULL}/config.pbtxt", b"name: {"), "configuration", "no ModelConfig",
+        write(f"{FULL}/config.pbtxt", b"name: {"), "configuration", "not a valid ModelConfig",
     ),
     "an unknown field": (
         write(f"{FULL}/config.pbtxt", b'name: "x"\nfoo: 1\n'), "configuration", "foo",
@@ -229,7 +229,7 @@ BROKEN_PLANS = {
         edit_json(
             f"{FULL}/engine-8.9.json", lambda it: it["engine"].update(engine="tensorrt-rtx")
         ),
-        "engines", "Triton's TensorRT backend deserialises plans of TensorRT only",
+        "engines", "Triton's TensorRT backend loads only plans of TensorRT",
     ),
     "a plan of another model": (
         edit_json(

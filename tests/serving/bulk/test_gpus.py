@@ -188,7 +188,7 @@ def test_what_the_gpus_at_hand_cannot_run(
     words = r"has plans for compute capability 8\.9, 9\.0, and a card of 12\.0 has 12\.0\. On such"
     refused(words, **on_plans(engines))
     cards("8.9")
-    refused(r"takes up to 4 images, a request may have 64\. Pass --batch 4, or build", batch=64,
+    refused(r"takes up to 4 images, but a request may have 64\. Pass --batch 4, or build", batch=64,
             **on_plans(engines))  # fmt: skip
     refused(
         rf"has no {CUDA}, only .*pip uninstall onnxruntime && pip install .*\[gpu\]",
@@ -203,8 +203,8 @@ def test_what_the_gpus_at_hand_cannot_run(
     [
         ({"runtime": "tensorrt"}, "--runtime tensorrt needs --engines"),
         ({"engines": ("plans",)}, "--engines is for plans, and the runtime is onnxruntime"),
-        (on_plans(("plans",), instances="cpu"), "--instances cpu: plans run on GPUs only"),
-        (on_plans(("plans",), threads=2), "--threads is ONNX Runtime's"),
+        (on_plans(("plans",), instances="cpu"), "--instances is cpu, but plans run on GPUs only"),
+        (on_plans(("plans",), threads=2), "--threads is for ONNX Runtime only"),
     ],
 )
 def test_options_that_a_runtime_does_not_have(options: dict[str, Any], words: str) -> None:

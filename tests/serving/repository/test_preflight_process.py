@@ -95,7 +95,7 @@ def test_exit_codes_and_answers(capsys, repository, tmp_path):
     code, out, _ = saccade(capsys, *words)
     assert code == 1 and f"FAILED {FULL}: answer: output 'logits'" in out
     code, out, err = saccade(capsys, "preflight", tmp_path)
-    assert (code, out) == (2, "") and "describes no model repository" in err
+    assert (code, out) == (2, "") and "is not a model repository" in err
 
 
 @pytest.mark.parametrize("version", ["24.09", "2.40", "latest", "26.13"])
