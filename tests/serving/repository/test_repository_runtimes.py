@@ -244,7 +244,7 @@ WRONG = {
         {"runtime": "tensorrt", "engines": ("x",), "instances": "cpu"}, "GPUs only",
     ),
     "bodies for plans": (
-        {"runtime": "tensorrt", "engines": ("x",), "op_library": False}, "ONNX Runtime's",
+        {"runtime": "tensorrt", "engines": ("x",), "op_library": False}, "ONNX Runtime only",
     ),
     "a runtime that no server has": ({"runtime": "tensorrt-rtx"}, "expected onnxruntime or tens"),
     "a runtime that is none": ({"runtime": "tensorr"}, "'tensorr' is unknown. Expected one of"),

@@ -116,7 +116,7 @@ def check_plan(path: Path, engine: "EngineManifest", manifest: Manifest) -> None
     if len(engine.compute_capabilities) != 1:
         raise SaccadeError(
             f"{path}: is for the compute capabilities {', '.join(engine.compute_capabilities)}, "
-            "expected only one. Build one plan per kind of GPU."
+            "expected one. Build one plan per kind of GPU."
         )
     for kind in ("inputs", "outputs"):
         ours, its = (set(getattr(owner, kind)) for owner in (manifest, engine))
