@@ -237,7 +237,7 @@ def test_another_model_or_listing_is_refused(run: Callable[..., Any], images: Pa
 
 def test_more_errors_than_allowed(run: Callable[..., Any], images: Path, tmp_path: Path) -> None:
     (images / "odd" / "5.png").write_bytes(b"")
-    with pytest.raises(GateFailed, match="2 inputs could not be answered.*--max-errors allows 1"):
+    with pytest.raises(GateFailed, match=r"2 inputs could not be answered.*--max-errors allows 1"):
         run(images, max_errors=1)
     assert not (tmp_path / "out" / "_SUCCESS").exists()
     assert run(images, max_errors=2).errors == 2
