@@ -171,8 +171,8 @@ def test_speeds_that_the_rounds_do_not_tell_apart_choose_by_the_graph(
 def test_the_command_says_why_and_none_is_exit_1(folder: Path, capsys: Any) -> None:
     assert run(["choose", str(folder), "--max-latency-ms", "4"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("nac-b0125-fp32: the best-scoring, then the faster, of 1 variant with a")
-    assert "--max-latency-ms at least 5: nac-b0250-fp32." in said and "3,600" in said
+    assert said.startswith("nac-b0125-fp32: the best score (if tied, the fastest) of 1 variant wi")
+    assert "With --max-latency-ms at least 5: nac-b0250-fp32." in said and "3,600" in said
     assert "Measured on a CPU, 2 cores, onnxruntime 1.31.1 CPU." in said
     assert "bytes" not in said
     assert run(["choose", str(folder), "--min-score", "0.99", "--json"]) == 1

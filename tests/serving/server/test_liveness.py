@@ -258,7 +258,7 @@ def test_all_words_for_overload_are_known(said):
 
 
 def test_a_dead_variant_is_not_a_full_one():
-    text = "variant 'nac-b1000-fp32' failed; the server's log says why"
+    text = "variant 'nac-b1000-fp32' failed; see the server's log"
     assert not is_queue_full(SimpleNamespace(message=lambda: text))
 
 
