@@ -52,8 +52,8 @@ def figures(
         figures[LATENCY] = latency
     resident = [float(reading["resident_bytes"]) for reading in memory]
     batch = memory[0]["batch"]
-    holds = f"resident in a process that holds the variant and has answered a batch of {batch}"
-    figures[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", holds)
+    loaded = f"resident in a process that has loaded the variant and answered a batch of {batch}"
+    figures[MEMORY] = _figure(float(np.median(resident)), resident, "bytes", loaded)
     if numbers := embedding_bytes(ready.variant.main):
         figures[BYTES] = Figure(numbers, numbers, numbers, "bytes", "of one embedding")
     return figures
