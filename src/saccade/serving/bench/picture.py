@@ -244,6 +244,7 @@ def _caption(report: dict[str, Any]) -> str:
     named = " Numbers are budgets." if _is_crowded(report) else ""
     return (
         f"{machine['runtime']}, 1 thread, on {machine['device']}. {report['data']['n']} test "
-        f"samples; vertical bars are 95 % intervals{rounds}.\nHollow points are dominated: another "
-        f"variant is {cheap} and scores better, beyond the paired 95 % interval.{named}"
+        f"samples.\nVertical bars are 95 % intervals{rounds}.{named} Hollow points are dominated: "
+        f"another variant is\n{cheap} and scores better, beyond the paired 95 % interval of the "
+        "difference."
     )
