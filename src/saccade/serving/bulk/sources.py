@@ -266,7 +266,7 @@ class Arrays(Kind):
         rows = {name: len(arrays[name]) for name in {*names, *({own} & set(arrays))}}
         if len(set(rows.values())) != 1:
             counts = ", ".join(f"{key} {count}" for key, count in sorted(rows.items()))
-            raise SaccadeError(f"{self.place}: numbers of rows differ ({counts}), expected one.")
+            raise SaccadeError(f"{self.place}: rows of arrays differ ({counts}), expected equal.")
         count = next(iter(rows.values()))
         shown = name or PurePosixPath(self.place.root).name
         columns: dict[str, Any] = {

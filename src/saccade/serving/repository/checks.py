@@ -60,7 +60,7 @@ def chosen(folder: ArtefactFolder, precisions: Sequence[str], runtime: str) -> A
         rest = [precision for precision in wanted if precision in runs.precisions] or ["fp32"]
         raise SaccadeError(
             f"{folder}: has variants in {refused[0]}, which {runs.title} {runs.refusal}. Leave "
-            f"them out with --precisions {','.join(rest)}, or build plans from them."
+            f"them out with --precisions {','.join(rest)}, or serve them as plans of TensorRT."
         )
     kept = [variant for variant in folder.variants if variant.main.variant.precision in wanted]
     return folder.only(kept) if len(kept) < len(folder.variants) else folder
