@@ -119,7 +119,7 @@ def headline(report: dict[str, Any]) -> str:
     near = [variant for variant in others if lost(variant) <= little]
     if not near:
         most = f"{_difference(score, little)} of {full['variant']}"
-        return f"{standing} No other one scores within {most}." if others else standing
+        return f"{standing} No other variant on it scores within {most}." if others else standing
     if saves_bytes(full):
         small = min(near, key=cost_of)
         gain = f"an embedding {cost_of(full) / cost_of(small):.1f} times smaller than that"
