@@ -204,7 +204,7 @@ BROKEN = {
         "fields", "model_warmup is .*, which saccade does not write",
     ),
     "a router beyond its variants": (
-        edit(lambda it: setattr(it, "max_batch_size", 32)), "router", "is 64, .* takes 32",
+        edit(lambda it: setattr(it, "max_batch_size", 32)), "router", "is 64, .* takes at most 32",
     ),
     "a manifest of a failed gate": (
         edit_json(MANIFEST, lambda it: it["parity"].update(passed=False)), "manifest", "gate",

@@ -132,7 +132,7 @@ def test_what_no_server_would_load_is_not_written(artefacts, tmp_path, out):
     for name in (FULL, HALF):
         path = folder / f"{name}.manifest.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "labels": ["circle", "star"]}))
-    with pytest.raises(SaccadeError, match=f"{FULL}: labels.txt has 2 labels, probabilities 3"):
+    with pytest.raises(SaccadeError, match=f"{FULL}: labels.txt has 2 labels, but prob"):
         deploy(folder, RepositoryOptions(out))
     assert not list(tmp_path.glob("*repository*"))
 
