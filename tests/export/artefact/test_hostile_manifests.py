@@ -102,7 +102,7 @@ def test_a_manifest_that_names_other_inputs_than_the_file(folder: Path, tmp_path
 def test_a_label_with_any_end_of_a_line(end: str, folder: Path, tmp_path: Path) -> None:
     for name in (FULL, HALF):
         change(folder / f"{name}.manifest.json", ("labels", 0), f"circle{end}square")
-    with pytest.raises(SaccadeError, match="does not fit on a line of its own"):
+    with pytest.raises(SaccadeError, match="is empty or has a line break"):
         deploy(folder, RepositoryOptions(tmp_path / "out"))
 
 

@@ -140,7 +140,7 @@ def test_kernels_are_not_routed_by_figures_of_bodies(folder, library, tmp_path, 
     assert [entry.ops for entry in read_frontier(folder / "frontier.json").entries] == [None, None]
     deployment = deploy(folder, RepositoryOptions(tmp_path / "kernels"))
     assert deployment.unmeasured == (FULL,)
-    assert "custom ops by bodies, and the repository runs them by kernels" in (
+    assert "custom ops run by bodies, but the repository runs them by kernels" in (
         capsys.readouterr().err
     )
     assert deploy(folder, RepositoryOptions(tmp_path / "bodies", op_library=False)).unmeasured == ()

@@ -175,8 +175,8 @@ def test_a_file_that_does_not_fit_its_manifest_is_refused(folder, out):
     ("field", "value", "words"),
     [
         ("labels", ["x"] * 10, "differ in labels"),
-        ("opset", 18, "opset 18, IR version 10"),
-        ("ir_version", 11, "opset 20, IR version 11"),
+        ("opset", 18, "opset 18 and IR version 10"),
+        ("ir_version", 11, "opset 20 and IR version 11"),
     ],
 )
 def test_a_variant_that_does_not_fit_is_refused(folder, out, field, value, words):

@@ -244,7 +244,7 @@ def test_patience_ends_for_a_crash_loop_and_forgets_what_lies_behind():
 
 SAID = {
     "the server": "[request id: 1] Exceeds maximum queue size",
-    "a full lane": "the queue of variant 'nac-b1000-fp32' is full: 256 requests wait, about 2 s",
+    "a full lane": "the queue of variant 'nac-b1000-fp32' is full: 256 requests are waiting",
     "a door": "variant 'nac-b1000-fp32' is busy: it could answer this request in about 2 s",
     "a lane": "the request's timeout ran out before variant 'nac-b1000-fp32' was free",
 }
@@ -258,7 +258,7 @@ def test_all_words_for_overload_are_known(said):
 
 
 def test_a_dead_variant_is_not_a_full_one():
-    text = "variant 'nac-b1000-fp32' failed; the server's log says why"
+    text = "variant 'nac-b1000-fp32' failed; see the server's log"
     assert not is_queue_full(SimpleNamespace(message=lambda: text))
 
 

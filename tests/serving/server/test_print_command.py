@@ -210,7 +210,7 @@ def test_a_server_that_saccade_does_not_bring_is_told_what_plans_need(
     folder = written(SHARED)
     (folder / "saccade.json").touch()
     monkeypatch.setattr(requirements_module, "gpus", tuple)
-    with pytest.raises(SaccadeError, match="needs a GPU for them, and its driver shows none"):
+    with pytest.raises(SaccadeError, match="needs a GPU for them, and the driver reports none"):
         print_command.print_command(folder)
     monkeypatch.setattr(requirements_module, "gpus", lambda: (ADA,))
     words = print_command.print_command(folder, ServeOptions(host="localhost"))
