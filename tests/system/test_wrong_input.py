@@ -255,7 +255,7 @@ def test_a_text_longer_than_the_context_is_cut_only_if_asked(
 ) -> None:
     metadata: dict[str, Any] = {"tokenizer": "words", "context_length": 4, "words": WORDS}
     metadata |= {"merges": (), "vocabulary": 7}
-    with pytest.raises(SaccadeError, match=r"3 words, at most 2 fit.*truncation"):
+    with pytest.raises(SaccadeError, match=r"3 words, expected at most 2.*truncation"):
         text_tokens(["a red circle"], metadata)
     cut = text_tokens(["a red circle", "a red", "a"], metadata, truncate=True)
     np.testing.assert_array_equal(cut, [[1, 4, 5, 2], [1, 4, 5, 2], [1, 4, 2, 0]])
