@@ -104,7 +104,7 @@ def test_a_file_of_another_source(
 
 # Of each source: what the configuration says, and what the message says.
 UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
-    "slots": ("sparo-clip", {"L": 9}, "L 9, the file's tensors say 8"),
+    "slots": ("sparo-clip", {"L": 9}, "L 9, but the file's tensors have 8"),
     "code": ("sparo-clip", {"embed_dim": 50}, "embed_dim 50, .* say 48"),
     "groups": ("sparo-clip", {"sparo_heads": 3}, "sparo_heads 3, .* say 4"),
     "depth": ("sparo-clip", {"reduce_depth": "one"}, "reduce_depth is 'one', expected a whole"),
@@ -145,13 +145,17 @@ def test_a_config_that_does_not_fit_its_weights(
 
 
 MISSING: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "labels": ("sot", ("--labels",), "10 classes, found 0 labels. Name them with --labels FILE"),
+    "labels": (
+        "sot",
+        ("--labels",),
+        "10 classes, found 0 labels. Pass the names with --labels FILE",
+    ),
     "labels of ViT": ("vit", ("--labels",), "5 classes, found 0 labels"),
     "answers": ("tvmax-vqa", ("--labels",), "no names for its 20 answers.*--labels FILE"),
     "attention": (
         "tvmax-vqa",
         ("--attention", "--lam"),
-        r"cannot tell which one.*Say --attention softmax\|sparsemax\|tvmax",
+        r"does not tell which one.*Pass --attention softmax\|sparsemax\|tvmax",
     ),
     "heads": ("vit", ("--config",), "Pass it with --config"),
     "strides": ("invariant-slot-attention", ("--config",), "encoder_strides.*Pass --config"),
@@ -185,9 +189,9 @@ class Runs:
 
 DAMAGED: dict[str, tuple[Callable[[Path, bytes], Any], str]] = {
     "nothing there": (lambda path, _: None, "no such file. Pass the authors' checkpoint"),
-    "empty": (lambda path, _: path.write_bytes(b""), "empty, so it is not a checkpoint. Copy"),
+    "empty": (lambda path, _: path.write_bytes(b""), "the file is empty. Copy"),
     "cut": (_cut, "truncated or damaged.*Copy it again"),
-    "a text": (lambda path, _: path.write_text("weights"), "not a checkpoint that can be read"),
+    "a text": (lambda path, _: path.write_text("weights"), "not a supported checkpoint"),
     "needs code": (
         lambda path, _: torch.save({"state_dict": Runs(path.with_name("ran"))}, path),
         r"needs unpickling, which runs code.*torch.save\(model.state_dict\(\)",
@@ -198,9 +202,9 @@ DAMAGED: dict[str, tuple[Callable[[Path, bytes], Any], str]] = {
     ),
     "a whole model": (
         lambda path, _: torch.save(torch.nn.Linear(2, 2), path),
-        "needs unpickling.*Save the weights alone",
+        "needs unpickling.*save only the weights",
     ),
-    "no weights": (lambda path, _: torch.save({}, path), "holds no tensors"),
+    "no weights": (lambda path, _: torch.save({}, path), "contains no tensors"),
 }
 
 

@@ -117,7 +117,7 @@ def _check_pickle(file: IO[bytes], most: int, texts: set[str] | None = None) -> 
             if texts is not None and "UNICODE" in opcode.name:
                 texts.add(str(argument))
             if depths.after(opcode, argument) > limits.PICKLE_DEPTH:
-                raise TorchFileRefused(f"its values nest more than {limits.PICKLE_DEPTH} deep")
+                raise TorchFileRefused(f"nested more than {limits.PICKLE_DEPTH} deep")
     except TorchFileRefused:
         raise
     except Exception as error:

@@ -217,7 +217,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a config that is no JSON": ({"config": "{"}, "--config.*not JSON"),
     "an unknown field of the input": ({"preprocessing": '{"hieght": 1}'}, "hieght"),
     "no such part": ({"checkpoint_key": "ema"}, "no 'ema' at its top"),
-    "an empty part": ({"checkpoint_key": "student"}, "holds no tensors"),
+    "an empty part": ({"checkpoint_key": "student"}, "contains no tensors"),
     "a negative lam": ({"lam": -1.0, "attention": "tvmax"}, "--lam is -1"),
     "lam without tvmax": ({"lam": 0.1}, "--lam is 0.1 with --attention left out"),
     "what the source does not know": ({"vocabulary": Path("words")}, "--vocabulary is given"),

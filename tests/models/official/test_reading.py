@@ -69,7 +69,9 @@ def test_a_part_of_the_file_is_chosen_by_its_key(tmp_path: Path) -> None:
     assert torch.equal(read_tensors(path, "student")["a/bias"], WEIGHTS["a/bias"] + 1)
     assert torch.equal(read_tensors(path, likely="teacher")["a/bias"], WEIGHTS["a/bias"])
     assert "teacher" not in read_tensors(path, "student")
-    with pytest.raises(SaccadeError, match=r"no 'ema' at its top, but epoch, student, teacher"):
+    with pytest.raises(
+        SaccadeError, match=r"no 'ema' at its top level, only epoch, student, teacher"
+    ):
         read_tensors(path, "ema")
 
 
@@ -121,10 +123,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a whole model": (torch_file(torch.nn.Linear(2, 2)), "needs unpickling.*state_dict"),
     "numbers only": (torch_file({"epoch": "three"}), "epoch is str"),
-    "no tensors": (torch_file({}), "holds no tensors"),
+    "no tensors": (torch_file({}), "contains no tensors"),
     "arrays of objects": (lambda path: save_objects(path), "Python objects"),
     "a shape that lies": (bad_messages(shape=(2**40,)), "8 bytes for float32"),
-    "a type of objects": (bad_messages(name="object"), "no type of weights"),
+    "a type of objects": (bad_messages(name="object"), "not a type of weights"),
     "a shape of texts": (bad_messages(shape=("2",)), "not a list of sizes"),
     "an unknown extension": (
         lambda path: path.write_bytes(msgpack.packb({"a": msgpack.ExtType(9, b"1")})),
@@ -132,7 +134,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "cut messages": (
         lambda path: path.write_bytes(msgpack.packb({"a": "b" * 30})[:-3]),
-        "not a tree that Flax saved",
+        "not a tree saved by Flax",
     ),
 }
 
