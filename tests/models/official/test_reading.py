@@ -114,8 +114,8 @@ def bad_messages(**changes: Any) -> Callable[[Path], None]:
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "nothing there": (lambda path: None, "no such file"),
     "a folder": (lambda path: path.mkdir(), "found a folder"),
-    "an empty file": (lambda path: path.write_bytes(b""), "not a checkpoint"),
-    "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"0" * 40), "not a checkp"),
+    "an empty file": (lambda path: path.write_bytes(b""), "the file is empty"),
+    "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"0" * 40), "not a supported"),
     "a cut zip": (lambda path: path.write_bytes(b"PK\x03\x04" + b"0" * 40), "truncated or damaged"),
     "a cut safetensors": (
         lambda path: path.write_bytes((99).to_bytes(8, "little") + b'{"a":'),
