@@ -202,7 +202,7 @@ def test_calibration_by_the_users_images(
     assert "256 training images of mine" in checkpoint.card["calibration"]
     dogs = checkpoint.calibration["image"][:, 0, 0, 0] == 200
     assert np.array_equal(checkpoint.calibration["labels"], dogs.astype(np.int64))
-    with pytest.raises(SaccadeError, match="the model wants"):
+    with pytest.raises(SaccadeError, match="the model expects"):
         tall = replace(options, calibration="digits-sum", force=True)
         convert("fake", their_file(), tall)
 

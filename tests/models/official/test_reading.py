@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "nothing there": (lambda path: None, "no such file"),
     "a folder": (lambda path: path.mkdir(), "found a folder"),
     "an empty file": (lambda path: path.write_bytes(b""), "the file is empty"),
-    "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"0" * 40), "not a supported"),
+    "a picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"0" * 40), "not a supp"),
     "a cut zip": (lambda path: path.write_bytes(b"PK\x03\x04" + b"0" * 40), "truncated or damaged"),
     "a cut safetensors": (
         lambda path: path.write_bytes((99).to_bytes(8, "little") + b'{"a":'),

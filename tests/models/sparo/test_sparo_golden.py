@@ -62,10 +62,8 @@ def test_a_refused_case_is_a_failure_and_the_others_go_on(tmp_path, capsys):
     (folder / "manifest.json").write_text(json.dumps({"cases": kept, "key_lists": lists}))
     assert golden_check.main([str(folder)]) == 1
     said = capsys.readouterr().out
-    assert (
-        f"{kept[1]['id']}: refused: " in said
+    assert f"{kept[1]['id']}: refused: " in said
     assert "n_queries 7, but the file's tensors have" in said
-    )
     assert f"{lists[0]['file']}: refused: " in said
     assert said.strip().endswith(f"sparo: {len(kept) + 1} cases, 2 failures")
 
