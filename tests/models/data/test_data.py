@@ -178,7 +178,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "nine images": (small_class, "'kind-1' with 9.*at least 10"),
     "an empty class": (empty_class, "'empty' with 0"),
     "truncated images": (truncated_image, "kind-0.*truncated or corrupt.*save it again"),
-    "a GIF by another name": (another_format, "kind-0.*not a readable PNG, JPEG or WebP.*Save it again"),
+    "a GIF by another name": (
+        another_format,
+        "kind-0.*not a readable PNG, JPEG or WebP.*Save it again",
+    ),
     "animations": (animated_image, "animated with 2 frames, only one is allowed: save one"),
     "single pixels": (of_size(1, 1), "kind-0.*1 x 1 pixels, expected at least 2 pixels per side"),
     "endless strips": (of_size(100_000, 10), "100000 x 10 pixels, at most 16384.*smaller"),

@@ -76,7 +76,9 @@ def test_a_text_classifier_is_trained_and_scored(trained, states):
     with pytest.raises(SaccadeError, match="takes token states, which are not generated here"):
         evaluate(trained.path, EvaluateOptions())
     other = written(states.with_name("wide.npz"), tokens=np.zeros((TEXTS, MOST, 3), np.float32))
-    with pytest.raises(SaccadeError, match=r"\(6, 3\) \(tokens, width\), the model expects \(6, 10"):
+    with pytest.raises(
+        SaccadeError, match=r"\(6, 3\) \(tokens, width\), the model expects \(6, 10"
+    ):
         evaluate(trained.path, EvaluateOptions(data=str(other)))
 
 

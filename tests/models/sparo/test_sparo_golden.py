@@ -111,7 +111,7 @@ def test_a_users_own_merges_give_their_ids():
 def test_long_texts_are_refused_or_cut_when_asked():
     pytest.importorskip("instant_clip_tokenizer", reason="pip install '.[export]'")
     encode = TextEncoder("clip", 5)
-    with pytest.raises(SaccadeError, match="5 tokens, at most 3 fit"):
+    with pytest.raises(SaccadeError, match="5 tokens, expected at most 3"):
         encode(["a photo of a cat"])
     assert encode(["a photo of a cat"], truncate=True)[0].tolist() == [49406, 320, 1125, 539, 49407]
     assert clean("\u201c\ufb01ne\u201d  &amp; \uff57ide") == '"fine" & wide'
