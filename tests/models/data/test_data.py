@@ -207,7 +207,7 @@ ARRAYS = {
     "flat images": ({"images": IMAGES[:, 0], "labels": LABELS}, "expected .n, h, w."),
     "two channels": ({"images": np.stack([IMAGES] * 2, -1), "labels": LABELS}, "expected .n, h"),
     "a label too few": ({"images": IMAGES, "labels": LABELS[1:]}, "each of the 20 images"),
-    "labels with fractions": ({"images": IMAGES, "labels": LABELS / 2}, "one integer"),
+    "labels with fractions": ({"images": IMAGES, "labels": LABELS / 2}, "whole number"),
     "labels that are spans of time": (
         {"images": IMAGES, "labels": LABELS.astype("m8[s]")},
         "labels are timedelta64",

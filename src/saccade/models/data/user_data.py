@@ -171,7 +171,7 @@ def check_whole(path: Path, name: str, values: np.ndarray, count: int, what: str
     """
     if values.shape != (count,) or values.dtype.kind not in "iu":
         raise ShapeError(
-            f"{path}: {name} are {values.dtype} {values.shape}, expected one integer for "
+            f"{path}: {name} are {values.dtype} {values.shape}, expected one whole number for "
             f"each of the {count} {what}."
         )
 

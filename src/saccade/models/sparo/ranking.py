@@ -170,7 +170,7 @@ def read_selection(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or set(content) != _KEYS or not _is_selection(content):
         raise SaccadeError(
             f"{path}: expected the keys {sorted(_KEYS)} with a kind of {', '.join(KINDS)}, an "
-            "order of integers, and a mask of numbers or null. Write one with: saccade select"
+            "order of whole numbers, and a mask of numbers or null. Write one with: saccade select"
         )
     return content
 
