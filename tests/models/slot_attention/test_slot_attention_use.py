@@ -38,7 +38,7 @@ def test_one_slot_is_edited_and_no_other():
         ({"slot": 1, "move": (-0.3, 0.0)}, "slot 1 is at -0.9,0 and would move to -1.2,0"),
         ({"slot": 2, "move": (0.0, 0.85)}, "slot 2 is at 0.2,0.2 and would move to 0.2,1.05"),
         ({"slot": 1, "move": (float("nan"), 0.0)}, "expected two finite numbers"),
-        ({"slot": 1, "scale": 6.0}, "would become 2.4,2.4, expected from 0.001 to 2"),
+        ({"slot": 1, "scale": 6.0}, "would get 2.4,2.4, expected from 0.001 to 2"),
         ({"slot": 1, "scale": 0.0}, "scale 0: expected a number above 0"),
     ],
 )

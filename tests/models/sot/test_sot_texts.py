@@ -87,7 +87,7 @@ def test_what_the_training_cannot_use_is_said_at_once(states, tmp_path):
     for data, fields, message in (
         (None, {}, "Pass --data with an .npz of tokens, lengths and labels"),
         ("shapes", {}, "data 'shapes': is not a file"),
-        (str(states), {"dim": 8}, "--set dim=8: the data says 10"),
+        (str(states), {"dim": 8}, "--set dim=8: the data has 10"),
     ):
         with pytest.raises(SaccadeError, match=message):
             train("sot", TrainOptions(out, data=data, set=SMALL | fields))
