@@ -115,6 +115,6 @@ def fraction_budget(text: str, total: int, unit: str) -> ComputeBudget:
 
 def _no_number(value: object) -> SaccadeError:
     return SaccadeError(
-        f"budget {value!r:.60} is not a number. Give fractions in (0, 1], such as "
+        f"budget {value!r:.60} is not a number. Pass fractions in (0, 1], such as "
         "--budget 1,2/3,0.25."
     )

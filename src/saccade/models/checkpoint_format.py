@@ -79,7 +79,7 @@ def refuse_foreign(path: Path) -> None:
     """Refuse a file whose first bytes show that it is not a saccade checkpoint.
 
     A file that is missing or cannot be read is left to the caller that opens it.
-    Raises: SaccadeError that says what the file is, and which command converts it.
+    Raises: SaccadeError naming the kind of file, and the command that converts it.
     """
     try:
         with path.open("rb") as file:

@@ -33,7 +33,7 @@ def entry_of(family: str) -> FamilyEntry:
     """
     if not isinstance(family, str) or family not in FAMILIES:
         raise SaccadeError(
-            f"model family {family!r:.100} is unknown. Expected one of: "
+            f"model family {family!r:.100} is unknown. Choose one of: "
             f"{', '.join(sorted(FAMILIES))}. The file may come from a newer saccade."
         )
     entry = getattr(import_module(FAMILIES[family]), "ENTRY", None)

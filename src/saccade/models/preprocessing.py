@@ -77,7 +77,7 @@ class Preprocessing(ConfigValues):
         self._check_places()
 
     def _check_places(self) -> None:
-        # An empty tuple stands for the default; the default itself is what gets written.
+        # An empty tuple means the default; the file contains the default itself.
         object.__setattr__(self, "resize_px", self.resize_px or (self.height_px, self.width_px))
         object.__setattr__(self, "fill", self.fill or (0,) * self.channels)
         self._expect("resize_px", len(self.resize_px) == 2, "height and width")
@@ -141,12 +141,12 @@ class Preprocessing(ConfigValues):
         to = _by(self.resize_px)
         way = self.interpolation + ("" if self.antialias else " without antialiasing")
         resized = {
-            "shortest": f"resized to cover {to} px ({way}), cropped at the centre",
-            "squash": f"squashed to {to} px ({way}), its shape not kept",
+            "shortest": f"resized to cover {to} px ({way}), cropped at the center",
+            "squash": f"squashed to {to} px ({way}), aspect ratio not kept",
             "longest": f"resized to fit in {to} px ({way}), padded with {list(self.fill)}",
         }[self.resize_mode]
         if self.resize_mode != "shortest" and self.resize_px != (self.height_px, self.width_px):
-            resized += ", cropped at the centre"
+            resized += ", cropped at the center"
         if self.cut:
             resized = f"cut at {list(self.cut)}, {resized}"
         kind = "grey" if self.channels == 1 else self.channel_order.upper()

@@ -214,7 +214,7 @@ def scenes(
     Raises: SaccadeError for an unknown split or positions, and for counts out of range.
     """
     if split not in _SEEDS:
-        raise SaccadeError(f"split {split!r} is unknown. Expected one of: {', '.join(_SEEDS)}.")
+        raise SaccadeError(f"split {split!r} is unknown. Choose one of: {', '.join(_SEEDS)}.")
     total = COUNTS[split] if count is None else count
     if total < 1:
         raise SaccadeError(f"scenes: found a count of {total}, expected at least 1.")

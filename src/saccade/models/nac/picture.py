@@ -63,9 +63,9 @@ def _caption(whole: SampleCircuit, shown: SampleCircuit, least: float) -> str:
     total, count = len(whole.attention), len(shown.attention)
     which = f"{count} modules" if count == total else f"the {count} best linked of {total} modules"
     drawn = f"Drawn: {which}, from left to right by their number of links"
-    read_out = "The read-out hears every module."
+    read_out = "The read-out reads every module."
     if whole.link is None:
-        return f"{drawn}. Every module hears every other, so no links are drawn. {read_out}"
+        return f"{drawn}. Every module reads every other, so no links are drawn. {read_out}"
     every, links = len(whole.edges(least)), len(shown.backbone(least))
     return f"{drawn}, and {links} of {every:,} links of probability {least:g} and more. {read_out}"
 

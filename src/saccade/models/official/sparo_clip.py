@@ -68,7 +68,7 @@ def slot_fields(
     if query.dim() != 5 or projection is None:
         raise SaccadeError(
             f"{path}: {prefix}.q_emb has shape {tuple(query.shape)}, expected (1, heads, "
-            f"slots / heads, 1, width) beside {prefix}.proj.weight. Pass a checkpoint of SPARO."
+            f"slots / heads, 1, width) and {prefix}.proj.weight. Pass a checkpoint of SPARO."
         )
     kind = json.get("sparo_type", "cont:const")
     heads, group = query.shape[1], query.shape[2]

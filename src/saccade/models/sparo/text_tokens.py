@@ -77,7 +77,7 @@ def encode_texts(
     (`Sparo.runtime_metadata`).
 
     Shapes: -> [len(texts) context_length] int64.
-    Raises: SaccadeError if the model reads no texts, or as TextEncoder.
+    Raises: SaccadeError if the model has no text tower, or as TextEncoder.
     """
     if "tokenizer" not in metadata:
         raise SaccadeError(

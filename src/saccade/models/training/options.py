@@ -30,7 +30,7 @@ class TrainOptions(PathFields):
     seed: int = 0  # of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
     device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU
-    resume: bool = False  # continue an interrupted run from the state beside --out
+    resume: bool = False  # continue an interrupted run from the state next to --out
     force: bool = False  # replace what exists at --out
 
     @property
@@ -90,7 +90,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         if not (key and equals):
             raise SaccadeError(f"--set {word!r} is not key=value. Write it like dim=64.")
         if key in overrides:
-            raise SaccadeError(f"--set gives {key} twice. Give it once.")
+            raise SaccadeError(f"--set gives {key} twice. Pass it once.")
         try:
             overrides[key] = parse_json(text)
         except JSONRefused as error:
