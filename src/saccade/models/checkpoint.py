@@ -233,7 +233,8 @@ def _check_fit(checkpoint: Checkpoint, expected: dict[str, "torch.Tensor"]) -> N
             f"{checkpoint.path}: weights do not fit family '{checkpoint.family}'. "
             f"Missing {len(missing)} keys (first: {missing[:3]}), unexpected {len(extra)} "
             f"(first: {extra[:3]}), {len(shapes)} shapes or types differ (first: {shapes[:3]}). "
-            "Weights and configuration come from different models. Train or convert it again."
+            "Weights and configuration come from different models. Train or convert the checkpoint "
+            "again."
         )
 
 

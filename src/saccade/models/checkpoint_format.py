@@ -157,7 +157,7 @@ def read_header(path: Path, data: bytes) -> Header:
     metadata = _metadata(path, data)
     if "saccade" not in metadata:
         raise SaccadeError(
-            f"{path}: found a safetensors file without saccade's metadata (found "
+            f"{path}: found a safetensors file without saccade's metadata (its keys are "
             f"{sorted(metadata)!r:.200}). "
             "Convert weights of another project with: saccade convert SOURCE FILE"
         )

@@ -67,8 +67,8 @@ def token_states(path: str | Path, split: str) -> TokenStates:
     strange = ~np.isfinite(tokens).all(-1) & inside
     if strange.any():
         raise SaccadeError(
-            f"{path}: the states of {int(strange.any(1).sum())} texts contain NaN or infinity "
-            "within their length. Write the states as the language model returned them."
+            f"{path}: found NaN or infinity within the length of {int(strange.any(1).sum())} of "
+            "the texts. Write the states as the language model returned them."
         )
     tokens = np.where(inside[..., None], tokens, np.float32(0))
     labels = labels[rows].astype(np.int64)

@@ -299,7 +299,7 @@ def _check_size(path: Path, name: str, value: "Tensor") -> None:
     plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
     if not plain:
         raise SaccadeError(
-            f"{path}: {name[:100]} is a sparse, quantised or empty kind of tensor, expected plain "
+            f"{path}: {name[:100]} is a sparse, quantized or meta tensor, expected plain "
             "numbers. Save them with tensor.to_dense() or tensor.dequantize()."
         )
     there = value.untyped_storage().nbytes()

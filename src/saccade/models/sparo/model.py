@@ -102,7 +102,7 @@ class Sparo(nn.Module, Family):
         fits = chosen and len(chosen) == len(slots) and 0 <= chosen[0] <= chosen[-1] < total
         if config.pooling != "sparo" or not fits:
             raise SaccadeError(
-                f"slots {list(slots)[:8]}: expected different numbers from 0 to {total - 1} "
+                f"slots {list(slots)[:8]}: expected distinct numbers from 0 to {total - 1} "
                 f"for a model with pooling 'sparo' (found '{config.pooling}'). Choose others."
             )
         kept = tuple(config.kept_slots[slot] for slot in chosen)
