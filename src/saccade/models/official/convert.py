@@ -131,17 +131,20 @@ class ConvertOptions(PathFields):
 
     out: Path  # checkpoint to write, a .safetensors file
     config: Path | None = None  # JSON of the authors' model configuration
-    preprocessing: Path | None = None  # JSON with the preprocessing fields that differ
-    labels: Path | None = None  # names of the classes or answers: one per line, or JSON
-    vocabulary: Path | None = None  # words of the text input: one per line, or JSON
-    attention: Literal["softmax", "sparsemax", "tvmax"] | None = None  # for tvmax-vqa
-    lam: float | None = None  # strength of tvmax's total variation
+    preprocessing: Path | None = None  # JSON with preprocessing fields to change
+    labels: Path | None = None  # file with names of classes or answers: one per line, or JSON
+    vocabulary: Path | None = None  # file with words of the text input: one per line, or JSON
+    # output attention of a tvmax-vqa checkpoint
+    attention: Literal["softmax", "sparsemax", "tvmax"] | None = None
+    lam: float | None = None  # strength of the total variation, with --attention tvmax
     checkpoint_key: str | None = None  # part of the file to read, such as student
-    backbone: Path | None = None  # weights of the trunk, if the file has only the head
+    backbone: Path | None = None  # file with weights of the trunk, if PATH has only the head
     deterministic: bool = False  # leave out random draws that the authors' code makes in evaluation
-    numerics: Literal["authors", "exact"] = "authors"  # exact: the papers' formulas
-    calibration: str | None = None  # data name or folder of images; default: generated scenes
-    force: bool = False  # replace what exists at --out
+    # authors: compute as the authors' code does; exact: use the paper's formulas
+    numerics: Literal["authors", "exact"] = "authors"
+    # images for the calibration samples: name of a data set, or a folder; default: generated scenes
+    calibration: str | None = None
+    force: bool = False  # overwrite an existing file at --out
 
 
 def convert(source: str, path: Path, options: ConvertOptions) -> ConversionReport:

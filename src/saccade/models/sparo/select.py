@@ -25,12 +25,14 @@ class SelectOptions(PathFields):
 
     out: Path  # JSON to write, for `saccade export --slots`
     data: str = "shapes"  # validation data: shapes, a folder of class folders, or an .npz
-    by: Literal["accuracy", "negatives"] = "accuracy"  # by zero-shot classes, or by false sentences
-    masks: Literal["slot", "dimension"] | None = None  # train masks on false sentences instead
-    templates: Path | None = None  # file of prompts, one per line; {} is the label
-    epochs: int = 100  # of the masks
-    seed: int = 0  # of the masks' batches
-    force: bool = False  # replace what exists at --out
+    # rank by zero-shot accuracy, or by telling true sentences from false ones
+    by: Literal["accuracy", "negatives"] = "accuracy"
+    # instead of ranking, train masks of slots or of their dimensions on false sentences
+    masks: Literal["slot", "dimension"] | None = None
+    templates: Path | None = None  # file with prompts, one per line, with {} for the label
+    epochs: int = 100  # training epochs of the masks
+    seed: int = 0  # random seed of the masks' batches
+    force: bool = False  # overwrite an existing file at --out
 
 
 @dataclass(frozen=True)

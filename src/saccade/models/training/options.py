@@ -19,19 +19,24 @@ class TrainOptions(PathFields):
     """Options of training; defaults come from the family's recipe."""
 
     out: Path  # checkpoint to write, a .safetensors file; a .csv log is written next to it
-    data: str | None = None  # a name, a folder or an .npz; default: generated data
-    recipe: Literal["quick", "shipped"] = "quick"  # at most 10 or 150 minutes on two cores
-    set: dict[str, Any] = field(default_factory=dict)  # fields of the model, such as dim=64
-    steps: int | None = None  # optimizer steps
-    batch: int | None = None  # samples per step
-    learning_rate: float | None = None  # peak learning rate
-    precision: Literal["fp32", "bf16"] | None = None  # of products; bf16: autocast, CPU too
-    side_px: int = 32  # side that images of a folder are resized to
-    seed: int = 0  # of weights, batches and dropout
+    # name of a data set, a folder of class folders, or an .npz; default: data that the family
+    # generates or that comes with a library
+    data: str | None = None
+    # training recipe: at most 10 minutes (quick) or 150 minutes (shipped) on two cores
+    recipe: Literal["quick", "shipped"] = "quick"
+    # fields of the model's configuration, such as dim=64
+    set: dict[str, Any] = field(default_factory=dict)
+    steps: int | None = None  # number of optimizer steps; default: the recipe's
+    batch: int | None = None  # samples per step; default: the recipe's
+    learning_rate: float | None = None  # peak learning rate; default: the recipe's
+    # precision of matrix products; bf16 uses autocast, also on a CPU
+    precision: Literal["fp32", "bf16"] | None = None
+    side_px: int = 32  # side in pixels that images of a folder are resized to
+    seed: int = 0  # random seed of weights, batches and dropout
     threads: int = 1  # CPU threads; small models gain nothing from more
-    device: Literal["cpu", "cuda"] = "cpu"  # cuda: one GPU
+    device: Literal["cpu", "cuda"] = "cpu"  # device to train on; cuda uses one GPU
     resume: bool = False  # continue an interrupted run from the state next to --out
-    force: bool = False  # replace what exists at --out
+    force: bool = False  # overwrite an existing file at --out
 
     @property
     def state_path(self) -> Path:
