@@ -105,14 +105,14 @@ def test_a_file_of_another_source(
 # Of each source: what the configuration says, and what the message says.
 UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
     "slots": ("sparo-clip", {"L": 9}, "L 9, but the file's tensors have 8"),
-    "code": ("sparo-clip", {"embed_dim": 50}, "embed_dim 50, .* say 48"),
-    "groups": ("sparo-clip", {"sparo_heads": 3}, "sparo_heads 3, .* say 4"),
+    "code": ("sparo-clip", {"embed_dim": 50}, "embed_dim 50, .* have 48"),
+    "groups": ("sparo-clip", {"sparo_heads": 3}, "sparo_heads 3, .* have 4"),
     "depth": ("sparo-clip", {"reduce_depth": "one"}, "reduce_depth is 'one', expected a whole"),
     "no tower": ("sparo-clip", {"vision_cfg": "ViT-B-32"}, "vision_cfg is 'ViT-B-32', .* object"),
-    "codes": ("open-clip", {"num_codes": 30}, "num_codes 30, .* say 24"),
-    "patch": ("open-clip", {"vision_cfg": {"patch_size": 4}}, "patch_size 4, .* say 8"),
-    "width": ("sot", {"ViTConfig": {"embed_dim": 64}}, "embed_dim 64, .* say 32"),
-    "image": ("sot", {"img_size": 224}, "img_size 224, .* say 28"),
+    "codes": ("open-clip", {"num_codes": 30}, "num_codes 30, .* have 24"),
+    "patch": ("open-clip", {"vision_cfg": {"patch_size": 4}}, "patch_size 4, .* have 8"),
+    "width": ("sot", {"ViTConfig": {"embed_dim": 64}}, "embed_dim 64, .* have 32"),
+    "image": ("sot", {"img_size": 224}, "img_size 224, .* have 28"),
     "heads": ("sot", {"ViTConfig": {"num_heads": 5}}, "heads is 5, expected a divisor"),
     "pool": (
         "sot",
@@ -129,7 +129,7 @@ UNFIT: dict[str, tuple[str, dict[str, Any], str]] = {
     "more": ("invariant-slot-attention", {"slots": 7}, r"\(4, 16\), expected \(7, 16\)"),
     "typo": ("invariant-slot-attention", {"round": 3}, "unknown field 'round'"),
     "of ViT": ("vit", {"num_heads": 5}, "heads is 5, expected a divisor"),
-    "of DINO": ("sparo-dino", {"L": 7}, "L 7, .* say 6"),
+    "of DINO": ("sparo-dino", {"L": 7}, "L 7, .* have 6"),
     "no patch": ("swin", {"img_size": 2}, "patch_px is 4, expected a divisor of height_px"),
 }
 

@@ -244,7 +244,7 @@ def test_npz_with_class_names(tmp_path: Path) -> None:
     data = load_data(tmp_path / "mine.npz", "test")
     assert data.images.shape == (4, 6, 6, 1)
     assert data.class_names == ("cat", "dog")
-    with pytest.raises(SaccadeError, match=r"\(6, 6, 1\).*wants .*\(8, 8, 1\)"):
+    with pytest.raises(SaccadeError, match=r"\(6, 6, 1\).*expects .*\(8, 8, 1\)"):
         load_data(tmp_path / "mine.npz", "test", preprocessing=DIGITS)
 
 

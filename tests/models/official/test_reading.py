@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "numbers only": (torch_file({"epoch": "three"}), "epoch is str"),
     "no tensors": (torch_file({}), "contains no tensors"),
     "arrays of objects": (lambda path: save_objects(path), "Python objects"),
-    "a shape that lies": (bad_messages(shape=(2**40,)), "8 bytes for float32"),
+    "a shape that lies": (bad_messages(shape=(2**40,)), "8 bytes do not fit float32"),
     "a type of objects": (bad_messages(name="object"), "not a type of weights"),
     "a shape of texts": (bad_messages(shape=("2",)), "not a list of sizes"),
     "an unknown extension": (

@@ -55,7 +55,7 @@ def test_a_slot_may_come_to_the_very_edge():
 
 def test_an_edit_needs_what_it_changes():
     bare = {"slots": STATE["slots"]}
-    with pytest.raises(SaccadeError, match="have no positions, found slots"):
+    with pytest.raises(SaccadeError, match="have no positions, only slots"):
         edited_state(bare, slot=0, move=(0.1, 0.0))
     with pytest.raises(SaccadeError, match="have no scales"):
         edited_state(bare | {"positions": STATE["positions"]}, slot=0, scale=2.0)

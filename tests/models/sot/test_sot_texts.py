@@ -76,9 +76,7 @@ def test_a_text_classifier_is_trained_and_scored(trained, states):
     with pytest.raises(SaccadeError, match="takes token states, which are not generated here"):
         evaluate(trained.path, EvaluateOptions())
     other = written(states.with_name("wide.npz"), tokens=np.zeros((TEXTS, MOST, 3), np.float32))
-    with pytest.raises(
-        SaccadeError, match=r"\(6, 3\) \(tokens, width\), the model expects \(6, 10"
-    ):
+    with pytest.raises(SaccadeError, match=r"\(6, 3\) \(tokens, width\), the model wants \(6, 10"):
         evaluate(trained.path, EvaluateOptions(data=str(other)))
 
 
@@ -104,7 +102,7 @@ def test_what_the_training_cannot_use_is_said_at_once(states, tmp_path):
         ({"tokens": np.zeros((TEXTS, MOST, WIDTH))}, "tokens are float64, expected float32"),
         ({"tokens": np.zeros((TEXTS, MOST), np.float32)}, r"expected \(texts, tokens, width"),
         ({"lengths": np.ones(TEXTS)}, r"lengths are float64 \(300,\), expected one whole number"),
-        ({"lengths": np.full(TEXTS, 7)}, "lengths range from 7 to 7, expected 1 to the 6"),
+        ({"lengths": np.full(TEXTS, 7)}, "lengths range from 7 to 7, expected 1 to 6"),
         ({"lengths": np.zeros(TEXTS, int)}, "lengths range from 0 to 0"),
         ({"lengths": np.full(TEXTS, MOST)}, "NaN or infinity within the length of"),
         ({"labels": np.arange(299)}, r"labels are int64 \(299,\), expected one whole number"),

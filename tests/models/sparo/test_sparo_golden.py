@@ -102,7 +102,7 @@ def test_a_users_own_merges_give_their_ids():
     the, cat, c, letter_at_end = 515, 513, ord("c") - 33, 256 + ord("!") - 33
     row = encode(["The  cat c!"])[0]
     assert row.tolist() == [516, the, cat, 256 + c, letter_at_end, 517, 0, 0]
-    with pytest.raises(SaccadeError, match="holds 4 merges"):
+    with pytest.raises(SaccadeError, match="has 4 merges"):
         checked_merges(lines[:5], 519)
     with pytest.raises(SaccadeError, match="--vocabulary"):
         TextEncoder("custom", 8, vocabulary=518)
