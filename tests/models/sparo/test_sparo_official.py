@@ -114,7 +114,7 @@ def test_poolers_of_both_towers_are_read_apart():
     config = open_clip.convert(narrow).config
     assert (config.embed_dim, config.bottleneck_dim, config.codes) == (20, 12, 24)
     for source, change, message in (
-        (official, {"text_cfg": {"n_queries": 3}}, "text_cfg.n_queries 3, the .* have 5"),
+        (official, {"text_cfg": {"n_queries": 3}}, "text_cfg.n_queries 3, but the .* have 5"),
         (narrow, {"bottleneck_dim": 16}, "bottleneck_dim 16, but the file's tensors have 12"),
         (narrow, {"embed_dim": 12}, "embed_dim 12, but the file's tensors have 20"),
         (golden("clip_attn_pool"), {"bottleneck_dim": 12}, "12, but the file's tensors have 0"),
