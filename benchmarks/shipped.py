@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train, describe, export and time the checkpoints that come with the package.
+"""The checkpoints that come with the package: trained, described, exported and timed.
 
-    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run is resumed
+    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run goes on
     python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
-    python benchmarks/shipped.py table [NAME]        # parity and speed, by default of all
+    python benchmarks/shipped.py table [NAME]        # every one: parity and speed
 
 `train` writes to build/shipped, `ship` to src/saccade/models/shipped, `table` to
 results/shipped.json. digits_sum.py compares the digits-sum model with its twins.
@@ -44,36 +44,35 @@ MODELS = {
     "digits-sum": Shipped(
         "nac",
         "A Neural Attentive Circuit of 256 modules that reads four handwritten digits on a canvas "
-        "and answers their sum modulo 10.",
+        "and returns their sum modulo 10.",
         {"data": "digits-sum", "recipe": "quick"},  # for images, both recipes are the same
         (EvaluateOptions(data="digits-sum", task="top1", budget=DIGITS_SUM_BUDGETS),),
         notes="Training canvases show training digits only, test canvases test digits only, and "
-        "the test canvases share 599 of them: the intervals say how sure the score on these "
-        "canvases is, not on other people's handwriting.\n\n"
-        "Trained with module dropout: a step runs 4 to 32 modules (in the last quarter up to all), "
-        "in 7 of 10 steps the best connected ones, else a random subset. Auxiliary linear heads, "
-        "dropped after training, predict the plain sum and how often each digit is there, from the "
-        "embedding and from each module's state. The first eight hundred steps show mostly one, "
-        "two, then three digits.\n\n"
-        "Four digits need four modules: with tokens that make the task learnable the budget costs "
-        "nothing down to 4 modules. The convolutional "
-        "tokens were chosen on validation data. The test scores of shorter twins of this circuit, "
-        "and those of the file that it replaces, were known when its number of steps was set. "
-        "What the sparse links and the module dropout are each worth: "
-        "`python benchmarks/digits_sum.py`, "
-        "[results](../../benchmarks/results/digits_sum.json), told in "
-        "[docs/budgets.md](../../docs/budgets.md).",
+        "the test canvases share 599 of them. The intervals therefore describe the score on these "
+        "canvases, not on other people's handwriting.\n\n"
+        "It was trained with module dropout: a step runs 4 to 32 modules (in the last quarter up "
+        "to all), in 7 of 10 steps the best connected ones, else a random subset. Auxiliary linear "
+        "heads, dropped after training, predict the plain sum and the number of each digit, from "
+        "the embedding and from each module's state. The first eight hundred steps show mostly "
+        "one, two, then three digits.\n\n"
+        "Four digits need four modules: with tokens that make the task learnable, budgets down to "
+        "4 modules cost nothing. The convolutional tokens were chosen on validation data. The test "
+        "scores of shorter twins of this circuit, and of the file that it replaces, were known "
+        "when its number of steps was set. `python benchmarks/digits_sum.py` measures what the "
+        "sparse links and the module dropout contribute: see the "
+        "[results](../../../../benchmarks/results/digits_sum.json) and "
+        "[docs/budgets.md](../../../../docs/budgets.md).",
     ),
     "listops": Shipped(
         "nac",
         "A Neural Attentive Circuit that reads nested lists of digits, up to 100 characters of "
-        "them, and answers what they come to.",
+        "them, and returns their value.",
         {"data": "listops"},
         (EvaluateOptions(data="listops", task="top1", budget=(1, 0.5, 0.125)),),
     ),
     "sparo-shapes": Shipped(
         "sparo",
-        "A small CLIP with SPARO's slots in both towers, for scenes of coloured shapes and "
+        "A small CLIP with SPARO's slots in both towers, for scenes of colored shapes and "
         "sentences about them.",
         {},
         tuple(
@@ -83,18 +82,19 @@ MODELS = {
     ),
     "sot-shapes": Shipped(
         "sot",
-        "A small second-order transformer that names the colour and shape of one object.",
+        "A small second-order transformer that names the color and shape of one object.",
         {"data": "shapes"},
         (EvaluateOptions(data="shapes", task="top1", budget=("exact", "fast", "class")),),
     ),
     "slots-tetrominoes": Shipped(
         "slot-attention",
-        "Equivariant slot attention that takes scenes of three tetrominoes apart.",
+        "Equivariant slot attention that splits scenes of three tetrominoes into slots.",
         {"data": "tetrominoes", "seed": 1},
         (EvaluateOptions(data="tetrominoes", task="ari"),),
         seeds="slots",
         chosen="Seed 1 was chosen over seed 0 by validation; the validation score of seed 2 was "
-        "not kept. It is also the best of them by test score: expect the average of another run.",
+        "not kept. It also has the best test score of the three, so expect the average from "
+        "another run.",
     ),
     "vqa-shapes": Shipped(
         "vqa",
@@ -104,7 +104,7 @@ MODELS = {
     ),
     "captioner-shapes": Shipped(
         "captioner",
-        "An LSTM with TVMAX attention that says a sentence about a scene of shapes.",
+        "An LSTM with TVMAX attention that describes a scene of shapes in a sentence.",
         {"set": {"attention": "tvmax"}},
         (EvaluateOptions(data="shapes", task="caption"),),
     ),
@@ -112,7 +112,7 @@ MODELS = {
 
 
 def trained(name: str) -> None:
-    """Train with the shipped recipe; resume an interrupted run."""
+    """Train with the shipped recipe, or resume an interrupted run."""
     model = MODELS[name]
     given = {"recipe": "shipped"} | model.training
     options = TrainOptions(BUILT / f"{name}.safetensors", **given)
@@ -121,12 +121,10 @@ def trained(name: str) -> None:
 
 
 def ship(name: str) -> None:
-    """Score the trained model on test data, and add it with its card to the shipped ones."""
+    """Score the trained checkpoint on test data, and copy it to the others with its card."""
     model, built = MODELS[name], load(BUILT / f"{name}.safetensors")
     if built.path.stat().st_size > MOST_BYTES:
-        raise SystemExit(
-            f"{built.path}: {built.path.stat().st_size} bytes, expected at most {MOST_BYTES}."
-        )
+        raise SystemExit(f"{built.path}: {built.path.stat().st_size} bytes, at most {MOST_BYTES}.")
     results = [
         result for wanted in model.evaluations for result in evaluate(built.path, wanted).results
     ]
@@ -135,7 +133,7 @@ def ship(name: str) -> None:
 
 
 def table(name: str, seconds: float) -> None:
-    """Measure one checkpoint or all; the rows of the others do not change."""
+    """Measure one checkpoint, or all; the others' rows stay as they are."""
     rows = json.loads(RESULT.read_text())["models"] if RESULT.exists() else {}
     for path in sorted(SHIPPED.glob("*.safetensors" if name == "all" else f"{name}.safetensors")):
         rows[path.stem] = row(path, seconds)
@@ -144,7 +142,7 @@ def table(name: str, seconds: float) -> None:
 
 
 def line(name: str, entry: dict[str, Any]) -> str:
-    """Return a row of the table in docs/benchmarks.md: full model, worst parity, fastest batch."""
+    """A row of the table in docs/benchmarks.md: whole model, worst parity, fastest batch."""
     whole = entry["variants"][0]
     inside, score = whole["in_process"], whole["score"]
     one, best = (
@@ -162,7 +160,7 @@ def line(name: str, entry: dict[str, Any]) -> str:
 
 
 def row(path: Path, seconds: float) -> dict[str, Any]:
-    """Export one checkpoint and measure parity and speed of every variant."""
+    """Parity and speed of every variant of one checkpoint, exported now."""
     checkpoint = load(path)
     with tempfile.TemporaryDirectory() as place:
         exported = export(path, ExportOptions(out=Path(place) / "exported", name=path.stem))
@@ -178,16 +176,16 @@ def row(path: Path, seconds: float) -> dict[str, Any]:
 
 
 def figures(manifest: Manifest) -> dict[str, float]:
-    """Return the gate's figures."""
+    """Figures that the gate measured."""
     return {"multiply_adds": manifest.cost.multiply_adds.total, **manifest.parity.figures}
 
 
 def main() -> None:
-    """Run one of the three commands."""
+    """One of the three things."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("train", "ship", "table"))
     parser.add_argument("name", choices=[*MODELS, "all"], nargs="?", default="all")
-    parser.add_argument("--seconds", type=float, default=1.5, help="measured time per point")
+    parser.add_argument("--seconds", type=float, default=1.5, help="measured time a point")
     options = parser.parse_args()
     if options.action == "table":
         table(options.name, options.seconds)

@@ -72,7 +72,7 @@ CHECKPOINTS: dict[str, Case] = {
     "seed a list": (config(seed=[0]), r"seed is \[0\], expected a whole number"),
     "mean null": (config(mean=None), "mean is None, expected a list of values"),
     "width 1e9": (config(dim=10**9, heads=1), "dim is 1000000000, expected .* at most"),
-    "width 1e6": (config(dim=2**20, ffn_dim=2**20), "makes a model of .* numbers, expected at"),
+    "width 1e6": (config(dim=2**20, ffn_dim=2**20), "the model has .* numbers, expected at"),
     "wider than its weights": (config(ffn_dim=4096), "weights do not fit family 'nac'"),
     "layers 1e9": (config(propagator_layers=10**9), "propagator_layers is 1000000000, expected"),
     "layers without weights": (config(propagator_layers=2), "weights do not fit family 'nac'"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family and named size: what `saccade models` lists."""
+"""The table of every family and named size that `saccade models` prints."""
 
 import json
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from saccade.spelling import did_you_mean
 if TYPE_CHECKING:
     from torch import nn
 
-# Everything about a size that takes its model to find out; written by benchmarks/models_cost.py.
+# What takes a size's model to find out; written by benchmarks/models_cost.py.
 KNOWN = Path(__file__).with_name("catalogue.json")
-_READ_WHILE_LISTING = 100_000  # numbers of a tensor that a description may look at
+_READ_WHILE_LISTING = 100_000  # largest tensor (in numbers) that a description may read
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,21 @@ class Row:
     family: str
     name: str
     parameters: int
-    multiply_adds: dict[str, int]  # of one sample, by role; of the first of the budgets
+    multiply_adds: dict[str, int]  # of one sample, by role, at the first budget
     inputs: dict[str, tuple[str, ...]]  # by role of the component, "name [axes]"
     outputs: dict[str, tuple[str, ...]]  # by role of the component
-    optional: dict[str, tuple[str, ...]]  # exported where --outputs names them
-    settings: tuple[str, ...]  # labels of the variants that are exported by default
+    optional: dict[str, tuple[str, ...]]  # exported only if --outputs names them
+    settings: tuple[str, ...]  # labels of the variants that an export writes by default
     unit: str  # what a budget keeps
     source: str  # the paper
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the row as JSON values."""
         return asdict(self)
 
 
 def presets(family: str) -> dict[str, Any]:
-    """The configurations of a family by name.
+    """Return a family's configurations by size name.
 
     Raises: SaccadeError if there is no such family.
     """
@@ -51,27 +51,27 @@ def presets(family: str) -> dict[str, Any]:
 
 
 def preset_of(family: str, name: str) -> Any:
-    """The configuration of one size of a family.
+    """Return the configuration of one size of a family.
 
     Raises: SaccadeError if there is no such family or size.
     """
     sizes = presets(family)
     if name not in sizes:
         raise SaccadeError(
-            f"{family} has no size {name!r}.{did_you_mean(name, sizes)} Expected one of: "
+            f"{family} has no size {name!r}.{did_you_mean(name, sizes)} Choose one of: "
             f"{', '.join(sizes)}."
         )
     return sizes[name]
 
 
 def known_sizes() -> dict[str, dict[str, Any]]:
-    """By family and size what was found out once: parameters, multiply-adds, tensors, budgets."""
+    """Return, by family and size, the recorded parameters, multiply-adds, tensors and budgets."""
     known: dict[str, dict[str, Any]] = json.loads(KNOWN.read_bytes()) if KNOWN.exists() else {}
     return known
 
 
 def catalogue(family: str | None = None) -> list[Row]:
-    """A row for every named size, of one family or of all; no weights are made.
+    """Return a row per named size of one family or of all; no weights are created.
 
     Torch is needed only for sizes that are not in `known_sizes`.
 
@@ -106,7 +106,7 @@ def _known_row(family: str, name: str, known: dict[str, Any]) -> Row:
 
 
 def row(family: str, name: str, multiply_adds: Mapping[str, int] | None = None) -> Row:
-    """Row of the table for one size, from an outline of its model.
+    """Return the table row of one size, from an outline of its model.
 
     Raises: SaccadeError if there is no such family or size, MissingPackage without torch.
     """
@@ -134,7 +134,7 @@ def row(family: str, name: str, multiply_adds: Mapping[str, int] | None = None) 
 
 
 def _outline(family: str, config: Any) -> "nn.Module":
-    """The model with all shapes and no values: memory that is not touched costs nothing."""
+    """Build the model with all shapes but no values: memory that is never touched costs nothing."""
     import torch
 
     model = outline(family, config.to_dict()).to_empty(device="cpu").eval()

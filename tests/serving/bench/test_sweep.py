@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_refused_before_any_export_and_costs_nothing(
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"data": str(tmp_path / "large.npz")}, "9, 8, 1"),
         ({"task": "caption"}, "top1, knn, probe"),
-        ({"slots": tmp_path / "none.json"}, "only the family 'sparo'"),
+        ({"slots": tmp_path / "none.json"}, "only checkpoints of family 'sparo'"),
     ]
     before = pieces(asked.out)
     with mock.patch.object(ready, "each_alone", side_effect=AssertionError):

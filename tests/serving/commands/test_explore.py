@@ -183,9 +183,9 @@ def huge() -> bytes:
 
 
 BAD = {
-    "notes.png": (b"not an image\n", "no image that is read here"),
+    "notes.png": (b"not an image\n", "not a supported image"),
     "empty.png": (b"", "0 bytes"),
-    "huge.png": (huge(), "allowed are 50 megapixels"),
+    "huge.png": (huge(), "at most 50 megapixels"),
     "cut.png": (png(64, 64)[:3000], "truncated or corrupt"),
 }
 

@@ -28,7 +28,7 @@ def test_the_search_for_leaks_can_find_one():
         'File "model", line 3', "<object at 0x7f3a>",
     ):  # fmt: skip
         assert LEAK.search(text)
-    assert not LEAK.search("image is 9 x 8 pixels, allowed are 16384 pixels a side")
+    assert not LEAK.search("image is 9 x 8 pixels, at most 16384 pixels per side are allowed")
 
 
 def encode(image, kind="PNG", **options) -> bytes:
