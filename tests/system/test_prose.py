@@ -100,16 +100,18 @@ def test_markdown_is_read_without_its_code(tmp_path):
     content = (
         "# A heading\n\nText with `some code` and\n[a link](to.md).\n\n"
         "```sh\nsaccade serve\n```\n\n"
-        '!!! note "A title"\n    Words of a note.\n\n| a cell | another |\n|---|---|\n| x | y |\n'
+        '!!! note "A title"\n    Words of a note.\n\n    More.\n\n'
+        "| a cell | another |\n|---|---|\n| x | y |\n"
     )
     assert passages(tmp_path / "page.md", content) == [
         ("markdown", 1, "A heading"),
         ("markdown", 3, "Text with `code` and a link."),
         ("markdown", 10, "A title Words of a note."),
-        ("markdown", 13, "a cell"),
-        ("markdown", 13, "another"),
-        ("markdown", 15, "x"),
-        ("markdown", 15, "y"),
+        ("markdown", 13, "More."),
+        ("markdown", 15, "a cell"),
+        ("markdown", 15, "another"),
+        ("markdown", 17, "x"),
+        ("markdown", 17, "y"),
     ]
 
 
@@ -213,6 +215,18 @@ def test_a_marker_that_does_not_fit_allows_nothing(tree, run, marker, rules):
     (tree / "README.md").write_text(f"<!-- {marker} -->\nThe thread holds two of them.\n")
     code, lines = run()
     assert code == 1 and [line.split(": ")[1] for line in lines] == rules
+
+
+def test_the_words_of_a_marker_are_no_hits(tree, run):
+    (tree / "src").mkdir()
+    (tree / "src" / "code.py").write_text(f"{SPDX}# prose: allow holds (nothing holds it)\n")
+    code, lines = run()
+    assert code == 1 and [line.split(": ")[1] for line in lines] == ["unused-marker"]
+
+
+def test_a_rule_leaves_the_files_that_it_names():
+    hears = english.Passage("markdown", 1, "The module hears another one.")
+    assert list(RULES.find(hears, "docs/serving.md")) and not list(RULES.find(hears, "docs/nac.md"))
 
 
 def test_limits_allow_as_many_hits_as_there_were(tmp_path):
