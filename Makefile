@@ -29,7 +29,7 @@ test: $(STAMP) ## the whole test suite
 test-fast: $(STAMP) ## while working: all tests but those that serve, train, export or compile
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(PYTEST_ARGS)
 
-check: $(STAMP) ## ruff, ruff format, the project's English, mypy on the built wheel, advisories
+check: $(STAMP) ## ruff, ruff format, mypy on the built wheel, advisories
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python prose/check.py
