@@ -58,7 +58,7 @@ class Rules:
         document = tomllib.loads(path.read_text())
         self.files: list[str] = document["files"]["read"]
         self.longest: int = document["files"]["longest_sentence"]
-        self._words: dict[str, str] = document["words"]
+        self._words = {name: "|".join(words) for name, words in document["words"].items()}
         self.rules = [self._rule(name, entry) for name, entry in document["rules"].items()]
 
     def find(self, passage: Passage, name: str) -> Iterator[Found]:
