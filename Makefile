@@ -32,6 +32,7 @@ test-fast: $(STAMP) ## run all tests except those that serve, train, export or c
 check: $(STAMP) ## run ruff, ruff format, mypy on the built wheel, and look up advisories
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python prose/check.py
 	rm -rf build/typecheck build/lib build/bdist.*
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build/typecheck .
 	$(BIN)/python -m zipfile -e build/typecheck/saccade_serving-*.whl build/typecheck/site
