@@ -49,7 +49,7 @@ CHECKPOINT = HERE.parent / "src" / "saccade" / "models" / "shipped" / "digits-su
 BUDGETS = (1.0, 0.0625)
 BATCH = 64
 LEAST_SHARE = 0.9
-ALLOWED_MIB = 24.0  # over all processes; less cannot be told from what allocators keep
+ALLOWED_MIB = 24.0  # over all processes; less cannot be distinguished from what allocators keep
 LOOP = """
 import sys, numpy as np, onnxruntime as ort
 from PIL import Image

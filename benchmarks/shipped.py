@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checkpoints that come with the package: trained, described, exported and timed.
 
-    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run goes on
+    python benchmarks/shipped.py train vqa-shapes    # hours; an interrupted run is resumed
     python benchmarks/shipped.py ship vqa-shapes     # scores it, writes file and card
     python benchmarks/shipped.py table [NAME]        # every one: parity and speed
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write docs/licences.md: python supply_chain/licences.py
 
-The licenses are those that the installed packages declare. Nobody has read them.
+The licenses are those that the installed packages declare. The licenses themselves were not read.
 """
 
 from importlib import metadata
@@ -13,7 +13,7 @@ _HEAD = """# Licenses of the packages that saccade installs
 
 saccade itself is licensed under Apache-2.0. The tables list the packages in `constraints.txt` and
 their dependencies, with the versions that were installed when `supply_chain/licences.py` wrote this
-page, and the license that each package declares in its metadata. Nobody has read the licenses, and
+page, and the license that each package declares in its metadata. The licenses themselves were not read, and
 packages may contain parts under other licenses.
 The embedded server in `nvidia-pytriton` is NVIDIA's Triton Inference Server (BSD-3-Clause).
 """

@@ -120,7 +120,7 @@ def _open(data: bytes, wanted: Wanted) -> Image.Image:
     except Exception as error:
         kind = next((name for name, start in SIGNATURES.items() if start.match(data)), None)
         raise ImageRefused(
-            f"{kind} image of {len(data)} bytes is truncated, corrupt or neither grey, RGB nor "
+            f"{kind} image of {len(data)} bytes is truncated, corrupt or neither gray, RGB nor "
             "CMYK, expected a whole file in one of these color modes: save it again"
             if kind
             else f"{len(data)} bytes starting with {data[:8].hex(' ')} are not a supported image, "

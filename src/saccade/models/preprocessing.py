@@ -48,7 +48,7 @@ class Preprocessing(ConfigValues):
 
     height_px: Side
     width_px: Side
-    channels: int  # 1: grey, 3: red, green, blue
+    channels: int  # 1: gray, 3: red, green, blue
     mean: tuple[float, ...]
     std: tuple[float, ...]
     resize_mode: ResizeMode = "shortest"
@@ -56,7 +56,7 @@ class Preprocessing(ConfigValues):
     interpolation: Interpolation = "bilinear"
     antialias: bool = True  # False: as OpenCV and tf.image.resize, from two pixels per axis
     fill: tuple[Annotated[int, Range(0, 255)], ...] = ()  # empty: black
-    conversion: Literal["before", "after"] = "before"  # to grey or color, before or after resizing
+    conversion: Literal["before", "after"] = "before"  # to gray or color, before or after resizing
     # background of transparent images; dropped: ignore alpha and keep the colors
     alpha: Literal["white", "black", "dropped"] = "white"
     exif: bool = True  # rotate as the EXIF orientation says
@@ -88,7 +88,7 @@ class Preprocessing(ConfigValues):
         plain = self.interpolation in ("nearest", "bilinear") and self.conversion == "before"
         self._expect("antialias", self.antialias or plain, "true with this filter or conversion")
         ordered = self.channels == 3 or self.channel_order == "rgb"
-        self._expect("channel_order", ordered, "rgb for grey images")
+        self._expect("channel_order", ordered, "rgb for gray images")
 
     def _expect(self, name: str, fits: bool, wanted: str) -> None:
         if not fits:

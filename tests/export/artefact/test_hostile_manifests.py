@@ -73,7 +73,7 @@ def test_manifest_names_the_value(name: str, folder: Path) -> None:
 
 def test_a_file_of_another_size_than_its_manifest_says(folder: Path) -> None:
     change(folder / f"{FULL}.manifest.json", ("file", "bytes"), 7)
-    with pytest.raises(SaccadeError, match="bytes, its manifest says 7"):
+    with pytest.raises(SaccadeError, match="bytes, expected 7 as in its manifest"):
         ArtefactFolder(folder).check_files()
 
 

@@ -84,7 +84,7 @@ def test_what_the_compiler_says_is_passed_on(
 ) -> None:
     monkeypatch.setenv("CXX", f"{script(tmp_path / 'broken', BROKEN)} -q")
     with pytest.raises(
-        SaccadeError, match=r"ended with 3.\n.*broken -q -std=c\+\+17.*\nno vectors"
+        SaccadeError, match=r"exited with 3.\n.*broken -q -std=c\+\+17.*\nno vectors"
     ):
         library.onnxruntime_library()
     assert library.built_library() is None

@@ -115,12 +115,12 @@ class ArtefactFolder:
             return path
         if (digest := sha256_of(path)) != expected.sha256:
             raise SaccadeError(
-                f"{path}: SHA-256 is {digest[:12]}..., its manifest says {expected.sha256[:12]}... "
+                f"{path}: SHA-256 is {digest[:12]}..., its manifest has {expected.sha256[:12]}... "
                 f"The file was changed after its export. {AGAIN}"
             )
         if state.st_size != expected.bytes:
             raise SaccadeError(
-                f"{path}: has {state.st_size} bytes, its manifest says {expected.bytes}. {AGAIN}"
+                f"{path}: has {state.st_size} bytes, expected {expected.bytes} as in its manifest. {AGAIN}"
             )
         if max(state.st_mtime_ns, state.st_ctime_ns) < now - _TICK_NS:
             self._hashed[expected] = stamp

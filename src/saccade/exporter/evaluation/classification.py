@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score top-1 and top-5 accuracy on labelled data."""
+"""Score top-1 and top-5 accuracy on labeled data."""
 
 import hashlib
 from collections.abc import Sequence
@@ -88,7 +88,7 @@ def decide(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Decis
 
 
 def labelled_inputs(model: EvaluatedModel, options: EvaluateOptions, split: str) -> Labelled:
-    """Return one split of labelled images, or of token states if the model takes those.
+    """Return one split of labeled images, or of token states if the model takes those.
 
     Raises: SaccadeError if the model takes neither, or the data does not fit it.
     """

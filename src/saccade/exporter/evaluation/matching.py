@@ -127,7 +127,7 @@ def _templates(model: EvaluatedModel, options: EvaluateOptions) -> tuple[str, ..
 
 
 def load_inputs(variant: VariantFiles, data: str, count: int) -> Inputs:
-    """Return the first labelled images, and prompts of the labels if the model takes text.
+    """Return the first labeled images, and prompts of the labels if the model takes text.
 
     Shapes: image [n h w c], n at most `count`; tokens [prompts t].
     Raises: SaccadeError if the model takes no image.

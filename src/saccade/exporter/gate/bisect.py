@@ -172,7 +172,7 @@ def _asked(
 
 
 def _shared_nodes(own: bytes, other: bytes) -> dict[str, str]:
-    """Return the operator by name of the nodes with numeric output that both graphs have, in order.
+    """Map the nodes with numeric output that both graphs have to their operators, in order.
 
     A change of type adds nodes, so a numbered name can refer to another node. Two nodes are the
     same only if they also read from the same nodes.

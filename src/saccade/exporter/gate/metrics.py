@@ -11,7 +11,7 @@ from saccade.spelling import did_you_mean
 
 # The only table: to compare answers, call `thresholds_of` or `tensor_limit`. A figure that is not
 # listed for a precision is reported but has no limit. The limits of op invariants are multiples of
-# what float32 may do: in float32 no weight above 1e-4 may have another support than the reference,
+# what float32 may do: in float32 no weight above 1e-4 may have a support that differs from the reference's,
 # and with scores rounded to half precision this becomes 3e-3.
 THRESHOLDS: dict[str, dict[str, float]] = {
     "fp32": {
@@ -147,7 +147,7 @@ def _vectors(reference: Arrays) -> list[str]:
 def relative_errors(actual: np.ndarray, expected: np.ndarray, floor: float) -> np.ndarray:
     """Compute |a - b| / (|b| + floor max|b|) of each number, the error measure used everywhere.
 
-    The same infinity on both sides is no error, and neither is NaN on both sides. An infinity or
+    The same infinity on both sides is not an error, nor is NaN on both sides. An infinity or
     NaN on one side only is an infinite error.
 
     Shapes: both the same, and so is the result.
@@ -232,7 +232,7 @@ def one_minus_cosine(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def score_points(
     answers: Arrays, expected: Arrays, labelled: Arrays, component: Component
 ) -> float:
-    """Return how much the score on the labelled samples changes; 0 if nothing can be scored.
+    """Return how much the score on the labeled samples changes; 0 if nothing can be scored.
 
     Units: percentage points.
     """

@@ -278,7 +278,7 @@ def send(ticket: Ticket, arrays: dict[str, np.ndarray], route: Route) -> None:
 
 @lru_cache(maxsize=256)
 def repeated(text: str, count: int) -> np.ndarray:
-    """Repeat a text for each image.
+    """Repeat a string for each image.
 
     Shapes: -> uint8 [count bytes].
     """

@@ -25,7 +25,7 @@ CONTEXT = ("traceparent", "tracestate")  # of W3C Trace Context
 # `traceparent` of each, separated by commas.
 CALLERS = "saccade_traceparents"
 MOST_CONTEXT = 512  # characters of each that are read; the recommendation requires no more
-MOST_CALLERS = 64  # a run has at most so many rows, and so at most so many requests
+MOST_CALLERS = 64  # a run has at most this many rows, and so at most this many requests
 DELAY_MS = 1000  # between two exports; a killed process loses the spans of this time
 CLOSE_S = 2.0  # time to send the rest of the queue when the process exits
 WARN_EVERY_S = 60.0

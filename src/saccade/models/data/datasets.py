@@ -42,8 +42,8 @@ def load_data(
 
     `shapes` are scenes of one object, with the size of `preprocessing`, else 64 px.
     A folder's images are resized to the trained model's `preprocessing`, or for a new model to
-    `side_px` by `side_px`, grey if every file is grey. Splits of user data are drawn per class
-    `side_px` by `side_px`, grey if every file is grey. Splits of user data are drawn per class
+    `side_px` by `side_px`, gray if every file is gray. Splits of user data are drawn per class
+    `side_px` by `side_px`, gray if every file is gray. Splits of user data are drawn per class
     with seed 0: 70 % train, 10 % validation, 20 % test. `also` lists further names that the
     caller accepts, for the message.
     Raises: SaccadeError if there is no such data or it cannot be used, ShapeError if images do

@@ -142,7 +142,7 @@ def _turned(x: np.ndarray, y: np.ndarray, angle: np.ndarray) -> tuple[np.ndarray
 
 
 def _background(n: int, rng: np.random.Generator, side_px: int) -> np.ndarray:
-    """Draw a grey with a slight tint that gets lighter in one direction."""
+    """Draw a gray with a slight tint that gets lighter in one direction."""
     line = np.linspace(-1, 1, side_px, dtype=np.float32)
     angle = rng.uniform(0, 2 * np.pi, (n, 1, 1)).astype(np.float32)
     slope = np.cos(angle) * line + np.sin(angle) * line[:, None]
@@ -206,7 +206,7 @@ def scenes(
     drawn independently. Objects are entirely inside the canvas (with positions `left`: inside its
     left half, except for a corner). Objects whose centers are closer than 0.85 of the sum of their
     radii are moved; if that does not help, they are drawn again, sizes included. The background is
-    grey with a slight tint and slope, and everything has noise.
+    gray with a slight tint and slope, and everything has noise.
     Every 64 scenes come from a separate generator, seeded by split, `seed` and their number.
     Therefore splits share no scene, a shorter draw is the beginning of a longer one, and `side_px`
     changes the pixels but not the layout. Without `count`, train has 10,000 scenes, validation

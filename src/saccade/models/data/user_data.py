@@ -64,7 +64,7 @@ def unlabelled_images(path: Path, preprocessing: Preprocessing) -> np.ndarray:
     """Read the images of such a folder, in the order of their names, or of such an .npz.
 
     Shapes: -> uint8 [n h w c], of the size that the model takes.
-    Raises: SaccadeError for what is no image, ShapeError for an .npz of another size.
+    Raises: SaccadeError for a file that is not an image, ShapeError for an .npz of another size.
     """
     if path.is_dir():
         wanted = preprocessing.wanted()

@@ -24,7 +24,7 @@ class ImageFields(Protocol):
 
     @property
     def channels(self) -> int:
-        """Channels; 1: grey, 3: red, green, blue."""
+        """Channels; 1: gray, 3: red, green, blue."""
         ...
 
     @property

@@ -190,7 +190,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, hea
         bias = bias.unsqueeze(1)
     q, v = q.transpose(1, 2), v.transpose(1, 2)
     if torch.compiler.is_exporting():
-        # The exporter would write the fused operator as some twenty nodes of shape arithmetic.
+        # The exporter would write the fused operator as about twenty nodes of shape arithmetic.
         scores = q @ k.permute(0, 2, 3, 1)
         scores = scores if bias is None else scores + bias
         heard = scores.softmax(-1) @ v

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The preprocessing of converted models: as the source's authors do it when they evaluate, or as
-the published model's own JSON says (timm's pretrained_cfg, OpenCLIP's preprocess_cfg).
+the published model's own JSON declares (timm's pretrained_cfg, OpenCLIP's preprocess_cfg).
 
 Source: OpenCLIP's transform.py (v2.20, SPARO's fork); DINO's eval_knn.py; DeiT's datasets.py;
         Swin's data/build.py and its 384 px configurations; timm's transforms_factory.py and the

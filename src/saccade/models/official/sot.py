@@ -175,7 +175,7 @@ def convert(official: Official) -> Converted:
 
 
 def imagenet(fields: dict[str, object]) -> SoTConfig:
-    """Return the configuration with ImageNet's mean and std (averaged for grey images)."""
+    """Return the configuration with ImageNet's mean and std (averaged for gray images)."""
     mean, std = IMAGENET_MEAN, IMAGENET_STD
     if fields["channels"] == 1:
         mean, std = (sum(mean) / 3,), (sum(std) / 3,)  # type: ignore[assignment]

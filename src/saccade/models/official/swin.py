@@ -27,7 +27,7 @@ _RULES = (
 def convert(official: Official) -> Converted:
     """Read a Swin, whose tokens are averaged and classified, or pooled by SoT's head.
 
-    The image is 224 pixels wide (384 with windows of 12) unless --config says {"img_size": ...}.
+    The image is 224 pixels wide (384 with windows of 12) unless --config has {"img_size": ...}.
     Raises: SaccadeError if the file is not a Swin.
     Source: Liu et al. 2021, the authors' names, timm's and torchvision's.
     """

@@ -66,7 +66,7 @@ class SlotConfig(ConfigValues):
     scales_factor: Positive = 1.0  # divides the relative grid; 5 for the paper's ts-sa
     temperature: Positive = 1.0  # of the softmax over slots
     query_scale: QueryScale = "head"  # 1/sqrt(width of a head); slots: 1/sqrt(K) as in line 12
-    # the slots after round T; normalised: their LayerNorm, as in line 4
+    # the slots after round T; `normalised`: their LayerNorm, as in line 4
     returned_slots: ReturnedSlots = "updated"
     position_start: PositionStart = "state"  # zero: replace initial positions by 0
     scale_start: NonNegative = 0.0  # above 0: replaces initial scales

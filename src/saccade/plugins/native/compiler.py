@@ -144,10 +144,10 @@ def _run(command: list[str]) -> None:
             errors="replace",
             env={**os.environ, "LC_ALL": "C"},
         )
-        said, ended = done.stdout + done.stderr, f"ended with {done.returncode}"
+        said, ended = done.stdout + done.stderr, f"exited with {done.returncode}"
     except OSError as error:
         said, ended = str(error), "could not be started"
-    if ended != "ended with 0":
+    if ended != "exited with 0":
         lines = "\n".join(said.strip().splitlines()[-20:])
         raise SaccadeError(
             f"libsaccade_onnxruntime: the compiler {ended}.\n{shlex.join(command)}\n{lines}\n"

@@ -151,13 +151,13 @@ def plan_bytes(path: Path, manifest: EngineManifest) -> bytes:
     _refuse_link(path)
     if path.stat().st_size != manifest.file.bytes:
         raise SaccadeError(
-            f"{path}: has {path.stat().st_size} bytes, its manifest says {manifest.file.bytes}. "
+            f"{path}: has {path.stat().st_size} bytes, its manifest has {manifest.file.bytes}. "
             f"A plan is executable code: it is not loaded. {AGAIN}"
         )
     data = path.read_bytes()
     if (digest := hashlib.sha256(data).hexdigest()) != manifest.file.sha256:
         raise SaccadeError(
-            f"{path}: SHA-256 is {digest[:12]}..., its manifest says "
+            f"{path}: SHA-256 is {digest[:12]}..., its manifest has "
             f"{manifest.file.sha256[:12]}... A plan is executable code: it is not loaded. {AGAIN}"
         )
     return data

@@ -61,7 +61,7 @@ def prove_types(expected_types: ExpectedTypes, network: Network) -> None:
     ]
     if wrong:
         raise GateFailed(
-            f"{name}: {len(wrong)} of {len(nodes)} matrix layers have another type than the "
+            f"{name}: {len(wrong)} of {len(nodes)} matrix layers have a type that differs from the "
             f"variant promises: {_some(wrong)}. {again}"
         )
     all_float32 = (
