@@ -178,6 +178,13 @@ def reads(newcomer: Newcomer, page: str) -> None:
         newcomer.leaves()
 
 
+def installs(newcomer: Newcomer) -> None:
+    """Type the README's first block, which makes the environment."""
+    _, text = next(blocks(newcomer.clone / PAGES[0]))
+    for line in lines_of(text):
+        newcomer.types(PAGES[0], line)
+
+
 def hideable(place: Path) -> Path | None:
     """The folder around this checkout, where a namespace without it can be made."""
     around = ROOT.parent
@@ -193,6 +200,7 @@ def main() -> int:
     parser.add_argument("--pages", nargs="+", default=PAGES)
     parser.add_argument("--out", type=Path, help="a JSON file with the time of each command")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped on the way out
     with tempfile.TemporaryDirectory(prefix="first-hour-") as folder:
         place = Path(folder)
         hide = hideable(place)
@@ -202,6 +210,8 @@ def main() -> int:
         subprocess.run(clone, check=True)
         belongings(newcomer.clone)
         try:
+            if PAGES[0] not in options.pages:
+                installs(newcomer)
             for page in options.pages:
                 reads(newcomer, page)
         except Failed as failed:
