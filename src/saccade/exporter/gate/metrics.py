@@ -11,8 +11,8 @@ from saccade.spelling import did_you_mean
 
 # The only table: to compare answers, call `thresholds_of` or `tensor_limit`. A figure that is not
 # listed for a precision is reported but has no limit. The limits of op invariants are multiples of
-# what float32 may do: in float32 no weight above 1e-4 may have a support that differs from the reference's,
-# and with scores rounded to half precision this becomes 3e-3.
+# what float32 may do: in float32 no weight above 1e-4 may have a support that differs from the
+# reference's, and with scores rounded to half precision this becomes 3e-3.
 THRESHOLDS: dict[str, dict[str, float]] = {
     "fp32": {
         "relative_error": 1e-3,

@@ -131,8 +131,8 @@ class SoTConfig(ConfigValues):
     def budget(self, text: str) -> ComputeBudget:
         """Return the budget `exact`, `fast` or `class`, if this model has it.
 
-        A model of fast svPN also has `exact` on request. It is a different function from the trained
-        one, not a larger budget.
+        A model of fast svPN also has `exact` on request. It is a different function from the
+        trained one, not a larger budget.
         Raises: SaccadeError listing the budgets of the model.
         """
         known = {budget.label: budget for budget in self.budgets()}
