@@ -78,20 +78,32 @@ def choose(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...] = ()
     Raises: RequestRefused for an unknown parameter, two choices, a value that is not a number or
         out of range, and where no variant meets the request.
     """
-    known = (*RULES, *own)
-    given = [key for key in parameters if not is_reserved(key)]
-    if unknown := sorted(set(given) - set(known)):
-        raise RequestRefused(f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}")
-    chosen = sorted(set(given) & set(RULES))
-    if len(chosen) > 1:
-        raise RequestRefused(f"parameters {' and '.join(chosen)} given, expected one of them")
-    if not chosen:
+    parameter = choice_of(parameters, tuple(RULES), own)
+    if parameter is None:
         return best(routes, "budget", 1.0)
-    (parameter,) = chosen
     given_value = parameters[parameter]
     if parameter == "budget" and (named := by_budget_name(routes, given_value)):
         return named
     return best(routes, parameter, number(parameter, given_value, share=scores_are_shares(routes)))
+
+
+def choice_of(
+    parameters: dict[str, Any], choices: tuple[str, ...], others: tuple[str, ...]
+) -> str | None:
+    """The one parameter of a request that is one of these choices; None if it has none.
+
+    `others` are what a request may say beside the choice.
+
+    Raises: RequestRefused for an unknown parameter, and for two choices.
+    """
+    known = (*choices, *others)
+    given = [key for key in parameters if not is_reserved(key)]
+    if unknown := sorted(set(given) - set(known)):
+        raise RequestRefused(f"unknown parameter {unknown[0]!r:.60}; known are {', '.join(known)}")
+    chosen = sorted(set(given) & set(choices))
+    if len(chosen) > 1:
+        raise RequestRefused(f"parameters {' and '.join(chosen)} given, expected one of them")
+    return chosen[0] if chosen else None
 
 
 def best(routes: Routes, parameter: str, value: float) -> Route:

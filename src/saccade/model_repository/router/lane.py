@@ -12,7 +12,7 @@ from typing import Any
 
 from backlog import Backlog
 from calls import fail, refuse
-from outcomes import BUSY, QUEUE_FULL, TIMEOUT
+from outcomes import BUSY, QUEUE_FULL, TIMEOUT, UNAVAILABLE
 from pace import Pace
 from ticket import Ticket
 
@@ -107,6 +107,8 @@ class Lane:
 
     def _refusal(self, ticket: Ticket) -> tuple[str, str]:
         """Why a request is not even queued; an idle lane takes all, so that it can measure."""
+        if self._closed:  # to a request that comes from another lane while the router ends
+            return f"variant '{self.name}' is being unloaded; try again in a second", UNAVAILABLE
         if self._running is None and not self._backlog.requests:
             return "", ""
         wait_s = self._left_s(time.monotonic()) + self.pace.seconds(*self._backlog.ahead_of(ticket))

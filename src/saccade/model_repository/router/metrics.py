@@ -6,6 +6,7 @@ caller.
 """
 
 from outcomes import ANSWERED, FAILED, REFUSALS
+from routes import Policy
 from tally import Tally
 
 REQUESTS = "Requests by how they ended"
@@ -14,13 +15,14 @@ REFUSED = "Requests that were refused, by reason; without a variant before one w
 FAILURES = "Requests that failed by no fault of their caller; the server's log says why"
 WAITING = "Time that a request waited in the router's lane of its variant"
 DECODE = "Time in which the images of one request were decoded"
+POLICY = "Samples that followed a policy, by the step that answered; not certified: the next failed"
 MODEL = "Time of the calls of a variant's model for one group of requests"
 
 
 class Metrics:
     """Counters and histograms of one router."""
 
-    def __init__(self, model: str, variants: list[str]) -> None:
+    def __init__(self, model: str, variants: list[str], policies: tuple[Policy, ...] = ()) -> None:
         self._tally = tally = Tally()
         by_outcome = {
             outcome: tally.counter("saccade_requests_total", REQUESTS, model=model, outcome=outcome)
@@ -50,6 +52,20 @@ class Metrics:
                 ("saccade_model_seconds", MODEL),
             )
         )
+        self._followed = {
+            (policy.name, at, certified): tally.counter(
+                "saccade_policy_answers_total",
+                POLICY,
+                model=model,
+                policy=policy.name,
+                step=str(at + 1),
+                variant=step.variant,
+                certified=str(certified).lower(),
+            )
+            for policy in policies
+            for at, step in enumerate(policy.steps)
+            for certified in ((True,) if step.threshold is None else (True, False))
+        }
         tally.start()
 
     def ended(self, variant: str, outcome: str) -> None:
@@ -72,6 +88,11 @@ class Metrics:
         """A variant's model has answered a group of requests."""
         with self._tally.lock:
             self._model[variant].add(seconds)
+
+    def followed(self, policy: str, step: int, *, certified: bool, rows: int) -> None:
+        """A step of a policy has answered so many rows of a request."""
+        with self._tally.lock:
+            self._followed[policy, step, certified].add(rows)
 
     def close(self) -> None:
         """Tell the rest."""

@@ -30,6 +30,8 @@ from metrics import Metrics
 from outcomes import ANSWERED, INVALID_REQUEST, TIMEOUT
 from PIL import Image
 from plain_family import family_of
+from policies import Followed, all_policies, policy_of, route_named, steps_of
+from relay import Relay, StepSender, outputs_of
 from routes import Route, read_routes
 from sender import Sender
 from texts import text_rows
@@ -69,7 +71,7 @@ class TritonPythonModel:
         self.family = family_of(self.routes, folder)
         self.labels = Labels(folder, self.routes.variants)
         variants = [route.name for route in self.routes.variants]
-        self.metrics = Metrics(args["model_name"], variants)
+        self.metrics = Metrics(args["model_name"], variants, all_policies(self.routes))
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {
             (route.name, role): Lane(
@@ -110,7 +112,11 @@ class TritonPythonModel:
         if PROBE in parameters:
             send_lanes(sender, self.lanes)
             return
-        route = choose(self.routes, parameters, self.family.parameters)
+        followed = policy_of(self.routes, parameters, self.family.parameters)
+        if followed is None:
+            route = choose(self.routes, parameters, self.family.parameters)
+        else:
+            route = route_named(self.routes, followed.policy.steps[0].variant)
         sender.variant = route.name
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         role = component_for(self.family.components(), set(inputs))
@@ -135,8 +141,40 @@ class TritonPythonModel:
             megapixels=expected_megapixels(files, self.wanted) if self.wanted else 0.0,
             size=sum(map(len, files)) + sum(array.nbytes for array in inputs.values()),
         )
+        if followed is None:
+            self._offer(ticket, route)
+        else:
+            self._follow(ticket, followed)
+
+    def _follow(self, ticket: Ticket, followed: Followed) -> None:
+        """Begin the chain of a policy.
+
+        Raises: RequestRefused for a component that does not decide, and for an output of which
+            different variants have different ones.
+        """
+        routes = steps_of(self.routes, followed.policy)
+        decides = "logits" in self.routes.components[ticket.role].outputs
+        if not (decides or self.labels.known(routes[0], ticket.role)):
+            raise RequestRefused(
+                f"inputs {', '.join(sorted(ticket.inputs))} are answered without logits, from "
+                "which a policy decides; choose one variant by budget"
+            )
+        for route in routes[1:]:
+            self.family.check(ticket.inputs, route.facts)
+        wanted = outputs_of(ticket.wanted, none_named=LANES in ticket.wanted)
+        relay = Relay(
+            ticket._replace(wanted=wanted),
+            followed,
+            routes,
+            offer=self._offer,
+            work=lambda route, rows: self.family.work(route, rows, ticket.parameters),
+            metrics=self.metrics,
+        )
+        relay.start()
+
+    def _offer(self, ticket: Ticket, route: Route) -> None:
         self.instrumentation.routed(ticket, route)
-        self.lanes[route.name, role].offer(ticket)
+        self.lanes[route.name, ticket.role].offer(ticket)
 
     def _answering(self, route: Route, role: str) -> Callable[[Lane, list[Ticket]], float]:
         def answer(lane: Lane, group: list[Ticket]) -> float:
@@ -163,6 +201,8 @@ class TritonPythonModel:
             CallerCheck(ticket).check(f"before variant '{route.name}' was free")
         inputs, component = dict(ticket.inputs), self.routes.components[ticket.role]
         for name in component.encoded:
+            if inputs[name].dtype != object:
+                continue  # decoded for an earlier step of a policy
             assert self.wanted is not None
             files = inputs[name].ravel().tolist()
             with self.instrumentation.decoding(ticket, files):
@@ -196,7 +236,7 @@ class TritonPythonModel:
             return 0.0
         for ready, arrays in zip(group, answers, strict=True):
             try:
-                send(ready.ticket, arrays, route)
+                send(ready, arrays, route)
             except Exception as error:
                 text = f"the answer of variant '{route.name}' was lost"
                 fail(ready.ticket.sender, text, error)
@@ -260,8 +300,15 @@ def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:
     )
 
 
-def send(ticket: Ticket, arrays: dict[str, np.ndarray], route: Route) -> None:
-    """Send the outputs that the request asked for and its component has, and the variant's name."""
+def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
+    """Send the outputs that the request asked for and its component has, and the variant's name.
+
+    Those of a step of a policy go to the request's relay.
+    """
+    ticket = ready.ticket
+    if isinstance(ticket.sender, StepSender):
+        ticket.sender.answered(ready.inputs, arrays)
+        return
     named = dict(zip(NAMES, (route.name, route.sha256), strict=True))
     tensors = [pb.Tensor(name, array) for name, array in arrays.items() if name in ticket.wanted]
     tensors += [

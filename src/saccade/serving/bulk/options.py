@@ -93,6 +93,7 @@ class BulkOptions(PathFields):
             templates=self.templates,
             max_images=self.batch,
             threads=threads or self.threads or 1,
+            policies=False,
         )
 
     def worker_range(self) -> tuple[int | None, int | None]:

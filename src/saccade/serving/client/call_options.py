@@ -18,10 +18,13 @@ class CallOptions:
 
 @dataclass(frozen=True)
 class ClassifyOptions(CallOptions):
-    """Constraints on the answer: at most one of --budget, --min-score, --max-latency-ms."""
+    """Constraints on the answer: at most one way to choose the variant."""
 
     min_score: float | None = None  # the fastest variant surely at least this good
     max_latency_ms: float | None = None  # the best variant with a measured p95 within this
+    policy: str | None = None  # the chain of variants of that name, as `saccade calibrate` wrote it
+    max_risk: float | None = None  # the cheapest policy certified for at most this; 0: full model
+    strict: bool = False  # with a policy: refuse an answer that is not certified
     top: int = 3  # labels an image
     labels: Path | None = None  # zero-shot: a text file with a label a line
     templates: Path | None = None  # with --labels: a prompt a line, with {} for the label
@@ -55,7 +58,11 @@ class AnswerOptions(CallOptions):
 
     question: str = ""  # the same for all images
     truncate: bool = False  # cut a question that is longer than the model reads
-    strict: bool = False  # refuse a question with words that the model does not know
+    policy: str | None = None  # the chain of variants of that name, as `saccade calibrate` wrote it
+    max_risk: float | None = None  # the cheapest policy certified for at most this; 0: full model
+    # refuse a question with words that the model does not know, and with a policy an answer that is
+    # not certified
+    strict: bool = False
     top: int = 3  # answers per image
 
 

@@ -14,11 +14,13 @@ import numpy as np
 
 from saccade.errors import SaccadeError, ServerFailed
 from saccade.serving.client.answers import (
+    BY_POLICY,
     Caption,
     Classification,
     Segmentation,
     captions,
     classifications,
+    classifications_by_policy,
     ranked,
     segmentations,
 )
@@ -63,14 +65,33 @@ def classify(
     top: int = 3,
     labels: Sequence[str] = (),
     templates: Sequence[str] = (),
+    policy: str | None = None,
+    max_risk: float | None = None,
+    strict: bool = False,
 ) -> Steps[list[Classification]]:
     """The `top` labels of each image, by the variant that the one parameter chooses.
+
+    By `policy`, or by the cheapest one that is certified for `max_risk`, an image goes on to the
+    next variant until one is sure. Where a later one cannot be asked, the answer before is given
+    as not certified; with `strict` the request is refused.
 
     Without `labels` they are the model's, or those it was deployed with. With them a model
     of image and text compares the image with each label in each template, such as
     "a photo of a {}".
     """
-    parameters = choice(budget, min_score=min_score, max_latency_ms=max_latency_ms)
+    parameters = choice(
+        budget,
+        min_score=min_score,
+        max_latency_ms=max_latency_ms,
+        policy=policy,
+        max_risk=max_risk,
+        strict=strict,
+    )
+    if labels and _follows(parameters):
+        raise SaccadeError(
+            "labels were given with a policy, which is certified for the labels of the repository. "
+            "Leave one of them out."
+        )
     if labels:
         labelling = Labelling(tuple(labels), tuple(templates))
         return _classify_as(images, labelling, parameters, top)
@@ -129,14 +150,18 @@ def answer(
     top: int = 3,
     truncate: bool = False,
     strict: bool = False,
+    policy: str | None = None,
+    max_risk: float | None = None,
 ) -> Steps[list[Classification]]:
     """The `top` answers to each question on the image of the same place.
 
     In place of images the features that the model takes, by name, where it takes features.
     A question that is too long is cut where `truncate` says so, else refused. Words that the model
-    does not know are all one word to it; with `strict` a question that has any is refused.
+    does not know are all one word to it; with `strict` a question that has any is refused. A policy
+    is followed as by `classify`; with `strict` an answer that is not certified is refused, too.
     """
-    parameters = choice(budget)
+    by_policy = policy is not None or max_risk is not None
+    parameters = choice(budget, policy=policy, max_risk=max_risk, strict=strict and by_policy)
     _check_top(top)
     view: RouterView = yield None
     view.require("answer", "answering")
@@ -144,8 +169,9 @@ def answer(
         check_words(questions, _first(view))
     tokens = question_tokens(questions, _first(view), truncate=truncate)
     arrays = as_arrays({"question": tokens, **_by_name(images)}, view)
-    calls = array_calls(arrays, ("probabilities", "variant"), parameters, top=top)
-    return (yield from _all_of(calls, classifications))
+    names, read = _labels_asked(parameters, view)
+    calls = array_calls(arrays, names, parameters, top=top)
+    return (yield from _all_of(calls, read))
 
 
 def caption(
@@ -216,8 +242,27 @@ def _classify(
     files = encoded(images)  # what is no image needs no server to be refused
     view: RouterView = yield None
     view.require_output("probabilities", "classify images")
-    calls = image_calls(files, ("probabilities", "variant"), parameters, top=top)
-    return (yield from _all_of(calls, classifications))
+    names, read = _labels_asked(parameters, view)
+    calls = image_calls(files, names, parameters, top=top)
+    return (yield from _all_of(calls, read))
+
+
+def _follows(parameters: Mapping[str, str]) -> bool:
+    return not parameters.keys().isdisjoint({"policy", "max_risk"})
+
+
+def _labels_asked(
+    parameters: Mapping[str, str], view: RouterView
+) -> tuple[tuple[str, ...], Callable[[Any], list[Classification]]]:
+    """The outputs that a request for labels asks for, and what reads its answer.
+
+    Raises: SaccadeError for a policy of a router that has none.
+    """
+    names = ("probabilities", "variant")
+    if not _follows(parameters):
+        return names, classifications
+    view.require_policies()
+    return (*names, *BY_POLICY), classifications_by_policy
 
 
 def _classify_as(

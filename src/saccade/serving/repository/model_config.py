@@ -36,7 +36,8 @@ _TYPES = {
 class RouterTensors:
     """Tensors of the router, and what clients and probes are told of it.
 
-    `parameters` are texts by name; `labelled` says whether `probabilities` have labels.
+    `parameters` are texts by name; `labelled` says whether `probabilities` have labels, `follows`
+    whether requests may follow a policy.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -44,6 +45,7 @@ class RouterTensors:
     encoded: frozenset[str]  # inputs that come as encoded files
     parameters: dict[str, str]
     labelled: bool = True
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,9 @@ def router_config(
     for output in ("variant", "variant_sha256"):
         # Bytes, not TYPE_STRING: the classes of a string end servers before July 2025.
         config.output.add(name=output, data_type="TYPE_UINT8", dims=[-1])
+    if tensors.follows:
+        config.output.add(name="steps", data_type="TYPE_INT32", dims=[1])
+        config.output.add(name="certified", data_type="TYPE_BOOL", dims=[1])
     config.output.add(name=LANES, data_type="TYPE_UINT8", dims=[-1])
     _shared(config, max_batch=max_images, preferred=1)
     config.instance_group.add(count=1, kind="KIND_CPU")

@@ -44,6 +44,8 @@ class RepositoryOptions(PathFields):
     max_images: int | None = None  # cap on the images of one request, at most 64
     labels: Path | None = None  # zero-shot: a text file with a label a line
     templates: Path | None = None  # with --labels: a line a prompt, with {} for the label
+    # with the folder's policies; --no-policies: leave them out
+    policies: bool = True
     # run custom ops by our kernels where they can be built; --no-op-library: run custom ops by
     # their ONNX function bodies
     op_library: bool = True
