@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import threading
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +19,14 @@ from saccade.exporter.policy.chains import Chain
 # The largest first, as in routes.json; a policy asks them from the last to the first.
 FULL, MIDDLE, SMALL = NAMES = ("nac-b1000-fp32", "nac-b0500-fp32", "nac-b0063-fp32-long")
 LOGITS = dict(zip(NAMES, np.random.default_rng(0).normal(0, 2, (3, 256, 4)), strict=True))
-CHAIN, THRESHOLDS, TEMPERATURES = (SMALL, MIDDLE, FULL), (0.9, 0.7), (0.5, 2.0, 1.0)
+CHAIN, TEMPERATURES = (SMALL, MIDDLE, FULL), (0.5, 2.0, 1.0)
 SHADES = np.random.default_rng(1).permutation(256)[:64]
+confidence = import_module("saccade.model_repository.router.confidence").confidence
+# As calibration chooses them: the confidences of samples, which are themselves sure enough.
+THRESHOLDS = tuple(
+    float(np.sort(confidence("top1", LOGITS[name][SHADES].astype(np.float32), warm))[32])
+    for name, warm in zip(CHAIN[:2], TEMPERATURES, strict=False)
+)
 OUTPUTS = {"logits", "probabilities", "variant", "variant_sha256", "steps", "certified"}
 ROUTE = {
     "precision": "fp32", "score_name": None, "score_unit": None, "score": None,
@@ -73,6 +80,7 @@ POLICIES = [
     policy("odd", 0.02, 0.5, (SMALL, FULL), (0.8,), "margin"),
     policy("never", 0.005, 0.6, (SMALL, FULL), (2.0,)),
     policy("always", 0.5, 0.2, (SMALL, FULL), (0.0,)),
+    policy("sure", 0.0, 0.7, (SMALL, FULL), (0.999,)),
 ]
 
 
@@ -191,8 +199,6 @@ def held(make):
 
 def offline(name, shades=SHADES):
     """Where each sample ends and its logits, as calibration computes them."""
-    from confidence import confidence
-
     (found,) = [each for each in POLICIES if each["name"] == name]
     chain = [step["variant"] for step in found["steps"]]
     logits = np.stack([LOGITS[variant][shades].astype(np.float32) for variant in chain])
@@ -406,7 +412,7 @@ def test_a_router_without_policies_says_how_it_gets_some(make, parameters):
 
 
 RISKS = {
-    "0": (FULL,), 0: (FULL,), 0.001: (FULL,), 0.005: (SMALL, FULL), "0.01": CHAIN, 0.02: CHAIN,
+    "0": (FULL,), 0: (FULL,), 0.001: (SMALL, FULL), 0.005: (SMALL, FULL), "0.01": CHAIN, 0.02: CHAIN,
     0.05: (SMALL, MIDDLE), 0.9: (SMALL, MIDDLE),
 }  # fmt: skip
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ from policies import Followed, all_policies, policy_of, route_named, steps_of
 from relay import Relay, StepSender, outputs_of
 from routes import Route, read_routes
 from sender import Sender
-from texts import text_rows
+from texts import repeated
 from ticket import Ticket, caller_of, deadline
 
 NAMES = ("variant", "variant_sha256")
@@ -318,12 +317,3 @@ def send(ready: Ready, arrays: dict[str, np.ndarray], route: Route) -> None:
     ]
     ticket.sender.send(pb.InferenceResponse(tensors), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     ticket.sender.ended(ANSWERED)
-
-
-@lru_cache(maxsize=256)
-def repeated(text: str, count: int) -> np.ndarray:
-    """The text once for each image.
-
-    Shapes: -> uint8 [count bytes].
-    """
-    return np.repeat(text_rows([text]), count, axis=0)

@@ -6,6 +6,7 @@ else waits there. Each lane sees an ordinary request: its caller, its deadline, 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from metrics import Metrics
 from outcomes import ANSWERED, CALLER_GONE
 from policies import Followed
 from routes import Route
-from texts import text_rows
+from texts import repeated, text_rows
 from ticket import Ticket
 
 SCORES = ("logits", "probabilities")
@@ -170,19 +171,22 @@ class Relay:
             fail(self._sender, f"the answers of policy '{self._policy.name}' were lost", error)
             return
         self._sender.ended(ANSWERED)
-        pairs = np.stack([self._answered_by, self._certified[:, 0]], axis=1)
-        for (step, certified), rows in zip(
-            *(part.tolist() for part in np.unique(pairs, axis=0, return_counts=True)), strict=True
-        ):
-            self._metrics.followed(self._policy.name, step, certified=bool(certified), rows=rows)
+        ends = zip(self._answered_by.tolist(), self._certified[:, 0].tolist(), strict=True)
+        for (step, certified), rows in Counter(ends).items():
+            self._metrics.followed(self._policy.name, step, certified=certified, rows=rows)
 
     def _names(self) -> Arrays:
         """Who answered each row, and after how many steps."""
-        used, place = np.unique(self._answered_by, return_inverse=True)
-        routes = [self._routes[step] for step in used]
+        steps = self._answered_by.tolist()
+        if len(used := set(steps)) == 1:  # as of requests of one image, which are most
+            (route,) = [self._routes[step] for step in used]
+            names, hashes = (repeated(text, len(steps)) for text in (route.name, route.sha256))
+        else:
+            names = text_rows([self._routes[step].name for step in steps])
+            hashes = text_rows([self._routes[step].sha256 for step in steps])
         return {
-            "variant": text_rows([route.name for route in routes])[place],
-            "variant_sha256": text_rows([route.sha256 for route in routes])[place],
+            "variant": names,
+            "variant_sha256": hashes,
             "steps": self._answered_by[:, None] + np.int32(1),
             "certified": self._certified,
         }
