@@ -412,8 +412,8 @@ def test_a_router_without_policies_says_how_it_gets_some(make, parameters):
 
 
 RISKS = {
-    "0": (FULL,), 0: (FULL,), 0.001: (SMALL, FULL), 0.005: (SMALL, FULL), "0.01": CHAIN, 0.02: CHAIN,
-    0.05: (SMALL, MIDDLE), 0.9: (SMALL, MIDDLE),
+    "0": (FULL,), 0: (FULL,), 0.001: (SMALL, FULL), 0.005: (SMALL, FULL), "0.01": CHAIN,
+    0.02: CHAIN, 0.05: (SMALL, MIDDLE), 0.9: (SMALL, MIDDLE),
 }  # fmt: skip
 
 
