@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of a risk: exact where they can be counted by hand, valid where they cannot."""
 
-from math import comb
+from math import comb, log, sqrt
 
 import numpy as np
 import pytest
@@ -55,10 +55,26 @@ def test_betting_rejects_what_is_far_off():
     assert losses.mean() < betting_bound(losses, 0.95) < 0.05
 
 
-def test_betting_stakes_know_nothing_of_the_samples_to_come():
-    """Capital that a bet saw in advance would be free money: a bound below the mean."""
-    losses = np.array([0.0] * 50 + [1.0] * 50)
-    assert betting_bound(losses, 0.95) > 0.0
+def one_bet_at_a_time(losses, risk, level):
+    """The same game as a gambler plays it, who has seen the samples before and no other."""
+    mean, capital, most = (risk + 1) / 2, 1.0, 1.0
+    total, squares, variance = 0.5, 0.25, 0.25
+    for seen, loss in enumerate(losses, 1):
+        x = (loss + 1) / 2
+        stake = min(sqrt(2 * log(1 / level) / (len(losses) * variance)), 0.75 / (1 - mean))
+        capital *= 1 + stake * (mean - x)
+        most = max(most, capital)
+        total += x
+        squares += (x - total / (seen + 1)) ** 2
+        variance = squares / (seen + 1)
+    return 1 / most
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_betting_stakes_know_nothing_of_the_samples_to_come(seed):
+    losses = np.random.default_rng(seed).choice([-1.0, 0.0, 1.0], 200, p=[0.1, 0.8, 0.1])
+    expected = one_bet_at_a_time(losses, 0.1, 0.05)
+    assert betting_p_value(losses, 0.1, 0.05) == pytest.approx(expected, rel=1e-9)
     assert betting_p_value(losses[:0], 0.5, 0.05) == 1.0
 
 

@@ -62,5 +62,5 @@ def test_front_has_nothing_that_another_one_beats(answers):
 
 def test_front_asks_no_variant_that_costs_more_than_the_full_model(answers):
     dear = replace(answers, full=1)
-    assert {step for chain in front(dear, dear.differs, 3) for step in chain.steps} <= {0, 1}
+    assert set(chains._orders(dear, 3)) == {(0,), (1,), (0, 1)}
     assert all(len(chain.steps) <= 2 for chain in front(answers, answers.differs, 2))
