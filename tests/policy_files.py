@@ -2,7 +2,8 @@
 """Certified policies beside artefacts, made in milliseconds: of answers that are drawn."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,18 @@ def write_policy(
     *,
     of: Sequence[str] = (),
     runtime: str = "onnxruntime 1.31.1 CPU",
+    logits: Mapping[str, np.ndarray] | None = None,
 ) -> PolicyFile:
-    """Write a policy file of the variants with these names, of all if none is named."""
+    """Write a policy file of the variants with these names, of all if none is named.
+
+    `logits` are those of each variant, in place of drawn ones.
+    """
     there = [variant for variant in ArtefactFolder(folder).variants if not of or variant.name in of]
     there.sort(key=lambda variant: variant.main.variant.budget)
-    answers = answers_of(_drawn(there), None, full=there[-1].name, seed=0)
+    variants = _drawn(there)
+    if logits is not None:
+        variants = [replace(variant, logits=logits[variant.name]) for variant in variants]
+    answers = answers_of(variants, None, full=there[-1].name, seed=0)
     arrays = answers.to_npz()
     found = certify(answers, risks, confidence=CONFIDENCE, against="full", steps=STEPS)
     passed = [one for one in found if isinstance(one, Certified)]
