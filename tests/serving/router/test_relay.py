@@ -276,7 +276,8 @@ def test_a_request_without_a_policy_is_answered_as_ever(router):
 
 
 def test_the_rest_shares_a_call_with_what_waits_there(held):
-    request, other = Request(policy="auto"), Request([5, 6], budget="b0500")
+    request = Request(outputs=["logits"], policy="auto")
+    other = Request([5, 6], budget="b0500")  # which asks for more
     held.execute([request])
     lane = held.lanes[MIDDLE, ""]
     while not lane.report()["waiting"]:

@@ -131,7 +131,7 @@ class TritonPythonModel:
             inputs=inputs,
             rows=rows,
             parameters=own,
-            wanted=tuple(request.requested_output_names()),
+            wanted=wanted_of(request, followed),
             sender=sender,
             deadline_s=deadline(request.timeout(), now),
             arrived_s=now,
@@ -148,8 +148,7 @@ class TritonPythonModel:
     def _follow(self, ticket: Ticket, followed: Followed) -> None:
         """Begin the chain of a policy.
 
-        Raises: RequestRefused for a component that does not decide, and for an output of which
-            different variants have different ones.
+        Raises: RequestRefused for a component that does not decide.
         """
         routes = steps_of(self.routes, followed.policy)
         decides = "logits" in self.routes.components[ticket.role].outputs
@@ -160,9 +159,8 @@ class TritonPythonModel:
             )
         for route in routes[1:]:
             self.family.check(ticket.inputs, route.facts)
-        wanted = outputs_of(ticket.wanted, none_named=LANES in ticket.wanted)
         relay = Relay(
-            ticket._replace(wanted=wanted),
+            ticket,
             followed,
             routes,
             offer=self._offer,
@@ -285,6 +283,15 @@ def still_waits(ticket: Ticket, route: Route) -> bool:
 def may_be_one(error: Exception) -> bool:
     """True if a group's failure may be one request's; a full queue or a dead process is not."""
     return not isinstance(error, Refused) or error.of_inputs
+
+
+def wanted_of(request: Any, followed: Followed | None) -> tuple[str, ...]:
+    """The outputs of a request.
+
+    Raises: RequestRefused for one of which, with a policy, different variants have different ones.
+    """
+    names = tuple(request.requested_output_names())
+    return names if followed is None else outputs_of(names, none_named=LANES in names)
 
 
 def send_lanes(sender: Any, lanes: dict[tuple[str, str], Lane]) -> None:

@@ -45,7 +45,7 @@ def policy_of(routes: Routes, parameters: dict[str, Any], own: tuple[str, ...]) 
     value, strict = parameters[parameter], _truth(parameters.get(STRICT, False))
     if parameter == MAX_RISK:
         return Followed(by_risk(routes, _risk(value)), strict)
-    named = next((policy for policy in routes.policies if policy.name == value), None)
+    named = next((policy for policy in routes.policies if policy.name == str(value)), None)
     if named is None:
         raise RequestRefused(f"there is no policy {value!r:.60}; there are:{_table(routes)}")
     return Followed(named, strict)

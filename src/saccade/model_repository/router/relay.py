@@ -63,11 +63,12 @@ class Relay:
         self._request, self._sender = request, request.sender
         self._policy, self._strict = followed
         self._routes, self._offer, self._work, self._metrics = routes, offer, work, metrics
+        self._scores = [name for name in SCORES if name in request.wanted]
         self._at = 0  # the step that is asked now
         self._open = np.arange(request.rows)  # rows of which no step was sure
         self._arrays: Arrays = {}  # the latest answer to each row
         self._answered_by = np.zeros(request.rows, np.int32)  # the step that it is of
-        self._certified = np.ones((request.rows, 1), bool)
+        self._given_up = False  # whether the rows that are left are not certified
         self._over = False
 
     def start(self) -> None:
@@ -94,7 +95,7 @@ class Relay:
         if self._over:
             return
         if self._at > 0 and not self._strict and outcome != CALLER_GONE:
-            self._certified[self._open] = False
+            self._given_up = True
             self._at -= 1
             self._finish()
             return
@@ -106,11 +107,15 @@ class Relay:
         self._sender.ended(outcome)
 
     def _advance(self, inputs: Arrays, arrays: Arrays) -> None:
-        for name in SCORES:
-            if name in arrays:
-                self._keep(name, arrays[name])
+        for name in self._scores:
+            self._keep(name, arrays[name])
         self._answered_by[self._open] = self._at
-        unsure = ~self._is_sure(arrays)
+        step = self._policy.steps[self._at]
+        if step.threshold is None:
+            self._finish()
+            return
+        sure = confidence(self._policy.measure, arrays["logits"], step.temperature)
+        unsure = ~np.asarray(sure >= step.threshold)
         if not unsure.any():
             self._finish()
             return
@@ -125,31 +130,22 @@ class Relay:
         )
 
     def _keep(self, name: str, answer: np.ndarray) -> None:
-        if name not in self._arrays:
-            shape = (self._request.rows, *answer.shape[1:])
-            self._arrays[name] = np.empty(shape, answer.dtype)
-        self._arrays[name][self._open] = answer
-
-    def _is_sure(self, arrays: Arrays) -> np.ndarray:
-        """Whether the step keeps each of its rows.
-
-        Shapes: -> bool [rows that are left].
-        """
-        step = self._policy.steps[self._at]
-        if step.threshold is None:
-            return np.ones(len(self._open), bool)
-        sure = confidence(self._policy.measure, arrays["logits"], step.temperature)
-        return np.asarray(sure >= step.threshold)
+        if len(self._open) == self._request.rows:
+            self._arrays[name] = answer
+            return
+        # What a call has answered may be read by other requests, too.
+        kept = self._arrays[name].copy()
+        kept[self._open] = answer
+        self._arrays[name] = kept
 
     def _ask(self, ticket: Ticket) -> None:
         route, rows = self._routes[self._at], len(self._open)
         self._sender.variant = route.name
-        scores = [name for name in SCORES if name in self._request.wanted]
         self._offer(
             ticket._replace(
                 sender=StepSender(self, self._sender),
                 rows=rows,
-                wanted=tuple(dict.fromkeys([*scores, "logits"])),
+                wanted=tuple({*self._scores, "logits"}),
                 work=self._work(route, rows),
             ),
             route,
@@ -158,8 +154,11 @@ class Relay:
     def _finish(self) -> None:
         self._over = True
         self._sender.variant = self._routes[self._at].name
+        certified = np.ones((self._request.rows, 1), bool)
+        if self._given_up:
+            certified[self._open] = False
         try:
-            named = {**self._arrays, **self._names()}
+            named = {**self._arrays, **self._names(), "certified": certified}
             tensors = [
                 pb.Tensor(name, array)
                 for name, array in named.items()
@@ -171,9 +170,9 @@ class Relay:
             fail(self._sender, f"the answers of policy '{self._policy.name}' were lost", error)
             return
         self._sender.ended(ANSWERED)
-        ends = zip(self._answered_by.tolist(), self._certified[:, 0].tolist(), strict=True)
-        for (step, certified), rows in Counter(ends).items():
-            self._metrics.followed(self._policy.name, step, certified=certified, rows=rows)
+        ends = zip(self._answered_by.tolist(), certified[:, 0].tolist(), strict=True)
+        for (step, covered), rows in Counter(ends).items():
+            self._metrics.followed(self._policy.name, step, certified=covered, rows=rows)
 
     def _names(self) -> Arrays:
         """Who answered each row, and after how many steps."""
@@ -188,7 +187,6 @@ class Relay:
             "variant": names,
             "variant_sha256": hashes,
             "steps": self._answered_by[:, None] + np.int32(1),
-            "certified": self._certified,
         }
 
 
