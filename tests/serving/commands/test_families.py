@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from family_folders import family_folder
 from joined_repository import join
+from metric_pages import numbers_in, page_of
 from policy_files import write_policy
 from router_code import router_module
 
@@ -159,7 +160,7 @@ def test_sparo_labels_of_the_request_and_of_the_deployment_agree(asked):
 
 
 @pytest.mark.parametrize("family", FOLLOWING)
-def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, family):
+def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, family, eventually):
     client, _ = asked(family)
     confidence = router_module("confidence").confidence
     place = served(family)[0].repository / family / "1"
@@ -186,9 +187,19 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
     assert [answer.variant for answer in answers] == [names[end] for end in ends]
     assert [answer.steps for answer in answers] == (ends + 1).tolist()
     assert all(answer.certified for answer in answers)
+    counted = {"model": family, "policy": policy["name"], "certified": "true"}
+    for at, name in enumerate(names):
+        labels = {**counted, "step": str(at + 1), "variant": name}
+        rows = 2 * int((ends == at).sum())  # of both requests
+        eventually(lambda labels=labels, rows=rows: followed(served(family)[0], labels) == rows, 5)
     best = [answer.labels[0][0] for answer in client.classify(MANY, max_risk=0)]
     full = [answer.labels[0][0] for answer in client.classify(MANY)]
     assert best == full
+
+
+def followed(running, labels):
+    """Samples that the server's page counts as answered by a step of a policy."""
+    return numbers_in(page_of(running.metrics_url))("saccade_policy_answers_total", **labels)
 
 
 def test_classes_of_the_outputs_of_a_policy_end_no_server(asked, served):

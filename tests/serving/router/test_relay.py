@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -275,13 +276,11 @@ def test_a_request_without_a_policy_is_answered_as_ever(router):
     assert request.answer()["variant"].tobytes().decode() == MIDDLE
 
 
-def test_the_rest_shares_a_call_with_what_waits_there(held):
+def test_the_rest_shares_a_call_with_what_waits_there(held, eventually):
     request = Request(outputs=["logits"], policy="auto")
     other = Request([5, 6], budget="b0500")  # which asks for more
     held.execute([request])
-    lane = held.lanes[MIDDLE, ""]
-    while not lane.report()["waiting"]:
-        pass
+    eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
     held.execute([other])
     held.go[MIDDLE].set()
     ends, logits, _ = offline("auto")
@@ -327,10 +326,15 @@ def test_a_failure_of_the_first_step_is_the_requests(router):
 
 
 @pytest.mark.parametrize("strict", ["false", "true"])
-def test_time_that_runs_out_in_the_chain(held, strict):
-    request = Request(policy="auto", strict=strict, timeout=300_000)
+def test_time_that_runs_out_in_the_chain(held, strict, eventually, monkeypatch):
+    import backlog
+
+    request = Request(policy="auto", strict=strict, timeout=60_000_000)
     held.execute([request])
     ends, _, _ = offline("auto")
+    eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60)
+    monkeypatch.setattr(backlog, "time", later)
     if strict == "true":
         code, text = request.error()
         assert code == "unavailable" and "timeout" in text and MIDDLE in text
@@ -344,9 +348,9 @@ def test_time_that_runs_out_in_the_chain(held, strict):
 def test_nothing_more_is_run_for_a_caller_that_has_gone(held, eventually):
     request = Request(policy="auto")
     held.execute([request])
-    eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 1)
+    eventually(lambda: held.lanes[MIDDLE, ""].report()["waiting"], 6)
     request.gone = True
-    threading.Event().wait(0.06)  # before that it is not worth asking
+    time.sleep(0.06)  # before that it is not worth asking
     held.go[MIDDLE].set()
     assert request.error() == ("cancelled", "the caller has gone")
     assert [name for name, _ in held.calls] == [MIDDLE, SMALL]

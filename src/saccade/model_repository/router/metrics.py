@@ -64,7 +64,7 @@ class Metrics:
             )
             for policy in policies
             for at, step in enumerate(policy.steps)
-            for certified in ((True,) if step.threshold is None else (True, False))
+            for certified in (True, False)
         }
         tally.start()
 
