@@ -29,7 +29,7 @@ from metrics import Metrics
 from outcomes import ANSWERED, INVALID_REQUEST, TIMEOUT
 from PIL import Image
 from plain_family import family_of
-from policies import Followed, all_policies, policy_of, route_named, steps_of
+from policies import Followed, all_policies, policy_of, steps_of
 from relay import Relay, StepSender, outputs_of
 from routes import Route, read_routes
 from sender import Sender
@@ -69,8 +69,10 @@ class TritonPythonModel:
         self.wanted = Wanted.from_dict(declared) if declared else None
         self.family = family_of(self.routes, folder)
         self.labels = Labels(folder, self.routes.variants)
+        policies = all_policies(self.routes)
+        self.chains = {policy.name: steps_of(self.routes, policy) for policy in policies}
         variants = [route.name for route in self.routes.variants]
-        self.metrics = Metrics(args["model_name"], variants, all_policies(self.routes))
+        self.metrics = Metrics(args["model_name"], variants, policies)
         self.instrumentation = Instrumentation(args["model_name"], unwatched=PROBE)
         self.lanes = {
             (route.name, role): Lane(
@@ -115,7 +117,7 @@ class TritonPythonModel:
         if followed is None:
             route = choose(self.routes, parameters, self.family.parameters)
         else:
-            route = route_named(self.routes, followed.policy.steps[0].variant)
+            route = self.chains[followed.policy.name][0]
         sender.variant = route.name
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         role = component_for(self.family.components(), set(inputs))
@@ -150,7 +152,7 @@ class TritonPythonModel:
 
         Raises: RequestRefused for a component that does not decide.
         """
-        routes = steps_of(self.routes, followed.policy)
+        routes = self.chains[followed.policy.name]
         decides = "logits" in self.routes.components[ticket.role].outputs
         if not (decides or self.labels.known(routes[0], ticket.role)):
             raise RequestRefused(

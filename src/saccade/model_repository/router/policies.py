@@ -57,7 +57,9 @@ def by_risk(routes: Routes, risk: float) -> Policy:
     A risk of 0 is the full model itself, whatever a policy is certified for.
     """
     fitting = [policy for policy in routes.policies if risk > 0 and policy.risk <= risk]
-    return min(fitting, key=lambda policy: policy.seconds, default=full_policy(routes))
+    if not fitting:
+        return full_policy(routes)
+    return min(fitting, key=lambda policy: policy.seconds)
 
 
 def all_policies(routes: Routes) -> tuple[Policy, ...]:
