@@ -8,6 +8,7 @@ else waits there. Each lane sees an ordinary request: its caller, its deadline, 
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -154,8 +155,9 @@ class Relay:
     def _finish(self) -> None:
         self._over = True
         self._sender.variant = self._routes[self._at].name
-        certified = np.ones((self._request.rows, 1), bool)
+        certified = sure_of(self._request.rows)
         if self._given_up:
+            certified = certified.copy()
             certified[self._open] = False
         try:
             named = {**self._arrays, **self._names(), "certified": certified}
@@ -176,18 +178,39 @@ class Relay:
 
     def _names(self) -> Arrays:
         """Who answered each row, and after how many steps."""
-        steps = self._answered_by.tolist()
-        if len(used := set(steps)) == 1:  # as of requests of one image, which are most
-            (route,) = [self._routes[step] for step in used]
-            names, hashes = (repeated(text, len(steps)) for text in (route.name, route.sha256))
-        else:
-            names = text_rows([self._routes[step].name for step in steps])
-            hashes = text_rows([self._routes[step].sha256 for step in steps])
+        ends = self._answered_by.tolist()
+        if len(used := set(ends)) == 1:  # as of requests of one image, which are most
+            (end,) = used
+            route, rows = self._routes[end], len(ends)
+            return {
+                "variant": repeated(route.name, rows),
+                "variant_sha256": repeated(route.sha256, rows),
+                "steps": ended_at(end + 1, rows),
+            }
+        routes = [self._routes[end] for end in ends]
         return {
-            "variant": names,
-            "variant_sha256": hashes,
+            "variant": text_rows([route.name for route in routes]),
+            "variant_sha256": text_rows([route.sha256 for route in routes]),
             "steps": self._answered_by[:, None] + np.int32(1),
         }
+
+
+@lru_cache(maxsize=64)
+def sure_of(rows: int) -> np.ndarray:
+    """What `certified` is where all rows are: not to be changed.
+
+    Shapes: -> bool [rows 1].
+    """
+    return np.ones((rows, 1), bool)
+
+
+@lru_cache(maxsize=256)
+def ended_at(steps: int, rows: int) -> np.ndarray:
+    """What `steps` is where all rows ended after as many: not to be changed.
+
+    Shapes: -> int32 [rows 1].
+    """
+    return np.full((rows, 1), steps, np.int32)
 
 
 class StepSender:

@@ -26,6 +26,7 @@ class Ticket(NamedTuple):
     work: float = 1.0  # rows, or of a search rows by hypotheses by steps
     megapixels: float = 0.0  # to decode, as the files' headers say
     size: int = 0  # bytes of the inputs
+    policy: str = ""  # that the request follows, where that is a chain of one variant
 
     @property
     def is_late(self) -> bool:
