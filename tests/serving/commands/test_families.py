@@ -197,6 +197,12 @@ def test_a_policy_answers_each_image_as_its_chain_does_offline(asked, served, fa
     assert best == full
 
 
+def test_texts_follow_no_policy(asked):
+    tokens = np.ones((1, 8), np.int64)
+    with pytest.raises(SaccadeError, match="inputs tokens are answered without logits, from which"):
+        asked("sparo")[0].infer({"tokens": tokens}, ["logits"], parameters={"policy": "auto"})
+
+
 def followed(running, labels):
     """Samples that the server's page counts as answered by a step of a policy."""
     return numbers_in(page_of(running.metrics_url))("saccade_policy_answers_total", **labels)
